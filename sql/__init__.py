@@ -1,0 +1,1 @@
+"""Schema migrations (alembic) and the SQL of reports."""

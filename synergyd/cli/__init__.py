@@ -1,0 +1,1 @@
+"""One file per verb of synergyctl, and synergyd's own entry."""

@@ -1,0 +1,1 @@
+"""synergyd's loop and its surroundings: clock, heartbeat, reports, leadership."""

@@ -1,0 +1,32 @@
+"""The one exception type that a user's or admin's mistake becomes: one line with where, what, and what would be right."""
+
+from __future__ import annotations
+
+
+class SynergyError(Exception):
+    """An error to be shown as one line, never as a traceback.
+
+    `where` names the place (file:line, option, job), `what` the mistake, `right` what would be right.
+    """
+
+    def __init__(self, where: str, what: str, right: str = "") -> None:
+        self.where, self.what, self.right = (one_line(where), one_line(what), one_line(right))
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.right}" if self.right else text
+
+
+class UsageError(SynergyError):
+    """A wrong command line, directive, setting, plan or file: exit code 2."""
+
+
+class UnavailableError(SynergyError):
+    """Something outside (Slurm, database, munge) did not answer; trying again may help: exit code 1."""
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    """`text` with control characters shown as escapes, cut to `limit` characters: safe for a terminal and a log line."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."

@@ -1,0 +1,31 @@
+"""The admin's settings, typed, with defaults. slurm.conf's `#SYNERGY Key=Value` lines fill them (synergyd/slurm/conf.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Each field is one `Key` of slurm.conf, in snake case: `RestartCost` is `restart_cost_s`, `DryRun` is `dry_run`."""
+
+    database: str = ""  # SQLAlchemy URL; empty: SQLite in state_dir
+    epoch_s: float = 60.0
+    partitions: tuple[str, ...] = ()  # empty: all
+    policy: str = "synergy"
+    fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
+    restart_cost_s: float = 60.0
+    dry_run: bool = False
+    state_dir: Path = Path("/var/lib/synergy")
+    metrics_port: int = 0  # 0: off
+    report_port: int = 0  # 0: off
+    report_host: str = ""  # what jobs connect to; empty: this host's name
+    checkpoint_timeout_s: float = 300.0
+    park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job
+    max_growth: float = 0.0  # 0: no bound; 2: at most doubled in an epoch
+    # gpu type -> {"peak_tflops": .., "memory_gib": .., "bandwidth_gbs": .., "intra_gbs": .., "inter_gbs": ..}: overrides of the built-in figures
+    gpu_figures: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def database_url(self) -> str:
+        return self.database or f"sqlite:///{self.state_dir / 'synergy.db'}"

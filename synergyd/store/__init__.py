@@ -1,0 +1,1 @@
+"""Profiles, decisions, epochs and job stories in SQLite or PostgreSQL."""
