@@ -1,0 +1,116 @@
+"""What the daemon hands to a job's launcher: the plan and where to report. As a JSON file, and as text in AdminComment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+
+FORMAT = 1
+_SHORT = {
+    "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
+    "sp": "sequence_parallel", "do": "distributed_optimizer",
+}  # fmt: skip
+_ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z")
+
+
+@dataclass(frozen=True)
+class Handover:
+    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder."""
+
+    job_id: int
+    plan: Plan | None = None
+    report: str = ""
+    checkpoint: str = ""
+
+
+def plan_path(state_dir: Path, job_id: int) -> Path:
+    """Where the daemon writes the hand-over of a job."""
+    return state_dir / "plans" / f"{int(job_id)}.json"
+
+
+def write(handover: Handover, state_dir: Path) -> Path:
+    """Writes the file atomically, readable by all (it holds no secret). Raises OSError."""
+    path = plan_path(state_dir, handover.job_id)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(handover)}, sort_keys=True) + "\n")
+    fresh.chmod(0o644)
+    fresh.replace(path)
+    return path
+
+
+def read(path: Path, job_id: int) -> Handover:
+    """Reads a hand-over file; raises UsageError when it is not one for this job."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(str(path), f"can't be read as a plan ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("job_id") != job_id:
+        raise UsageError(str(path), f"is no plan of format {FORMAT} for job {job_id}")
+    plan = data.get("plan")
+    report, checkpoint = str(data.get("report") or ""), str(data.get("checkpoint") or "")
+    return Handover(job_id, plan_from(plan, str(path)) if plan else None, report, checkpoint)
+
+
+def plan_from(data: Any, where: str) -> Plan:
+    """A Plan from a mapping; raises UsageError naming the wrong field."""
+    if not isinstance(data, dict):
+        raise UsageError(where, "plan is no mapping", "expected tp, pp, dp, micro_batch, global_batch")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Plan):
+        value = data.get(field.name, field.default)
+        kind = type(field.default)
+        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UsageError(where, f"plan's {field.name} is {value!r}", "expected a whole number of 1 or more")
+        if not isinstance(value, kind):
+            raise UsageError(where, f"plan's {field.name} is {value!r}", f"expected {kind.__name__}")
+        values[field.name] = value
+    plan = Plan(**values)
+    if plan.recompute not in ("none", "selective", "full"):
+        raise UsageError(where, f"plan's recompute is {plan.recompute!r}", "expected none, selective or full")
+    if plan.global_batch % (plan.dp * plan.micro_batch):
+        what = f"global batch {plan.global_batch} is no multiple of dp {plan.dp} x micro-batch {plan.micro_batch}"
+        raise UsageError(where, what)
+    return plan
+
+
+def plan_text(plan: Plan) -> str:
+    """`tp:2,pp:1,dp:4,mb:1,gb:32,rc:none,sp:1,do:1`."""
+    return ",".join(
+        f"{s}:{int(v) if isinstance(v, bool) else v}" for s, f in _SHORT.items() for v in [getattr(plan, f)]
+    )
+
+
+def plan_from_text(text: str, where: str = "plan") -> Plan:
+    """The inverse of `plan_text`; raises UsageError."""
+    data: dict[str, Any] = {}
+    for item in text.split(","):
+        key, _, value = item.partition(":")
+        name = _SHORT.get(key)
+        if name is None:
+            raise UsageError(where, f"unknown field {key!r}", f"expected {', '.join(_SHORT)}")
+        if key in ("sp", "do"):
+            data[name] = value == "1"
+        else:
+            data[name] = value if key == "rc" else int(value) if value.isdigit() else value
+    return plan_from(data, where)
+
+
+def from_admin_comment(text: str, job_id: int) -> Handover | None:
+    """The hand-over inside an AdminComment (`synergy:1 ... | plan=... report=...`); None where there is none. Raises UsageError."""
+    if not text.startswith("synergy:1"):
+        return None
+    fields = dict(word.partition("=")[::2] for word in text.partition(" | ")[2].split())
+    if "plan" not in fields and "report" not in fields:
+        return None
+    plan = plan_from_text(fields["plan"], f"AdminComment of job {job_id}") if fields.get("plan") else None
+    report = fields.get("report", "")
+    return Handover(job_id, plan, report if _ADDRESS.match(report) else "")

@@ -1,0 +1,105 @@
+"""Reports of a job to the daemon: one line over TCP, a munge credential around a JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import socket
+from typing import Any
+
+from launch import munge
+from launch.handover import plan_from
+from synergyd.errors import UnavailableError, UsageError, one_line
+from synergyd.records import ModelSpec, Plan, Report
+
+MAX_BYTES = 64 * 1024
+_LIMITS: dict[str, tuple[float, float]] = {
+    "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
+    "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
+    "job_id": (1, 2**32),
+}  # fmt: skip
+_WHOLE = frozenset(
+    {"job_id", "restarts", "step", "tokens", "peak_memory_bytes", "checkpoint_step", "checkpoint_requests"}
+)
+
+
+def to_json(report: Report) -> bytes:
+    """A report as the bytes that go into the credential."""
+    return json.dumps(dataclasses.asdict(report), separators=(",", ":")).encode()
+
+
+def from_json(payload: bytes) -> Report:
+    """Reads a report a stranger sent; every number within bounds. Raises UsageError naming the field."""
+    try:
+        data = json.loads(payload)
+    except ValueError as error:
+        raise UsageError("report", f"is no JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise UsageError("report", "is no JSON object")
+    values: dict[str, Any] = {}
+    for name, (low, high) in _LIMITS.items():
+        value = data.get(name)
+        if value is None:
+            if name in ("job_id", "restarts", "step"):
+                raise UsageError("report", f"{name} is missing")
+            continue
+        if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
+            raise UsageError("report", f"{name} is {str(value)[:40]!r}", "expected a number")
+        if not math.isfinite(value) or not low <= value <= high:
+            raise UsageError("report", f"{name} is {value!r:.40}", f"expected {low:g} to {high:g}")
+        values[name] = value
+    plan = data.get("plan")
+    values["plan"] = plan_from(plan, "report") if plan else None
+    values["model"] = _model(data.get("model"))
+    values["resharding"] = data.get("resharding") is True
+    values["note"] = one_line(str(data.get("note") or ""), 300)
+    return Report(**values)
+
+
+def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Report:
+    """A training process's status file as a report; values out of bounds are left out rather than refused."""
+    kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
+    for name, (low, high) in _LIMITS.items():
+        value = status.get(name)
+        if name not in ("job_id", "restarts") and isinstance(value, int | float) and not isinstance(value, bool):
+            if math.isfinite(value) and low <= value <= high:
+                kept[name] = int(value) if name in _WHOLE else float(value)
+    try:
+        plan: Plan | None = plan_from(status["plan"], "status") if status.get("plan") else None
+        model = _model(status.get("model"))
+    except UsageError:
+        plan, model = None, None
+    note = one_line(str(status.get("note") or ""), 300)
+    return Report(**kept, plan=plan, model=model, resharding=status.get("resharding") is True, note=note)
+
+
+def send(report: Report, address: str, timeout_s: float = 5.0) -> None:
+    """Sends one report to `host:port`. Raises UnavailableError; the job never depends on it."""
+    host, _, port = address.rpartition(":")
+    line = munge.encode(to_json(report)).encode() + b"\n"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(64)
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
+
+
+def _model(data: Any) -> ModelSpec | None:
+    if not isinstance(data, dict):
+        return None
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(ModelSpec):
+        value = data.get(field.name, field.default)
+        if field.name == "name":
+            value = one_line(str(value), 100)
+        elif field.type == "bool":
+            value = value is True
+        elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
+            raise UsageError(
+                "report", f"model's {field.name} is {str(value)[:40]!r}", "expected a whole number of 1 or more"
+            )
+        values[field.name] = value
+    return ModelSpec(**values)

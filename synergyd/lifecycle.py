@@ -1,0 +1,395 @@
+"""The resize of one job as a pure state machine: events in, instructions out.
+
+    QUEUED --wanted--> HELD --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
+    RUNNING --wanted--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> HELD ...
+
+HELD is not Slurm's hold: the job is parked behind a start time in the future, which passes by itself. So a daemon that
+dies here costs a delay, and the job then runs as a plain Slurm job; nothing is ever held for ever.
+
+Every instruction may be sent again: `Requeue` names the incarnation (restart count) it is meant for and the actuator
+checks it; all others say what should be, not what to change. A lost answer, or a daemon killed between an instruction and
+its answer, is mended by sending it again after `resend_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from synergyd.records import Plan, Shape
+
+
+class State(StrEnum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    CHECKPOINTING = "CHECKPOINTING"
+    REQUEUING = "REQUEUING"
+    HELD = "HELD"
+    RESIZED = "RESIZED"
+    RELEASED = "RELEASED"
+    GONE = "GONE"
+
+
+# States in which a job is on its way to a new size: decisions leave it alone.
+IN_TRANSIT = frozenset({State.CHECKPOINTING, State.REQUEUING, State.HELD, State.RESIZED, State.RELEASED})
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a resize is to reach. `nodes` may be empty: Slurm chooses. `plan` None: the launcher chooses."""
+
+    shape: Shape
+    nodes: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times of the machine, seconds."""
+
+    checkpoint_timeout_s: float = 300.0
+    resend_s: float = 10.0
+    park_s: float = 900.0
+    release_timeout_s: float = 120.0
+    attempts: int = 3
+    retry_s: float = 300.0  # after a failed resize, no other for this long
+
+
+@dataclass(frozen=True)
+class Life:
+    """All that is remembered of one job between events. `restarts` is the incarnation the state speaks of."""
+
+    job_id: int
+    submit_s: float
+    state: State = State.QUEUED
+    since_s: float = 0.0
+    restarts: int = 0
+    target: Target | None = None
+    origin: Target | None = None  # what it had before: taken again when the new size is refused
+    sent_s: float = 0.0  # when the last instruction went out
+    acks_before: int = 0  # checkpoints acknowledged before this one was asked for
+    attempts: int = 0
+    retry_after_s: float = 0.0
+    plan: Plan | None = None  # of the running incarnation, if Synergy gave it one
+    cause: str = ""  # why the resize was decided, for the story
+
+
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue."""
+
+    state: str
+    restarts: int = 0
+    begin_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A decision to start or resize."""
+
+    target: Target
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+    present: Target | None = None  # what a running job has now: taken again if the new size is refused
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    """A newer decision: the job should stay as it is."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """The job's agent says how many requested checkpoints of this incarnation are complete."""
+
+    restarts: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """An instruction was carried out and read back."""
+
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An instruction failed. `transient`: the same may work a little later."""
+
+    instruction: Instruction
+    error: str
+    transient: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Observed | Wanted | Unwanted | Acknowledged | Done | Refused | Tick
+
+
+# -- instructions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AskCheckpoint:
+    job_id: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """End incarnation `restarts` and put the job back into the queue, ineligible for `park_s`."""
+
+    job_id: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Park:
+    """Make the pending job ineligible until `park_s` from now."""
+
+    job_id: int
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """Give the pending job `target`'s size, nodes and plan; parks it too; done only when all of it reads back."""
+
+    job_id: int
+    target: Target
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Release:
+    """Make the pending job eligible now."""
+
+    job_id: int
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release
+
+
+@dataclass(frozen=True)
+class Step:
+    """The answer to one event: the new life, what to do, and lines of the job's story."""
+
+    life: Life
+    instructions: tuple[Instruction, ...] = ()
+    story: tuple[str, ...] = ()
+
+
+def advance(life: Life, event: Event, now_s: float, limits: Limits) -> Step:
+    """One event. Total: any event in any state gives an answer, and never raises."""
+    if life.state is State.GONE:
+        return Step(life)
+    match event:
+        case Observed():
+            return _observed(life, event, now_s, limits)
+        case Wanted():
+            return _wanted(life, event, now_s, limits)
+        case Unwanted():
+            return _unwanted(life, event, now_s)
+        case Acknowledged():
+            return _acknowledged(life, event, now_s)
+        case Done():
+            return _done(life, event.instruction, now_s)
+        case Refused():
+            return _refused(life, event, now_s, limits)
+        case Tick():
+            return _tick(life, now_s, limits)
+
+
+def validate(life: Life) -> str:
+    """What is inconsistent in a life, or '' (used when lives are read back from a store)."""
+    if life.state in (State.CHECKPOINTING, State.REQUEUING, State.HELD, State.RESIZED) and life.target is None:
+        return f"state {life.state} without a target"
+    if life.attempts < 0 or life.restarts < 0:
+        return "negative count"
+    return ""
+
+
+# -- one function an event -----------------------------------------------------------------------------------------
+
+
+def _observed(life: Life, event: Observed, now_s: float, limits: Limits) -> Step:
+    if event.state == "GONE":
+        return _to(life, State.GONE, now_s, f"left the queue while {life.state}")
+    running = event.state in ("RUNNING", "SUSPENDED")
+    newer = event.restarts > life.restarts
+    match life.state:
+        case State.QUEUED if running:
+            return _runs(life, event, now_s, None, "started by Slurm as a plain job")
+        case State.RUNNING if event.state == "PENDING":
+            # requeued by Slurm (node failure) or by the user
+            moved = replace(life, restarts=event.restarts, plan=None)
+            return _to(moved, State.QUEUED, now_s, "requeued by Slurm or its user")
+        case State.RUNNING if running and newer:
+            return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
+        case State.CHECKPOINTING if newer and running:
+            return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
+        case State.CHECKPOINTING | State.REQUEUING if event.state == "PENDING":
+            return _to_held(replace(life, restarts=event.restarts), now_s, limits, "requeued")
+        case State.CHECKPOINTING if event.state == "COMPLETING":
+            return _to(
+                life, State.REQUEUING, now_s, "is ending: node failure, or requeued by someone else", sent_s=now_s
+            )
+        case State.REQUEUING if running and newer:
+            again = replace(life, retry_after_s=now_s + limits.retry_s)
+            return _runs(again, event, now_s, None, "started again before it could be resized")
+        case State.HELD | State.RESIZED if running:
+            again = replace(life, retry_after_s=now_s + limits.retry_s)
+            return _runs(again, event, now_s, None, "started before its new size was complete")
+        case State.HELD | State.RESIZED if (
+            event.state == "PENDING"
+            and event.begin_s is not None
+            and event.begin_s < now_s + min(30.0, limits.park_s / 3)
+        ):
+            return Step(life, (Park(life.job_id, limits.park_s),), ())
+        case State.RELEASED if running:
+            plan = life.target.plan if life.target else None
+            return _runs(life, event, now_s, plan, "started with its new size")
+        case _:
+            return Step(
+                replace(life, restarts=max(life.restarts, event.restarts)) if event.state == "PENDING" else life
+            )
+
+
+def _wanted(life: Life, event: Wanted, now_s: float, limits: Limits) -> Step:
+    if now_s < life.retry_after_s:
+        return Step(life)
+    aimed = replace(life, target=event.target, cause=event.cause, attempts=0)
+    match life.state:
+        case State.QUEUED:
+            return _to_held(replace(aimed, origin=None), now_s, limits, f"start decided: {event.cause}")
+        case State.RELEASED if life.target != event.target:
+            return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
+        case State.RUNNING:
+            asked = replace(aimed, acks_before=event.acks, origin=event.present)
+            text = f"resize decided: {event.cause}; checkpoint asked for"
+            return _to(asked, State.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+        case _:
+            return Step(life)
+
+
+def _unwanted(life: Life, event: Unwanted, now_s: float) -> Step:
+    if life.state is State.CHECKPOINTING:
+        back = replace(life, target=None)
+        return _to(back, State.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
+    return Step(life)
+
+
+def _acknowledged(life: Life, event: Acknowledged, now_s: float) -> Step:
+    if life.state is State.CHECKPOINTING and event.restarts == life.restarts and event.count > life.acks_before:
+        return _to_requeuing(life, now_s, "checkpoint acknowledged")
+    return Step(life)
+
+
+def _done(life: Life, instruction: Instruction, now_s: float) -> Step:
+    match instruction:
+        case Update(target=target) if life.state is State.HELD and target == life.target:
+            text = f"size set and read back: {_words(target)}"
+            return _to(replace(life, attempts=0), State.RESIZED, now_s, text, (Release(life.job_id),))
+        case Release() if life.state is State.RESIZED:
+            return _to(life, State.RELEASED, now_s, "released")
+        case _:
+            return Step(life)
+
+
+def _refused(life: Life, event: Refused, now_s: float, limits: Limits) -> Step:
+    tried = replace(life, attempts=life.attempts + 1)
+    match event.instruction:
+        case Update() if life.state is State.HELD:
+            if event.transient or tried.attempts < limits.attempts:
+                return Step(tried, (), (f"update refused, will be tried again: {event.error}",))
+            if life.origin is not None and life.target != life.origin:
+                back = replace(tried, target=life.origin, attempts=0, retry_after_s=now_s + limits.retry_s)
+                text = f"new size refused ({event.error}): back to {_words(life.origin)}"
+                return _to(
+                    back, State.HELD, now_s, text, (Update(life.job_id, life.origin, limits.park_s),), sent_s=now_s
+                )
+            # nothing better is known than Slurm's own view of the job
+            text = f"update refused ({event.error}): released as Slurm has it"
+            back = replace(tried, retry_after_s=now_s + limits.retry_s)
+            return _to(back, State.RESIZED, now_s, text, (Release(life.job_id),))
+        case Requeue() if life.state is State.REQUEUING and not event.transient and tried.attempts >= limits.attempts:
+            back = replace(tried, target=None, retry_after_s=now_s + limits.retry_s)
+            return _to(back, State.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
+        case AskCheckpoint() if life.state is State.CHECKPOINTING and not event.transient:
+            back = replace(tried, target=None, retry_after_s=now_s + limits.retry_s)
+            return _to(back, State.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
+        case _:
+            return Step(tried, (), (f"{type(event.instruction).__name__} failed, will be tried again: {event.error}",))
+
+
+def _tick(life: Life, now_s: float, limits: Limits) -> Step:
+    late = now_s - life.sent_s >= limits.resend_s
+    sent = replace(life, sent_s=now_s)
+    match life.state:
+        case State.CHECKPOINTING if now_s - life.since_s >= limits.checkpoint_timeout_s:
+            text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
+            return _to_requeuing(life, now_s, text)
+        case State.CHECKPOINTING if late:
+            return Step(sent, (AskCheckpoint(life.job_id, life.restarts),))
+        case State.REQUEUING if late:
+            return Step(sent, (Requeue(life.job_id, life.restarts),))
+        case State.HELD if late and life.target is not None:
+            return Step(sent, (Update(life.job_id, life.target, limits.park_s),))
+        case State.RESIZED if late:
+            return Step(sent, (Release(life.job_id),))
+        case State.RELEASED if now_s - life.since_s >= limits.release_timeout_s:
+            # its GPUs went to someone else or a node is away: decide anew
+            return _to(
+                replace(life, target=None), State.QUEUED, now_s, "did not start in time: waits for a new decision"
+            )
+        case _:
+            return Step(life)
+
+
+# -- moves ---------------------------------------------------------------------------------------------------------
+
+
+def _to(
+    life: Life,
+    state: State,
+    now_s: float,
+    text: str,
+    instructions: tuple[Instruction, ...] = (),
+    *,
+    sent_s: float | None = None,
+) -> Step:
+    sent = sent_s if sent_s is not None else (now_s if instructions else life.sent_s)
+    return Step(replace(life, state=state, since_s=now_s, sent_s=sent), instructions, (text,))
+
+
+def _runs(life: Life, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
+    now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0)
+    return _to(now, State.RUNNING, now_s, text)
+
+
+def _to_requeuing(life: Life, now_s: float, text: str) -> Step:
+    return _to(replace(life, attempts=0), State.REQUEUING, now_s, text, (Requeue(life.job_id, life.restarts),))
+
+
+def _to_held(life: Life, now_s: float, limits: Limits, text: str) -> Step:
+    if life.target is None:
+        return _to(life, State.QUEUED, now_s, text)
+    update = Update(life.job_id, life.target, limits.park_s)
+    return _to(life, State.HELD, now_s, text, (update,))
+
+
+def _words(target: Target) -> str:
+    s = target.shape
+    on = f" on {','.join(target.nodes)}" if target.nodes else ""
+    p = target.plan
+    plan = f", tp {p.tp} pp {p.pp} dp {p.dp}" if p else ""
+    return f"{s.nodes} x {s.gpus_per_node} {s.gpu_type}{on}{plan}"

@@ -1,0 +1,67 @@
+"""What Synergy needs of Slurm: a reader (any backend) and a writer (the command line only)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from synergyd.errors import UnavailableError
+from synergyd.slurm.rows import JobRow, NodeRow
+
+
+class SlurmError(UnavailableError):
+    """Slurm refused or did not answer. `transient` says whether the same call may succeed a little later."""
+
+    def __init__(self, where: str, what: str, *, transient: bool) -> None:
+        super().__init__(where, what)
+        self.transient = transient
+
+
+class SlurmReader(Protocol):
+    """Bulk reads: one call each an epoch."""
+
+    name: str
+
+    def version(self) -> str:
+        """Slurm's release, such as `22.05.8`."""
+        ...
+
+    def jobs(self) -> tuple[JobRow, ...]:
+        """All jobs that are pending, running, suspended or completing."""
+        ...
+
+    def nodes(self) -> tuple[NodeRow, ...]:
+        """All nodes, one row each."""
+        ...
+
+
+class SlurmWriter(Protocol):
+    """Reads and writes of single jobs. Every id names exactly one job."""
+
+    def job(self, job_id: int) -> JobRow | None:
+        """One job now; None when it has left the queue."""
+        ...
+
+    def required_nodes(self, job_id: int) -> tuple[str, ...]:
+        """A pending job's ReqNodeList."""
+        ...
+
+    def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        """AdminComment by job id, of those that have one."""
+        ...
+
+    def batch_script(self, job_id: int) -> str | None:
+        """The job's script; None where Slurm has none to give."""
+        ...
+
+    def update(self, job_id: int, fields: Mapping[str, str]) -> None:
+        """`scontrol update`. Not atomic: read back."""
+        ...
+
+    def requeue(self, job_id: int) -> None:
+        """Ends the running job and puts it back into the queue."""
+        ...
+
+    def signal(self, job_id: int, name: str) -> None:
+        """Sends a signal to all processes of the job."""
+        ...

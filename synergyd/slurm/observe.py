@@ -1,0 +1,129 @@
+"""Slurm's rows and what is known of each job -> the records that decisions are made from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
+from synergyd.slurm.rows import JobRow, NodeRow, gpus_of
+
+_STATES = {
+    "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
+    "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.COMPLETING,
+    "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING,
+}  # fmt: skip
+_BAD_NODE = (
+    "down",
+    "drain",
+    "fail",
+    "maint",
+    "unknown",
+    "not_responding",
+    "reboot",
+    "power",
+    "inval",
+    "planned_down",
+    "future",
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was learnt of a job when it was first seen: its directive, or why that is wrong; the size of its sbatch line."""
+
+    directive: Directive | None
+    error: str
+    asked: Shape
+    cpus_per_node: int
+    comment: str  # the directive's canonical text, for AdminComment
+
+
+def state_of(row: JobRow) -> JobState:
+    """Slurm's state, as far as Synergy tells them apart; a state that is not known counts as done."""
+    return _STATES.get(row.state.split("+")[0].upper(), JobState.DONE)
+
+
+def node_of(row: NodeRow) -> Node:
+    """One node; `up` only in states that take new jobs."""
+    gpu_type, gpus = gpus_of(row.gres)
+    used = gpus_of(row.gres_used)[1]
+    state = row.state.lower()
+    bad = any(word in state for word in _BAD_NODE) or state.endswith("*")
+    return Node(row.name, gpu_type or "gpu", gpus, min(used, gpus), not bad, row.partitions, row.features, row.reason)
+
+
+def cluster_of(rows: Iterable[NodeRow], partitions: tuple[str, ...] = ()) -> Cluster:
+    """All nodes with GPUs, of the partitions named (all, where none is)."""
+    nodes = (node_of(r) for r in rows)
+    return Cluster(tuple(n for n in nodes if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
+
+
+def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
+    """What the job holds or asks for; type '' where it asks for any and has none yet."""
+    kind, count = gpus_of(row.tres_per_node)
+    if row.node_names:
+        kind = gpu_type_of_node.get(row.node_names[0], kind)
+    return Shape(kind, max(1, row.num_nodes), count)
+
+
+def not_resizable(row: JobRow, directive: Directive) -> str:
+    """Why this job keeps the size it asked for, or ''."""
+    if not directive.resize:
+        return "its directive says resize=no"
+    if row.array or row.het:
+        return "it is part of a job array or a heterogeneous job, which are not resized"
+    if not row.batch:
+        return "it is no batch job (salloc or srun)"
+    if not row.requeue:
+        return "it may not be requeued (--no-requeue)"
+    if gpus_of(row.tres_per_node)[1] == 0:
+        return "it asks for GPUs by job, task or socket, or for none: ask by node, --gres=gpu:N"
+    if row.num_tasks > row.num_nodes:
+        return f"it has {row.num_tasks} tasks on {row.num_nodes} nodes: one task a node is needed (srun synergy-launch)"
+    return ""
+
+
+def job_of(
+    row: JobRow,
+    known: Known,
+    gpu_type_of_node: Mapping[str, str],
+    *,
+    paused: bool,
+    reported: bool,
+    directive_types: tuple[str, ...] = (),
+) -> Job:
+    """One Synergy job. `reported`: its agent has reported in this incarnation, so it can be asked for a checkpoint."""
+    state = state_of(row)
+    directive = known.directive
+    fixed = ""
+    if directive is not None:
+        typed = gpus_of(row.tres_per_node)[0]
+        if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
+            directive = replace(directive, gpu_types=(typed,))
+        fixed = not_resizable(row, directive)
+        if not fixed and state is JobState.RUNNING and not reported:
+            fixed = "its agent has not reported yet, so nobody could be asked for a checkpoint"
+    shape = shape_of(row, gpu_type_of_node)
+    return Job(
+        job_id=row.job_id,
+        name=row.name,
+        user=row.user,
+        uid=row.uid,
+        partition=row.partition,
+        state=state,
+        reason=row.reason,
+        submit_s=row.submit_s,
+        start_s=row.start_s if state is not JobState.PENDING else None,
+        begin_s=row.eligible_s if state is JobState.PENDING else None,
+        restarts=row.restarts,
+        shape=shape,
+        asked=known.asked if known.asked.gpu_type else replace(known.asked, gpu_type=shape.gpu_type),
+        node_names=row.node_names,
+        held=state is JobState.PENDING and row.priority == 0,
+        paused=paused,
+        directive=directive,
+        directive_error=known.error,
+        fixed=fixed,
+    )

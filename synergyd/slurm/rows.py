@@ -1,0 +1,77 @@
+"""Slurm's own view of jobs and nodes, as every backend returns it: one row each, types checked, no meaning added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job of a bulk read. Times are seconds since 1970; None where Slurm has none (yet).
+
+    `num_nodes`, `num_cpus` are what the job holds or asks for: of a pending job they come from its TRES, since NumNodes
+    shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`).
+    """
+
+    job_id: int
+    name: str
+    user: str
+    uid: int
+    partition: str
+    state: str
+    reason: str
+    num_nodes: int
+    num_cpus: int
+    num_tasks: int
+    tres_per_node: str
+    tres_other: str  # requests by job, socket or task, which can't be resized
+    node_names: tuple[str, ...]
+    submit_s: float
+    start_s: float | None
+    eligible_s: float | None  # of a pending job: when it may start at the earliest
+    restarts: int
+    requeue: bool
+    priority: int
+    batch: bool
+    array: bool
+    het: bool
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One node of a bulk read; `gres` and `gres_used` as Slurm prints them."""
+
+    name: str
+    state: str
+    gres: str
+    gres_used: str
+    features: tuple[str, ...]
+    partitions: tuple[str, ...]
+    reason: str
+
+
+def gpus_of(gres: str) -> tuple[str, int]:
+    """(type, count) of the GPUs in a GRES text: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`; type '' if untyped, (.., 0) if none.
+
+    Of several types on one node the first with a count is taken.
+    """
+    best: tuple[str, int] = ("", 0)
+    depth, part, parts = 0, "", []
+    for c in gres:  # commas inside (IDX:0,2-3) do not separate
+        depth += (c == "(") - (c == ")")
+        if c == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += c
+    for item in [*parts, part]:
+        words = item.partition("(")[0].replace("/", ":").replace("=", ":").split(":")
+        if words[0] == "gres":
+            words = words[1:]
+        if not words or words[0] != "gpu":
+            continue
+        count = int(words[-1]) if words[-1].isdigit() else 1
+        kind = words[1] if len(words) > 1 and not words[1].isdigit() else ""
+        if count > best[1] or not best[0]:
+            best = (kind, count)
+    return best

@@ -1,0 +1,62 @@
+"""The daemon's own part of AdminComment, behind ` | `: what the job asked for at sbatch, its plan, where to report.
+
+    synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 plan=tp:4,pp:1,... report=ctl:7321
+
+So that a daemon with an empty database still knows each job's own size, and the launcher can do without a shared folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launch.handover import plan_from_text, plan_text
+from synergyd.errors import UsageError
+from synergyd.records import Plan, Shape
+
+MARK = "synergy:1"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """`directive`: the plugin's text without the mark. `asked`, `cpus_per_node`: the size of the sbatch line."""
+
+    directive: str
+    asked: Shape | None = None
+    cpus_per_node: int | None = None
+    plan: Plan | None = None
+    report: str = ""
+
+
+def write(stamp: Stamp) -> str:
+    """The AdminComment text."""
+    words = []
+    if stamp.asked is not None:
+        words.append(f"asked={stamp.asked.gpu_type or '-'},{stamp.asked.nodes},{stamp.asked.gpus_per_node}")
+    if stamp.cpus_per_node is not None:
+        words.append(f"cpus={stamp.cpus_per_node}")
+    if stamp.plan is not None:
+        words.append(f"plan={plan_text(stamp.plan)}")
+    if stamp.report:
+        words.append(f"report={stamp.report}")
+    text = f"{MARK} {stamp.directive}".rstrip()
+    return f"{text} | {' '.join(words)}" if words else text
+
+
+def read(text: str) -> Stamp | None:
+    """The stamp in an AdminComment; None where it is not Synergy's. Fields of the daemon's part that make no sense are dropped."""
+    if text != MARK and not text.startswith(MARK + " "):
+        return None
+    directive, _, own = text[len(MARK) :].strip().partition(" | ")
+    if directive.startswith("| "):
+        directive, own = "", directive[2:]
+    fields = dict(word.partition("=")[::2] for word in own.split())
+    asked: Shape | None = None
+    parts = fields.get("asked", "").split(",")
+    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+        asked = Shape("" if parts[0] == "-" else parts[0], int(parts[1]), int(parts[2]))
+    cpus = fields.get("cpus", "")
+    try:
+        plan = plan_from_text(fields["plan"]) if fields.get("plan") else None
+    except UsageError:
+        plan = None
+    return Stamp(directive, asked, int(cpus) if cpus.isdigit() else None, plan, fields.get("report", ""))

@@ -1,0 +1,366 @@
+"""A real Slurm cluster on this machine, in its own folder and on its own ports: munged, slurmctld and N slurmds.
+
+Started in seconds, stopped without traces, several at once. It reads no file of an installed Slurm and writes none: every
+program is given its own slurm.conf, munge socket and state folder.
+
+    python -m tests.throwaway.slurm --nodes a100:2x4,v100:1x2      # runs until Ctrl-C, prints the SLURM_CONF to export
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sinfo", "sbatch", "srun", "scancel")
+PLUGINS = Path(__file__).resolve().parents[2] / "slurm_plugins"
+PORT_FIRST, PORT_LAST, PORT_BLOCK = 20000, 31900, 100
+
+
+class MissingProgram(RuntimeError):
+    """Slurm or munge is not installed here; the text says what to install."""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """`nodes` nodes with `gpus` GPUs of type `gpu_type` each."""
+
+    gpu_type: str
+    nodes: int
+    gpus: int
+
+    @classmethod
+    def parse(cls, text: str) -> NodeGroup:
+        """`a100:2x4` -> 2 nodes with 4 a100 each. Raises ValueError."""
+        gpu_type, _, size = text.partition(":")
+        nodes, _, gpus = size.partition("x")
+        if not gpu_type or not nodes.isdigit() or not gpus.isdigit():
+            raise ValueError(f"--nodes {text!r}: expected TYPE:NODESxGPUS such as a100:2x4")
+        return cls(gpu_type, int(nodes), int(gpus))
+
+
+def missing_programs() -> list[str]:
+    """Names of Slurm and munge programs that this machine lacks."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    return [p for p in PROGRAMS if shutil.which(p, path=path) is None]
+
+
+@dataclass
+class SlurmCluster:
+    """A throwaway cluster; use it as a context manager.
+
+    `slurm_conf` holds further lines of slurm.conf (`#SYNERGY` ones too), `job_submit` the path of a job_submit.lua, or the
+    text of one. Nodes are named `n1`, `n2`, ... in the order of `groups`.
+    """
+
+    groups: Sequence[NodeGroup] = (NodeGroup("a100", 2, 4),)
+    slurm_conf: Sequence[str] = ()
+    job_submit: str = ""
+    cpus_per_node: int = 64
+    park_cred_expire_s: int = 120
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
+    keep: bool = False
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _port_lock: int = -1
+    port: int = 0
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> SlurmCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Starts everything and waits until every node is idle. Raises MissingProgram, RuntimeError with the log's tail."""
+        missing = missing_programs()
+        if missing:
+            raise MissingProgram(f"missing: {', '.join(missing)}; on Debian: apt-get install slurm-wlm munge")
+        self.folder.chmod(0o755)
+        for name in ("state", "log", "spool", "synergy"):
+            (self.folder / name).mkdir(exist_ok=True)
+        self.port = self._take_ports()
+        self._write_files()
+        self.start_munged()
+        self.start_controller()
+        for name in self.node_names:
+            self.start_node(name)
+        self.wait_for(lambda: len(self._idle()) == len(self.node_names), timeout_s, "nodes to be idle")
+
+    def stop(self) -> None:
+        """Cancels all jobs, stops every process this object started, and removes the folder."""
+        if "slurmctld" in self._processes and self._processes["slurmctld"].poll() is None:
+            self.run("scancel", "--full", "-s", "KILL", *self._job_ids(), check=False, timeout_s=10)
+            time.sleep(0.2)
+        for name in sorted(self._processes, key=lambda n: (n == "munged", n == "slurmctld")):
+            self._end(name)
+        self._kill_steps()
+        if self._port_lock >= 0:
+            os.close(self._port_lock)
+            self._port_lock = -1
+        if not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start_munged(self) -> None:
+        """munged with a key and socket of its own."""
+        munge = self.folder / "munge"
+        munge.mkdir(exist_ok=True, mode=0o755)
+        key = munge / "key"
+        if not key.exists():
+            key.write_bytes(os.urandom(128))
+            key.chmod(0o600)
+        args = [
+            f"--socket={self.munge_socket}",
+            f"--key-file={key}",
+            f"--pid-file={munge}/pid",
+            f"--log-file={munge}/log",
+        ]
+        self._spawn("munged", [*args, f"--seed-file={munge}/seed", "--force", "--foreground", "--num-threads=4"])
+        self.wait_for(self.munge_socket.exists, 10, "munged's socket")
+
+    def start_controller(self) -> None:
+        """slurmctld (again, on the same state, after `kill("slurmctld")`)."""
+        self._spawn("slurmctld", ["-D", "-f", str(self.conf)])
+        self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 30, "slurmctld to answer")
+
+    def start_node(self, name: str) -> None:
+        """The slurmd of node `name`."""
+        self._spawn("slurmd", ["-D", "-f", str(self.conf), "-N", name], key=name)
+
+    def kill(self, name: str, sig: int = signal.SIGKILL) -> None:
+        """Kills `munged`, `slurmctld` or a node's slurmd (by node name) and waits for its end."""
+        process = self._processes.pop(name)
+        process.send_signal(sig)
+        process.wait(20)
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.folder / "munge" / "socket"
+
+    @property
+    def state_dir(self) -> Path:
+        """A folder for synergyd's StateDir."""
+        return self.folder / "synergy"
+
+    @property
+    def node_names(self) -> list[str]:
+        return [f"n{i + 1}" for i in range(sum(g.nodes for g in self.groups))]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment for commands on this cluster: this Slurm's, and none of an outer job's variables."""
+        outer = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN", "SALLOC"))}
+        return {**outer, "SLURM_CONF": str(self.conf), "MUNGE_SOCKET": str(self.munge_socket), "PATH": self._path()}
+
+    def run(
+        self, *argv: str, check: bool = True, timeout_s: float = 60.0, **kwargs: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command with `env`; raises CalledProcessError with stderr in its text."""
+        options = {"env": self.env, "capture_output": True, "text": True, "timeout": timeout_s, **kwargs}
+        done = subprocess.run(argv, **options)  # type: ignore[call-overload]
+        if check and done.returncode:
+            raise RuntimeError(
+                f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+            )
+        return done  # type: ignore[no-any-return]
+
+    def sbatch(self, script: Path | str, *options: str, **kwargs: object) -> int:
+        """Submits a script (a path, or its text) and returns the job id. Raises RuntimeError with sbatch's message."""
+        if isinstance(script, str):
+            path = self.folder / f"script-{time.monotonic_ns()}.sh"
+            path.write_text(script)
+            path.chmod(0o755)
+            script = path
+        done = self.run("sbatch", "--parsable", *options, str(script), **kwargs)  # type: ignore[arg-type]
+        return int(done.stdout.strip().split(";")[0])
+
+    def state(self, job_id: int) -> str:
+        """The job's state as squeue prints it ('' when it is gone)."""
+        return self.run("squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T", check=False).stdout.strip()
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
+        """Waits until `condition()` is true; raises RuntimeError naming `what` and the end of the controller's log."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            dead = [n for n, p in self._processes.items() if p.poll() is not None]
+            if dead or time.monotonic() > end:
+                problem = f"{', '.join(dead)} ended" if dead else "time is up"
+                raise RuntimeError(f"waiting for {what}: {problem}\n{self.log_tail(dead[0] if dead else 'slurmctld')}")
+            time.sleep(0.1)
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        path = self.folder / "log" / f"{name}.log"
+        text = path.read_text(errors="replace") if path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _path(self) -> str:
+        return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+    def _job_ids(self) -> list[str]:
+        return self.run("squeue", "-h", "-o", "%A", check=False).stdout.split() or ["0"]
+
+    def _idle(self) -> list[str]:
+        return self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", check=False).stdout.split()
+
+    def _take_ports(self) -> int:
+        """The first of a block of ports that is free and locked against other throwaway clusters."""
+        for first in range(PORT_FIRST, PORT_LAST, PORT_BLOCK):
+            lock = os.open(Path(tempfile.gettempdir()) / f"synergy-ports-{first}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for port in range(first, first + 2 + len(self.node_names)):
+                    with socket.socket() as probe:
+                        probe.bind(("127.0.0.1", port))
+            except OSError:
+                os.close(lock)
+                continue
+            self._port_lock = lock
+            return first
+        raise RuntimeError("no free block of ports between 20000 and 32000")
+
+    def _write_files(self) -> None:
+        host, d, user = socket.gethostname().split(".")[0], self.folder, _user_name()
+        nodes, gres, first = [], [], 1
+        for g in self.groups:
+            last = first + g.nodes - 1
+            names = f"n[{first}-{last}]" if g.nodes > 1 else f"n{first}"
+            ports = f"[{self.port + 1 + first}-{self.port + 1 + last}]" if g.nodes > 1 else str(self.port + 1 + first)
+            nodes.append(
+                f"NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={self.cpus_per_node} "
+                f"RealMemory=64000 Gres=gpu:{g.gpu_type}:{g.gpus} Feature={g.gpu_type}"
+            )
+            # any character devices do: nothing opens them
+            gres.append(f"NodeName={names} Name=gpu Type={g.gpu_type} File=/dev/tty[0-{g.gpus - 1}]" if g.gpus > 1 else
+                        f"NodeName={names} Name=gpu Type={g.gpu_type} File=/dev/tty0")  # fmt: skip
+            first = last + 1
+        if self.job_submit:
+            text = Path(self.job_submit).read_text() if "\n" not in self.job_submit else self.job_submit
+            (d / "job_submit.lua").write_text(text)
+        lines = [
+            "ClusterName=throwaway",
+            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldPort={self.port}",
+            f"SlurmdPort={self.port + 1}",
+            f"SlurmUser={user}",
+            f"SlurmdUser={user}",
+            f"StateSaveLocation={d}/state",
+            f"SlurmdSpoolDir={d}/spool/%n",
+            f"SlurmctldPidFile={d}/slurmctld.pid",
+            f"SlurmdPidFile={d}/slurmd-%n.pid",
+            f"SlurmctldLogFile={d}/log/slurmctld.log",
+            f"SlurmdLogFile={d}/log/slurmd-%n.log",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={self.munge_socket},cred_expire={self.park_cred_expire_s}",
+            "CryptoType=crypto/munge",
+            "SlurmdParameters=config_overrides",
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core",
+            "GresTypes=gpu",
+            "ReturnToService=2",
+            "MpiDefault=none",
+            "JobFileAppend=1",
+            "KillWait=5",
+            "SlurmdTimeout=20",
+            "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0",
+            "MaxJobCount=20000",
+            "MinJobAge=30",
+            "AccountingStorageType=accounting_storage/none",
+            "JobAcctGatherType=jobacct_gather/none",
+            *(["JobSubmitPlugins=lua"] if self.job_submit else []),
+            *nodes,
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+            *self.slurm_conf,
+        ]
+        self.conf.write_text("\n".join(lines) + "\n")
+        (d / "gres.conf").write_text("\n".join(gres) + "\n")
+        (d / "cgroup.conf").write_text("CgroupAutomount=no\n")
+
+    def _spawn(self, program: str, args: Sequence[str], key: str = "") -> None:
+        log = (self.folder / "log" / f"{key or program}.log").open("ab")
+        path = shutil.which(program, path=self._path()) or program
+        with log:
+            self._processes[key or program] = subprocess.Popen(
+                [path, *args], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def _end(self, name: str) -> None:
+        process = self._processes.pop(name)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+
+    def _kill_steps(self) -> None:
+        """Ends step daemons and their children: they outlive slurmd. They are known by this cluster's SLURM_CONF."""
+        mark = f"SLURM_CONF={self.conf}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    # our own helpers carry the variable too: only processes of a job or slurmstepd are meant
+                    environ = (entry / "environ").read_bytes()
+                    command = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if mark in environ.split(b"\0") and (b"SLURM_JOB_ID=" in environ or b"slurmstepd" in command):
+                    try:
+                        os.kill(int(entry.name), signal.SIGKILL)
+                    except OSError:
+                        continue
+
+
+def _user_name() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def main() -> None:
+    """Starts a cluster and keeps it until it is interrupted."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Run a throwaway Slurm cluster on this machine until Ctrl-C.")
+    parser.add_argument("--nodes", default="a100:2x4", help="TYPE:NODESxGPUS[,...], default %(default)s")
+    parser.add_argument("--plugin", action="store_true", help="load Synergy's job_submit module")
+    options = parser.parse_args()
+    try:
+        groups = [NodeGroup.parse(text) for text in options.nodes.split(",")]
+        with SlurmCluster(groups) as cluster:
+            print(f"export SLURM_CONF={cluster.conf} MUNGE_SOCKET={cluster.munge_socket}", flush=True)
+            print(cluster.run("sinfo", "-N", "-o", "%N %t %G").stdout, flush=True)
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    except (ValueError, MissingProgram) as error:
+        raise SystemExit(f"throwaway cluster: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
