@@ -62,10 +62,8 @@ class Actuator:
             case Update(target=target, park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                handover.write(
-                    handover.Handover(job_id, target.plan, self.report, known.directive.checkpoint or ""),
-                    self.state_dir,
-                )  # type: ignore[union-attr]
+                folder = known.directive.checkpoint if known.directive else None
+                handover.write(handover.Handover(job_id, target.plan, self.report, folder or ""), self.state_dir)
                 typed = gpus_of(row.tres_per_node)[0]
                 self.slurm.update(job_id, self._fields(target, known, typed, park_s))
                 return self._difference(job_id, target)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.hostlist import expand
+from launch.hostlist import expand
 from synergyd.slurm.rows import JobRow, NodeRow
 
 # Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row.

@@ -51,9 +51,9 @@ class NodeRow:
 
 
 def gpus_of(gres: str) -> tuple[str, int]:
-    """(type, count) of the GPUs in a GRES text: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`; type '' if untyped, (.., 0) if none.
+    """(type, count) of the GPUs in a GRES text: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`.
 
-    Of several types on one node the first with a count is taken.
+    Type is '' if the text names none, count 0 if there are no GPUs in it. Of several types on one node the first with a count is taken.
     """
     best: tuple[str, int] = ("", 0)
     depth, part, parts = 0, "", []

@@ -2,7 +2,7 @@
 
     synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 plan=tp:4,pp:1,... report=ctl:7321
 
-So that a daemon with an empty database still knows each job's own size, and the launcher can do without a shared folder.
+So a daemon with an empty database still knows each job's own size, and a launcher needs no shared folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def write(stamp: Stamp) -> str:
 
 
 def read(text: str) -> Stamp | None:
-    """The stamp in an AdminComment; None where it is not Synergy's. Fields of the daemon's part that make no sense are dropped."""
+    """The stamp in an AdminComment; None where it is not Synergy's.
+
+    Fields of the daemon's part that make no sense are dropped.
+    """
     if text != MARK and not text.startswith(MARK + " "):
         return None
     directive, _, own = text[len(MARK) :].strip().partition(" | ")

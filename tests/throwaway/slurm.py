@@ -58,8 +58,8 @@ def missing_programs() -> list[str]:
 class SlurmCluster:
     """A throwaway cluster; use it as a context manager.
 
-    `slurm_conf` holds further lines of slurm.conf (`#SYNERGY` ones too), `job_submit` the path of a job_submit.lua, or the
-    text of one. Nodes are named `n1`, `n2`, ... in the order of `groups`.
+    `slurm_conf` holds further lines of slurm.conf (`#SYNERGY` ones too), `job_submit` the path of a job_submit.lua,
+    or the text of one. Nodes are named `n1`, `n2`, ... in the order of `groups`.
     """
 
     groups: Sequence[NodeGroup] = (NodeGroup("a100", 2, 4),)
@@ -89,7 +89,7 @@ class SlurmCluster:
         self.stop()
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Starts everything and waits until every node is idle. Raises MissingProgram, RuntimeError with the log's tail."""
+        """Starts everything, waits until every node is idle. Raises MissingProgram, RuntimeError with the log's tail."""
         missing = missing_programs()
         if missing:
             raise MissingProgram(f"missing: {', '.join(missing)}; on Debian: apt-get install slurm-wlm munge")

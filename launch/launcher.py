@@ -1,0 +1,300 @@
+"""synergy-launch: runs a training script with the plan Synergy chose, in place of torchrun.
+
+Three roles, told apart by where the process finds itself:
+- outside a step that covers the allocation (in the batch script, or under an srun with stale sizes): starts such a step;
+- one task a node in a covering step: runs torchrun for that node, watches it, reports;
+- any further task of a wrongly sized step: leaves at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from launch import allocation as slurm
+from launch import handover as handovers
+from launch import megatron_args, run_folder
+from launch.allocation import Allocation
+from launch.handover import Handover
+from launch.report import status_to_report
+from launch.reporter import Reporter
+from synergyd import __version__
+from synergyd.errors import SynergyError, UsageError
+from synergyd.records import Plan
+
+DEFAULT_STATE_DIR = "/var/lib/synergy"
+POLL_S = 0.2
+URGENT = ("checkpoint_requests", "state", "note")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one node runs: the command, what is added to the environment, and remarks for the log."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    remarks: tuple[str, ...] = ()
+
+
+def fit(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
+    """The plan for `world` GPUs: itself where it fits, else the same tp and pp with another dp, else none; and a remark.
+
+    They differ when Slurm started the job with another size than the one planned (a daemon that died half-way).
+    """
+    if plan is None or plan.gpus == world:
+        return plan, ""
+    stage = plan.tp * plan.pp
+    if world % stage == 0 and plan.global_batch % (world // stage) == 0:
+        dp = world // stage
+        micro = plan.micro_batch
+        while plan.global_batch % (dp * micro):
+            micro -= 1
+        return replace(plan, dp=dp, micro_batch=micro), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
+    return None, f"plan was for {plan.gpus} GPUs, there are {world}: the script's own degrees are used"
+
+
+def find_handover(job_id: int | None, environment: Mapping[str, str]) -> tuple[Handover | None, str]:
+    """The plan file of $SYNERGY_PLAN or of the state folder, else the one in AdminComment; and a remark when one was unusable."""
+    if job_id is None:
+        given = environment.get("SYNERGY_PLAN", "")
+        return (handovers.read(Path(given), 0), "") if given else (None, "")
+    named = environment.get("SYNERGY_PLAN")
+    path = (
+        Path(named)
+        if named
+        else handovers.plan_path(Path(environment.get("SYNERGY_STATE_DIR", DEFAULT_STATE_DIR)), job_id)
+    )
+    remark = ""
+    if path.exists():
+        try:
+            return handovers.read(path, job_id), ""
+        except UsageError as error:
+            remark = str(error)
+    try:
+        return handovers.from_admin_comment(_admin_comment(job_id), job_id), remark
+    except UsageError as error:
+        return None, str(error)
+
+
+def _admin_comment(job_id: int) -> str:
+    if not shutil.which("scontrol"):
+        return ""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "job", str(job_id)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    # a job name with a newline could imitate this line; it could only lead its own owner's job astray
+    found = [x.strip() for x in done.stdout.splitlines() if x.strip().startswith("AdminComment=")]
+    return found[-1].removeprefix("AdminComment=") if found else ""
+
+
+def start_of(
+    script: Sequence[str],
+    where: Allocation,
+    given: Handover | None,
+    *,
+    run_dir: Path,
+    checkpoint: str,
+    runner: str,
+    master: str,
+    style: str = "auto",
+    step_log: str = "",
+) -> Start:
+    """What this node runs. Pure."""
+    world = where.processes * len(where.nodes)
+    plan, remark = fit(given.plan if given else None, world)
+    checkpoint = checkpoint or (given.checkpoint if given else "")
+    name, arguments = script[0], list(script[1:])
+    if plan and (style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))):
+        arguments = megatron_args.with_plan(arguments, plan, checkpoint)
+    environment = {
+        "SYNERGY_RUN_DIR": str(run_dir),
+        "SYNERGY_RESTARTS": str(where.restarts),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
+        # one compute thread a process unless the user says otherwise: torchrun's own default, without its warning
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    if plan:
+        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        if plan.tp > 1:
+            environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if checkpoint:
+        environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
+        environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")
+    target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
+    if runner == "python":
+        return Start((sys.executable, *target, *arguments), environment, (remark,) if remark else ())
+    rendezvous = ["--standalone"]
+    if len(where.nodes) > 1:
+        port = slurm.rendezvous_port(where.job_id or 0, where.restarts)
+        rendezvous = ["--node-rank", str(where.node_rank), "--master-addr", master, "--master-port", str(port)]
+    command = (
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(where.nodes)),
+        "--nproc-per-node", str(where.processes), *rendezvous, *target, *arguments,
+    )  # fmt: skip
+    return Start(command, environment, (remark,) if remark else ())
+
+
+def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: Path) -> int:
+    """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code."""
+    requests = 0
+    ending = False
+
+    def on_usr2(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal requests
+        requests += 1
+
+    def on_term(number: int, _frame: FrameType | None) -> None:
+        nonlocal ending
+        ending = True
+        if child is not None and child.poll() is None:
+            child.send_signal(number)
+
+    child: subprocess.Popen[bytes] | None = None
+    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGINT, on_term)
+    # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    child = subprocess.Popen(start.command, env={**os.environ, **start.environment})
+    signal.signal(signal.SIGUSR2, on_usr2)
+    if ending:
+        child.terminate()
+
+    reporter = Reporter(given.report) if given and given.report and where.node_rank == 0 and where.job_id else None
+    seen: dict[str, object] = {}
+    told = 0
+    while child.poll() is None:
+        if requests > told:
+            told = requests
+            run_folder.request_checkpoint(run_dir, told)
+        if reporter:
+            seen = _offer(reporter, run_dir, where, seen)
+        time.sleep(POLL_S)
+    if reporter:
+        _offer(reporter, run_dir, where, {})
+        reporter.close()
+    status = run_folder.read_status(run_dir) or {}
+    done = status.get("state") == "done"
+    if not ending or done:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    # torchrun says 1 for a run that ended well after SIGTERM: the status file knows better
+    return (
+        0
+        if done and not status.get("failed")
+        else (child.returncode if child.returncode >= 0 else 128 - child.returncode)
+    )
+
+
+def _offer(reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object]) -> dict[str, object]:
+    status = run_folder.read_status(run_dir)
+    if status is None or status == seen or where.job_id is None:
+        return seen
+    urgent = any(status.get(k) != seen.get(k) for k in URGENT) or (status.get("step_s") and not seen.get("step_s"))
+    reporter.offer(status_to_report(status, where.job_id, where.restarts), urgent=bool(urgent))
+    return status
+
+
+def run_leader(where: Allocation, arguments: Sequence[str]) -> int:
+    """Starts a step that covers the allocation, and waits for it."""
+    command = slurm.step_command(where, os.environ, [sys.executable, "-m", "launch.launcher", *arguments])
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the step's own launchers get it too
+    child = subprocess.Popen(command, env=slurm.without_stale(os.environ))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _: child.send_signal(n) if child.poll() is None else None)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "max_content_width": 100}
+)
+@click.option(
+    "--checkpoint", default="", metavar="DIR", help="Checkpoint folder; default: the directive's checkpoint=."
+)
+@click.option("--runner", type=click.Choice(["torchrun", "python"]), default="torchrun", show_default=True,
+              help="'python' starts the script itself, once a node.")  # fmt: skip
+@click.option("--style", type=click.Choice(["auto", "megatron", "env"]), default="auto", show_default=True,
+              help="How the script learns its degrees: Megatron's arguments, or SYNERGY_PLAN_JSON alone.")  # fmt: skip
+@click.option("--module", "-m", is_flag=True, help="SCRIPT is a module name, as with python -m.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run on this node, and stop.")
+@click.version_option(__version__, prog_name="synergy-launch")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    checkpoint: str, runner: str, style: str, module: bool, dry_run: bool, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Run SCRIPT with the degrees, batch and GPUs that Synergy chose for this job.
+
+    Use it in a batch script in place of torchrun:
+
+    \b
+        srun synergy-launch pretrain_gpt.py --num-layers 32 ...
+
+    It takes the plan (a file of the daemon's, else AdminComment), derives nodes, ranks and rendezvous from the allocation,
+    sets Megatron's arguments (or SYNERGY_PLAN_JSON for other scripts), and runs torchrun on each node. SIGUSR2 asks the
+    script for a checkpoint, SIGTERM ends it with one. Without a plan it runs with what Slurm gave; outside Slurm it runs on
+    this machine.
+    """
+    name = f"module:{script}" if module else script
+    if not module and not dry_run and not Path(script).exists():
+        raise UsageError("synergy-launch", f"script {script!r} does not exist", "give a path, or -m MODULE")
+    where = slurm.read(os.environ)
+    if not where.in_step and not dry_run:
+        if not where.leader:
+            sys.exit(0)  # a task too many: the leader starts one a node
+        sys.exit(run_leader(where, sys.argv[1:]))
+    given, remark = find_handover(where.job_id, os.environ)
+    run_dir = run_folder.make(where.job_id, where.restarts, where.node_rank)
+    several = len(where.nodes) > 1
+    master = slurm.address_of(where.nodes[0]) if several else ""
+    start = start_of(
+        [name, *arguments],
+        where,
+        given,
+        run_dir=run_dir,
+        checkpoint=checkpoint,
+        runner=runner,
+        master=master,
+        style=style,
+    )
+    if dry_run:
+        for key, value in sorted(start.environment.items()):
+            click.echo(f"{key}={shlex.quote(value)} \\")
+        click.echo(shlex.join(start.command))
+        shutil.rmtree(run_dir, ignore_errors=True)
+        return
+    for text in filter(None, (remark, *start.remarks)):
+        click.echo(f"synergy-launch: {text}", err=True)
+    sys.exit(run_node(start, where, given, run_dir))
+
+
+def main() -> None:
+    """Entry point: one line and exit code 2 for a user's mistake."""
+    try:
+        command(prog_name="synergy-launch")
+    except SynergyError as error:
+        click.echo(f"synergy-launch: {error}", err=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Sends the newest status to the daemon from a thread of its own: a slow or absent daemon never holds up the job."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+
+from launch import report
+from synergyd.errors import SynergyError
+from synergyd.records import Report
+
+
+class Reporter:
+    """`offer` keeps the newest report only; a thread sends it, at most one each `every_s` unless it is urgent.
+
+    What could not be delivered is sent again, until something newer takes its place: the latest state is never lost.
+    """
+
+    def __init__(self, address: str, every_s: float = 10.0) -> None:
+        self._address, self._every_s = address, every_s
+        self._newest: Report | None = None
+        self._urgent = False
+        self._closing = False
+        self._failures = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._loop, name="synergy-reporter", daemon=True)
+        self._thread.start()
+
+    def offer(self, newest: Report, *, urgent: bool = False) -> None:
+        """Takes a report to be sent; `urgent` sends it now."""
+        with self._changed:
+            self._newest = newest
+            if urgent and not self._urgent:
+                self._urgent = True
+                self._changed.notify()
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Sends what is left, waiting for no longer than `timeout_s`."""
+        with self._changed:
+            self._closing = self._urgent = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                if not self._urgent:
+                    self._changed.wait(self._every_s * min(6, 1 + self._failures))
+                newest, closing, self._urgent, self._newest = self._newest, self._closing, False, None
+            if newest is not None and not self._deliver(newest):
+                with self._changed:
+                    self._newest = self._newest or replace(newest)
+            if closing:
+                return
+
+    def _deliver(self, newest: Report) -> bool:
+        try:
+            report.send(newest, self._address)
+        except SynergyError as error:
+            if not self._failures:
+                print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)
+            self._failures += 1
+            return False
+        self._failures = 0
+        return True
