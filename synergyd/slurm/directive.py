@@ -1,0 +1,322 @@
+"""A job's `#SYNERGY` lines: read out of its script, stamped into AdminComment, read back from there.
+
+The text of each error is that of slurm_plugins/synergy.lua: both come from synergyd/slurm/grammar.py.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+from synergyd.errors import UsageError
+from synergyd.records import Directive
+from synergyd.slurm.grammar import (
+    BY_NAME,
+    KEYS,
+    MAX_NAME,
+    MAX_NAMES,
+    MAX_STAMP,
+    STAMP_PREFIX,
+    STAMP_VERSION,
+    Key,
+    message,
+)
+from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, show, words
+
+PREFIX = "#SYNERGY"
+_SPACE = " \t\r\v\f"
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,+@-]")  # stamped as they are; other bytes become %XX
+_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?(Z|[+-][0-9]{2}:[0-9]{2})?")
+
+
+class DirectiveError(UsageError):
+    """A wrong directive: `line` is the script's line (0 when the text is a stamp), `code` one of grammar.MESSAGES."""
+
+    def __init__(self, line: int, code: str, values: Mapping[str, object]) -> None:
+        self.line, self.code = line, code
+        where = f"#SYNERGY in script line {line}" if line else "AdminComment"
+        super().__init__(where, *message(code, values))
+
+
+def parse_script(script: str) -> Directive | None:
+    """The directive of a batch script, None if it has no `#SYNERGY` line.
+
+    Read are the lines before the first that is neither empty nor a comment, as sbatch reads its own. Raises
+    DirectiveError, one line naming the script's line and the key.
+    """
+    found: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    last = 0
+    for number, line in _header(script):
+        if not _is_directive(line):
+            continue
+        last = number
+        try:
+            for name, value in words(line, len(PREFIX)):
+                key = _key(name)
+                if name in found:
+                    raise WordError("duplicate", key=name, line=lines[name])
+                found[name], lines[name] = _check(key, value), number
+        except WordError as error:
+            raise DirectiveError(number, error.code, error.values) from None
+    if not last:
+        return None
+    try:
+        _check_together(found)
+    except WordError as error:
+        raise DirectiveError(last, error.code, error.values) from None
+    return _directive(found)
+
+
+def canonical(directive: Directive) -> str:
+    """The ASCII text stamped into AdminComment, at most 1,000 characters; parse_stamp reads it back.
+
+    Values are percent-encoded; keys with their default are left out. Raises DirectiveError for a directive that no
+    script can say.
+    """
+    try:
+        return _stamp({name: _check(BY_NAME[name], value) for name, value in _values(directive).items()})
+    except WordError as error:
+        raise DirectiveError(0, error.code, error.values) from None
+
+
+def parse_stamp(admin_comment: str) -> Directive | None:
+    """The directive that an AdminComment holds; None if it holds none.
+
+    What follows ` | ` is the daemon's own and not looked at. Raises DirectiveError for a stamp that is damaged.
+    """
+    text = as_bytes(admin_comment).split(" | ", 1)[0].strip(" ")
+    head, _, rest = text.partition(" ")
+    if not head.startswith(STAMP_PREFIX):
+        return None
+    try:
+        if head != STAMP_PREFIX + STAMP_VERSION or len(text) > MAX_STAMP:
+            raise WordError("stamp", word=show(head))
+        found: dict[str, str] = {}
+        for name, value in words(rest):
+            if name in found:
+                raise WordError("stamp", word=show(name))
+            found[name] = _check(_key(name), _decode(value))
+        _check_together(found)
+    except WordError as error:
+        raise DirectiveError(0, error.code, error.values) from None
+    return _directive(found)
+
+
+def notes(script: str) -> tuple[tuple[int, str], ...]:
+    """(line, remark) for lines that look like a directive but are not read as one."""
+    header = dict(_header(script))
+    found: list[tuple[int, str]] = []
+    for number, line in enumerate(script.split("\n"), 1):
+        if _is_directive(line):
+            if number not in header:
+                found.append((number, "stands after the first command, so it is not read; move it to the top"))
+        elif re.match(r"\s*#+\s*synergy(?=[\s:]|$)", line, re.IGNORECASE):
+            found.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
+    return tuple(found)
+
+
+def _header(script: str) -> Iterator[tuple[int, str]]:
+    """(number, bytes) of the lines before the first command."""
+    text, at, number = as_bytes(script), 0, 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        line, number = text[at:end], number + 1
+        bare = line.lstrip(_SPACE)
+        if bare and not bare.startswith("#"):
+            return
+        yield number, line
+        at = end + 1
+
+
+def _is_directive(line: str) -> bool:
+    return line.startswith(PREFIX) and (len(line) == len(PREFIX) or line[len(PREFIX)] in _SPACE)
+
+
+def _key(name: str) -> Key:
+    key = BY_NAME.get(name)
+    if key is None:
+        near = nearest(name, BY_NAME)
+        if near:
+            raise WordError("nearest", word=show(name), nearest=near)
+        raise WordError("unknown", word=show(name), known=", ".join(BY_NAME))
+    return key
+
+
+def _check(key: Key, value: str) -> str:
+    """`value` (bytes) in its canonical form. Raises WordError."""
+    named = {"key": key.name, "value": show(value), "takes": key.takes()}
+    bad = WordError("bad", **named)
+    match key.kind:
+        case "text" | "path":
+            if not 1 <= len(value) <= key.max_bytes:
+                raise bad
+            if value.startswith("-"):
+                raise WordError("dash", **named)
+            if "$" in value or "`" in value or value.startswith("~"):
+                raise WordError("expand", **named)
+            return value
+        case "int":
+            return str(_number(value, key, bad))
+        case "range":
+            low, colon, high = value.partition(":")
+            first = _number(low, key, bad)
+            second = _number(high, key, bad) if colon else first
+            if first > second:
+                raise WordError("order", **named)
+            return f"{first}:{second}" if first != second else str(first)
+        case "names":
+            names = value.split(",")
+            if len(names) > MAX_NAMES or len(set(names)) != len(names):
+                raise bad
+            if not all(len(name) <= MAX_NAME and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) for name in names):
+                raise bad
+            return value
+        case "float":
+            return _decimal(value, key, bad)
+        case "flag":
+            if value not in ("yes", "no"):
+                raise bad
+            return value
+        case _:
+            seconds = int(value) if re.fullmatch("[0-9]{1,10}", value) else _date(value, bad)
+            if not key.low <= seconds <= key.high:
+                raise bad
+            return str(seconds)
+
+
+def _number(value: str, key: Key, bad: WordError) -> int:
+    if not re.fullmatch("[0-9]{1,9}", value) or not key.low <= int(value) <= key.high:
+        raise bad
+    return int(value)
+
+
+def _decimal(value: str, key: Key, bad: WordError) -> str:
+    """A decimal number of at most 6 places, compared in millionths so that both readers agree to the last digit."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,6}))?", value)
+    if not match:
+        raise bad
+    whole, places = match[1].lstrip("0") or "0", (match[2] or "").ljust(6, "0")
+    if not key.low <= int(whole + places) <= key.high:
+        raise bad
+    return f"{whole}.{places.rstrip('0')}".rstrip(".")
+
+
+def _date(value: str, bad: WordError) -> int:
+    """Seconds since 1970 of `YYYY-MM-DDTHH:MM[:SS][Z|+HH:MM]`; without a zone it is this machine's local time."""
+    match = _DATE.fullmatch(value)
+    if not match:
+        raise bad
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    zone = match[7]
+    try:
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:  # no such day or hour
+        raise bad from None
+    if not 2000 <= year <= 2099:
+        raise bad
+    if zone is None:
+        # mktime, as Lua's os.time: the two agree on the hours that a clock change skips or repeats.
+        return int(time.mktime((year, month, day, hour, minute, second, 0, 1, -1)))
+    if zone != "Z":
+        hours, minutes = int(zone[1:3]), int(zone[4:6])
+        if hours > 14 or minutes > 59:
+            raise bad
+        offset = timedelta(hours=hours, minutes=minutes)
+        moment = moment - offset if zone[0] == "+" else moment + offset
+    return int(moment.timestamp())
+
+
+def _check_together(found: Mapping[str, str]) -> None:
+    """The rules between keys, on canonical values. Raises WordError."""
+    least, most = int(found.get("min_gpus", 0)), int(found.get("max_gpus", 0))
+    per = int(found.get("tp", 1)) * int(found.get("pp", 1))
+    if most:
+        if least > most:
+            raise WordError("min_max", min=least, max=most)
+        if per > most:
+            raise WordError("degrees", per=per, max=most)
+        if most // per * per < least:
+            raise WordError("multiple", per=per, min=least, max=most, better=-(-least // per) * per)
+    if "micro_batch" in found and "global_batch" in found:
+        micro = int(found["micro_batch"])
+        if micro > int(found["global_batch"].rpartition(":")[2]):
+            raise WordError("micro", micro=micro, batch=found["global_batch"])
+    if found.get("resize") == "no" and found.get("reshard") == "yes":
+        raise WordError("reshard")
+    _stamp(found)
+
+
+def _stamp(found: Mapping[str, str]) -> str:
+    """The stamp of canonical values. Raises WordError when it would be too long."""
+    parts = [STAMP_PREFIX + STAMP_VERSION]
+    for key in KEYS:
+        if key.name in found and found[key.name] != key.default:
+            parts.append(f"{key.name}={_encode(found[key.name])}")
+    text = " ".join(parts)
+    if len(text) > MAX_STAMP:
+        raise WordError("long_stamp", bytes=len(text), max=MAX_STAMP)
+    return text
+
+
+def _encode(value: str) -> str:
+    return "".join(c if _PLAIN.match(c) else f"%{ord(c):02X}" for c in value)
+
+
+def _decode(value: str) -> str:
+    """Undo _encode; the result is bytes that a script's line could have held. Raises WordError."""
+    if re.search(r"%(?![0-9A-F]{2})", value):
+        raise WordError("stamp", word=show(value))
+    decoded = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), value)
+    words("x=" + "".join(c for c in decoded if c not in " \t\"'"))  # refuses what no line may hold
+    return decoded
+
+
+def _directive(found: Mapping[str, str]) -> Directive:
+    """The record of canonical values."""
+
+    def text(name: str) -> str | None:
+        return as_text(found[name]) if name in found else None
+
+    def number(name: str) -> int | None:
+        return int(found[name]) if name in found else None
+
+    low, colon, high = found.get("global_batch", "").partition(":")
+    return Directive(
+        model=text("model"),
+        min_gpus=number("min_gpus"),
+        max_gpus=number("max_gpus"),
+        gpu_types=tuple(found["gpu_types"].split(",")) if "gpu_types" in found else (),
+        global_batch=(int(low), int(high if colon else low)) if low else None,
+        micro_batch=number("micro_batch"),
+        tp=number("tp"),
+        pp=number("pp"),
+        weight=float(found.get("weight", "1")),
+        checkpoint=text("checkpoint"),
+        resize=found.get("resize", "yes") == "yes",
+        reshard=found["reshard"] == "yes" if "reshard" in found else None,
+        deadline_s=float(found["deadline"]) if "deadline" in found else None,
+    )
+
+
+def _values(directive: Directive) -> dict[str, str]:
+    """The values of a record as a script would write them (bytes)."""
+    values: dict[str, object] = {
+        "model": directive.model,
+        "min_gpus": directive.min_gpus,
+        "max_gpus": directive.max_gpus,
+        "gpu_types": ",".join(directive.gpu_types) or None,
+        "global_batch": directive.global_batch and f"{directive.global_batch[0]}:{directive.global_batch[1]}",
+        "micro_batch": directive.micro_batch,
+        "tp": directive.tp,
+        "pp": directive.pp,
+        "weight": f"{directive.weight:.6f}",
+        "checkpoint": directive.checkpoint,
+        "resize": "yes" if directive.resize else "no",
+        "reshard": None if directive.reshard is None else "yes" if directive.reshard else "no",
+        "deadline": None if directive.deadline_s is None else int(directive.deadline_s),
+    }
+    return {name: as_bytes(str(value)) for name, value in values.items() if value is not None}
