@@ -1,0 +1,203 @@
+"""Database URLs, engines, and what a database's errors mean: the one place that knows the two dialects apart."""
+
+from __future__ import annotations
+
+import sqlite3
+import string
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import NullPool, StaticPool
+
+from synergyd.errors import SynergyError, UnavailableError, UsageError
+
+RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:password@host/database"
+UPGRADE = "run: synergyctl db upgrade"
+BUSY_S = 5.0  # how long a connection attempt or another process's SQLite lock is waited for
+STATEMENT_MS = 30_000
+
+
+class RefusedError(UsageError):
+    """The database is there but refuses this very row; the same row will be refused again."""
+
+
+def parse_url(url: str) -> URL:
+    """The URL, checked and with its driver spelt out.
+
+    Raises UsageError; the text of a wrong URL is not repeated, since it may hold a password.
+    """
+    try:
+        parsed = make_url(url.strip())
+    except (ArgumentError, ValueError):
+        raise UsageError("database URL", "can't be read as a URL", RIGHT_URL) from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.host:
+            raise UsageError(
+                show(parsed), "a SQLite URL has no host", "write three slashes and the path: sqlite:////path"
+            )
+        return parsed.set(drivername="sqlite")
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        if not parsed.database:
+            raise UsageError(show(parsed), "the URL names no database", RIGHT_URL)
+        return parsed.set(drivername="postgresql+psycopg")
+    raise UsageError("database URL", f"unknown kind {parsed.drivername!r}", RIGHT_URL)
+
+
+def show(url: URL) -> str:
+    """The URL for messages: without user, password and options."""
+    if url.drivername.startswith("sqlite"):
+        return f"sqlite:///{url.database or ':memory:'}"
+    port = f":{url.port}" if url.port else ""
+    host = url.host or str(url.query.get("host", ""))
+    return f"{url.drivername}://{host}{port}/{url.database or ''}"
+
+
+def sqlite_path(url: URL) -> Path | None:
+    """The file of a SQLite URL; None for a database in memory, or one that is not SQLite."""
+    if not url.drivername.startswith("sqlite") or url.database in (None, "", ":memory:"):
+        return None
+    return Path(str(url.database))
+
+
+def make_engine(url: URL, *, create: bool = False, migrating: bool = False, pooled: bool = True) -> Engine:
+    """An engine with the time limits and transaction habits Synergy counts on; connects to nothing yet.
+
+    A SQLite file that is not there is made only with `create`. Raises UsageError for a missing driver, folder or file.
+    """
+    if url.drivername == "sqlite":
+        return _sqlite(url, create, migrating, pooled)
+    return _postgresql(url, migrating, pooled)
+
+
+def _sqlite(url: URL, create: bool, migrating: bool, pooled: bool) -> Engine:
+    path = sqlite_path(url)
+    if path is None:
+        engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    else:
+        if not path.parent.is_dir():
+            raise UsageError(show(url), f"there is no folder {path.parent}", "make it, or name another file")
+        if path.is_dir():
+            raise UsageError(show(url), "is a folder", "name a file in it")
+        if not create and not path.exists():
+            raise UsageError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
+        uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if create else 'rw'}"
+
+        def connect() -> sqlite3.Connection:
+            return sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)
+
+        pool = {} if pooled else {"poolclass": NullPool}
+        engine = create_engine("sqlite://", creator=connect, **({"pool_size": 2} | pool if pooled else pool))
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver's guess
+        if not migrating:  # a migration rebuilds tables, which must not cascade
+            connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        # A writer takes the lock at once: a read that later turns into a write can fail without waiting.
+        writes = migrating or connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL, migrating: bool, pooled: bool) -> Engine:
+    limits: dict[str, object] = {
+        "connect_timeout": int(BUSY_S),
+        "tcp_user_timeout": 10_000,  # ms; a network that swallows packets must not stop the daemon's loop
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "application_name": "synergy",
+    }
+    limits = {k: v for k, v in limits.items() if k not in url.query}
+    try:
+        if pooled:
+            engine = create_engine(url, connect_args=limits, pool_pre_ping=True, pool_size=2, pool_timeout=BUSY_S)
+        else:
+            engine = create_engine(url, connect_args=limits, poolclass=NullPool)
+    except ModuleNotFoundError:
+        raise UsageError(
+            show(url), "the driver psycopg is not installed", "run: pip install 'synergy-slurm[postgresql]'"
+        ) from None
+    except ImportError as error:  # psycopg without libpq
+        raise UsageError(
+            show(url), f"the driver psycopg does not load: {error}", "pip install 'psycopg[binary]'"
+        ) from None
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        if not migrating:
+            connection.execute(f"SET statement_timeout = {STATEMENT_MS:d}")
+            connection.commit()
+
+    return engine
+
+
+@contextmanager
+def plain_errors(url: URL) -> Iterator[None]:
+    """Turns what SQLAlchemy and the drivers raise into UnavailableError, RefusedError or UsageError, one line each."""
+    try:
+        yield
+    except SynergyError:
+        raise
+    except (SQLAlchemyError, sqlite3.Error, UnicodeError, OverflowError) as error:
+        raise translate(url, error) from error
+
+
+def translate(url: URL, error: Exception) -> SynergyError:
+    """What `error` means for the user: away (UnavailableError), this row (RefusedError), or the set-up (UsageError)."""
+    where = show(url)
+    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    said = _said(cause)
+    low = said.lower()
+    if isinstance(cause, sqlite3.DatabaseError) and not isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError):
+        if "not a database" in low or "malformed" in low:
+            return UsageError(where, said, "restore the file from a copy, or name another")
+        if "readonly" in low:
+            return UsageError(where, "no permission to write", "run this as the user that synergyd runs as")
+        if "unable to open" in low:
+            return UsageError(where, "can't be opened", "check that the file and its folder may be read by this user")
+        if "no such table" in low or "no such column" in low:
+            return UsageError(where, said, UPGRADE)
+    state = str(getattr(cause, "sqlstate", "") or "")
+    if state in ("42P01", "42703", "3F000"):  # undefined table, column, schema
+        return UsageError(where, said, UPGRADE)
+    if state == "42501":
+        return UsageError(where, said, "grant it, or use the role that owns the tables")
+    if state in ("25006",):  # a standby of PostgreSQL: it may become the primary
+        return UnavailableError(where, said)
+    if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, sqlite3.OperationalError)):
+        return UnavailableError(where, said)
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return UnavailableError(where, said)
+    if isinstance(error, (IntegrityError, DataError, UnicodeError, OverflowError)) or isinstance(
+        cause, (ValueError, TypeError, OverflowError)
+    ):
+        return RefusedError(where, said)
+    return UsageError(where, said)
+
+
+def _said(cause: BaseException) -> str:
+    """The driver's message on one line, with the words that help no admin left out."""
+    lines = [" ".join(line.split()) for line in str(cause).splitlines()]
+    text = "; ".join(line for line in lines if line.strip(string.whitespace))
+    return text or type(cause).__name__

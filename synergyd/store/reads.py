@@ -1,0 +1,205 @@
+"""The statements that read, on an open connection. Each is one statement, whatever the number of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, Select, select
+
+from synergyd.errors import UsageError
+from synergyd.records import Action, Alternative, Cell, Decision, ModelSpec, Profile, Report
+from synergyd.store.codec import decode
+from synergyd.store.items import (
+    EpochRecord,
+    Event,
+    LeaderRecord,
+    Lifecycle,
+    Remembered,
+    StoredDecision,
+    StoredReport,
+)
+from synergyd.store.tables import (
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    JobFlagRow,
+    LeaderRow,
+    LifecycleRow,
+    ProfileRow,
+    ReportRow,
+)
+from synergyd.store.writes import NO_DIRECTIVE, PAUSED
+
+T = TypeVar("T")
+
+
+def remembered(connection: Connection) -> Remembered:
+    """Four statements: flags, lifecycles, profiles, reports.
+
+    A row that can't be read is left out and named, so that one job's bad row does not stop the others.
+    """
+    flags = connection.execute(select(JobFlagRow.job_id, JobFlagRow.flag, JobFlagRow.submit_s)).all()
+    unreadable: list[str] = []
+    return Remembered(
+        lifecycles=lifecycles(connection),
+        profiles=_readable(connection.execute(_PROFILE), "key", _profile, unreadable),
+        paused=frozenset(job_id for job_id, flag, _ in flags if flag == PAUSED),
+        no_directive=frozenset((job_id, submit_s) for job_id, flag, submit_s in flags if flag == NO_DIRECTIVE),
+        reports=_readable(connection.execute(_REPORT), "job_id", _report, unreadable),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _readable(rows: Iterable[Row[Any]], key: str, read: Callable[[Row[Any]], T], unreadable: list[str]) -> dict[Any, T]:
+    good: dict[Any, T] = {}
+    for row in rows:
+        try:
+            good[getattr(row, key)] = read(row)
+        except UsageError as error:
+            unreadable.append(str(error))
+    return good
+
+
+def lifecycles(connection: Connection) -> dict[int, Lifecycle]:
+    rows = connection.execute(
+        select(
+            LifecycleRow.job_id,
+            LifecycleRow.submit_s,
+            LifecycleRow.state,
+            LifecycleRow.payload,
+            LifecycleRow.updated_s,
+        )
+    )
+    return {r.job_id: Lifecycle(r.job_id, r.submit_s, r.state, r.payload, r.updated_s) for r in rows}
+
+
+_PROFILE = select(
+    ProfileRow.key,
+    ProfileRow.speed,
+    ProfileRow.memory,
+    ProfileRow.samples,
+    ProfileRow.noise_scale,
+    ProfileRow.resharding,
+    ProfileRow.model,
+    ProfileRow.global_batch,
+)
+
+
+def profiles(connection: Connection) -> dict[str, Profile]:
+    return {r.key: _profile(r) for r in connection.execute(_PROFILE)}
+
+
+def profile(connection: Connection, key: str) -> Profile | None:
+    row = connection.execute(_PROFILE.where(ProfileRow.key == key)).one_or_none()
+    return None if row is None else _profile(row)
+
+
+def _profile(r: Row[Any]) -> Profile:
+    return Profile(
+        speed=r.speed,
+        memory=r.memory,
+        samples=r.samples,
+        noise_scale=r.noise_scale,
+        resharding=r.resharding,
+        model=None if r.model is None else decode(ModelSpec, r.model, f"profile {r.key}: model"),
+        global_batch=r.global_batch,
+    )
+
+
+_REPORT = select(ReportRow.job_id, ReportRow.payload, ReportRow.received_s)
+
+
+def reports(connection: Connection) -> dict[int, StoredReport]:
+    return {r.job_id: _report(r) for r in connection.execute(_REPORT)}
+
+
+def report(connection: Connection, job_id: int) -> StoredReport | None:
+    row = connection.execute(_REPORT.where(ReportRow.job_id == job_id)).one_or_none()
+    return None if row is None else _report(row)
+
+
+def _report(r: Row[Any]) -> StoredReport:
+    return StoredReport(decode(Report, r.payload, f"job {r.job_id}: stored report"), r.received_s)
+
+
+def flags(connection: Connection, flag: str) -> list[tuple[int, float]]:
+    statement = select(JobFlagRow.job_id, JobFlagRow.submit_s).where(JobFlagRow.flag == flag)
+    return [(job_id, submit_s) for job_id, submit_s in connection.execute(statement)]
+
+
+_DECISION = select(
+    DecisionRow.job_id,
+    DecisionRow.at_s,
+    DecisionRow.action,
+    DecisionRow.cell,
+    DecisionRow.node_names,
+    DecisionRow.why,
+    DecisionRow.relative_goodput,
+    DecisionRow.alternatives,
+)
+
+
+def decisions_of(connection: Connection, job_id: int, limit: int) -> list[StoredDecision]:
+    """Newest first."""
+    statement: Select[Any] = (
+        _DECISION.add_columns(EpochRow.dry_run)
+        .join(EpochRow, EpochRow.id == DecisionRow.epoch_id)
+        .where(DecisionRow.job_id == job_id)
+        .order_by(DecisionRow.at_s.desc(), DecisionRow.epoch_id.desc())
+        .limit(limit)
+    )
+    return [StoredDecision(r.at_s, r.dry_run, _decision(r)) for r in connection.execute(statement)]
+
+
+def latest_epoch(connection: Connection) -> EpochRecord | None:
+    """Two statements: the epoch that started last, and its decisions by job id."""
+    statement = (
+        select(
+            EpochRow.id,
+            EpochRow.started_s,
+            EpochRow.duration_s,
+            EpochRow.dry_run,
+            EpochRow.summary,
+            EpochRow.error,
+        )
+        .order_by(EpochRow.started_s.desc(), EpochRow.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(statement).one_or_none()
+    if row is None:
+        return None
+    made = connection.execute(_DECISION.where(DecisionRow.epoch_id == row.id).order_by(DecisionRow.job_id))
+    decisions = tuple(_decision(r) for r in made)
+    return EpochRecord(row.started_s, row.duration_s, row.dry_run, decisions, row.summary, row.error)
+
+
+def _decision(r: Row[Any]) -> Decision:
+    where = f"job {r.job_id}: stored decision"
+    return Decision(
+        job_id=r.job_id,
+        action=decode(Action, r.action, f"{where}: action"),
+        cell=None if r.cell is None else decode(Cell, r.cell, f"{where}: cell"),
+        node_names=tuple(str(n) for n in r.node_names),
+        why=r.why,
+        relative_goodput=r.relative_goodput,
+        alternatives=tuple(decode(Alternative, a, f"{where}: alternative") for a in r.alternatives),
+    )
+
+
+def story(connection: Connection, job_id: int) -> list[Event]:
+    """In the order in which things happened."""
+    statement = (
+        select(EventRow.job_id, EventRow.at_s, EventRow.state, EventRow.event, EventRow.detail)
+        .where(EventRow.job_id == job_id)
+        .order_by(EventRow.at_s, EventRow.id)
+    )
+    return [Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
+
+
+def leader(connection: Connection) -> LeaderRecord | None:
+    statement = select(LeaderRow.holder, LeaderRow.host, LeaderRow.pid, LeaderRow.heartbeat_s, LeaderRow.term).where(
+        LeaderRow.id == 1
+    )
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else LeaderRecord(*row)

@@ -1,0 +1,260 @@
+"""The store: explicit methods over one database, each a transaction of its own.
+
+Every method raises UnavailableError while the database is away, UsageError if its set-up is wrong (schema, rights), and
+RefusedError if it will not take this very row. The daemon wraps it in synergyd.store.buffer.BufferedStore.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, delete, exists, select
+from sqlalchemy.engine import URL
+
+from synergyd.records import Profile
+from synergyd.store import reads, schema, writes
+from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
+from synergyd.store.items import (
+    Changes,
+    EpochRecord,
+    Event,
+    Keyed,
+    LeaderRecord,
+    Lifecycle,
+    Remembered,
+    StoredDecision,
+    StoredReport,
+)
+from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, ProfileRow, ReportRow
+
+_PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
+
+
+def open_store(url: str, *, create: bool = False) -> Store:
+    """A Store on the database at `url`, its schema checked.
+
+    With `create`, a SQLite database that is missing or empty gets its schema here; one that is behind does not.
+    PostgreSQL's comes from `synergyctl db upgrade` alone. Raises UsageError (URL, driver, folder, schema missing or
+    behind) or UnavailableError (can't be reached).
+    """
+    parsed = parse_url(url)
+    is_sqlite = parsed.drivername == "sqlite"
+    if create and is_sqlite and sqlite_path(parsed) is not None and schema.revision(url) is None:
+        schema.upgrade(url)
+    engine = make_engine(parsed)
+    try:
+        with plain_errors(parsed):
+            if create and is_sqlite and sqlite_path(parsed) is None:
+                with engine.execution_options(writes=True).begin() as connection:
+                    schema.upgrade_on(connection, show(parsed))
+            with engine.connect() as connection:
+                schema.check(connection, show(parsed))
+    except BaseException:
+        engine.dispose()
+        raise
+    return Store(engine, parsed)
+
+
+class Store:
+    """Open with `open_store`; close with `close` or a `with` block. May be used from several threads."""
+
+    def __init__(self, engine: Engine, url: URL) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(writes=True)
+        self._url = url
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def where(self) -> str:
+        """The database for messages, without user and password."""
+        return show(self._url)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with plain_errors(self._url), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with plain_errors(self._url), self._writer.begin() as connection:
+            yield connection
+
+    # Whole epochs
+
+    def apply(self, changes: Changes) -> int:
+        """Writes `changes` in one transaction; returns the rows of state left out since somebody else leads.
+
+        History under a write key that is already there is not written again, so that a transaction whose end was not
+        heard can be tried again. At most 8 statements plus 2 an epoch, however many jobs (deletes: one per 500 jobs).
+        """
+        with self._writing() as connection:
+            return writes.apply(connection, changes)
+
+    def remembered(self) -> Remembered:
+        """All that an epoch starts from, in four statements."""
+        with self._reading() as connection:
+            return reads.remembered(connection)
+
+    # Epochs and decisions
+
+    def save_epoch(self, epoch: EpochRecord, write_key: str = "") -> None:
+        """Adds an epoch with its decisions; a second time under the same `write_key` does nothing."""
+        self.apply(Changes(history=(Keyed(write_key or new_key(), epoch),)))
+
+    def latest_epoch(self) -> EpochRecord | None:
+        """The epoch that started last, its decisions by job id."""
+        with self._reading() as connection:
+            return reads.latest_epoch(connection)
+
+    def last_decision(self, job_id: int) -> StoredDecision | None:
+        return next(iter(self.decisions_of(job_id, 1)), None)
+
+    def decisions_of(self, job_id: int, limit: int = 20) -> list[StoredDecision]:
+        """Newest first."""
+        with self._reading() as connection:
+            return reads.decisions_of(connection, job_id, limit)
+
+    # The story of a job
+
+    def append_events(self, events: Sequence[Event], write_key: str = "") -> None:
+        """Adds events in order; a second time under the same `write_key` does nothing."""
+        self.apply(Changes(history=(Keyed(write_key or new_key(), tuple(events)),)))
+
+    def story(self, job_id: int) -> list[Event]:
+        """In the order in which things happened."""
+        with self._reading() as connection:
+            return reads.story(connection, job_id)
+
+    # Lifecycles
+
+    def put_lifecycles(self, lifecycles: Iterable[Lifecycle]) -> None:
+        self.apply(Changes(lifecycles=tuple(lifecycles)))
+
+    def lifecycles(self) -> dict[int, Lifecycle]:
+        """By job id."""
+        with self._reading() as connection:
+            return reads.lifecycles(connection)
+
+    def delete_lifecycles(self, job_ids: Iterable[int]) -> None:
+        self.apply(Changes(gone=tuple(job_ids)))
+
+    # Profiles
+
+    def put_profiles(self, profiles: Mapping[str, Profile], updated_s: float) -> None:
+        """Keys such as `job:123` or `model:gpt-mini/a100`."""
+        self.apply(Changes(profiles=tuple((k, p, updated_s) for k, p in profiles.items())))
+
+    def profiles(self) -> dict[str, Profile]:
+        """By key."""
+        with self._reading() as connection:
+            return reads.profiles(connection)
+
+    def profile(self, key: str) -> Profile | None:
+        with self._reading() as connection:
+            return reads.profile(connection, key)
+
+    # What is known of a job beyond Slurm
+
+    def set_paused(self, job_id: int, paused: bool, at_s: float) -> None:
+        self.apply(Changes(paused=((job_id, paused, at_s),)))
+
+    def paused(self) -> frozenset[int]:
+        """Job ids."""
+        with self._reading() as connection:
+            return frozenset(job_id for job_id, _ in reads.flags(connection, writes.PAUSED))
+
+    def add_no_directive(self, submissions: Iterable[tuple[int, float]], at_s: float) -> None:
+        """Remembers that the script of (job id, submit time) was read and holds no directive."""
+        self.apply(Changes(no_directive=tuple((job_id, submit_s, at_s) for job_id, submit_s in submissions)))
+
+    def no_directive(self) -> frozenset[tuple[int, float]]:
+        """(job id, submit time) of scripts that were read and hold no directive."""
+        with self._reading() as connection:
+            return frozenset(reads.flags(connection, writes.NO_DIRECTIVE))
+
+    def put_reports(self, reports: Iterable[StoredReport]) -> None:
+        self.apply(Changes(reports=tuple(reports)))
+
+    def report(self, job_id: int) -> StoredReport | None:
+        """The latest report of the job."""
+        with self._reading() as connection:
+            return reads.report(connection, job_id)
+
+    def reports(self) -> dict[int, StoredReport]:
+        """By job id."""
+        with self._reading() as connection:
+            return reads.reports(connection)
+
+    def forget_jobs(self, job_ids: Iterable[int]) -> None:
+        """Deletes the present of jobs that are gone (lifecycle, report, pause); their history stays until `prune`."""
+        gone = tuple(job_ids)
+        with self._writing() as connection:
+            writes.delete_jobs(connection, LifecycleRow, gone)
+            writes.delete_jobs(connection, ReportRow, gone)
+            writes.delete_jobs(connection, JobFlagRow, gone)
+
+    def leader(self) -> LeaderRecord | None:
+        """Who leads, or led last; None if nobody ever did."""
+        with self._reading() as connection:
+            return reads.leader(connection)
+
+    # Upkeep
+
+    def prune(self, older_than_s: float) -> int:
+        """Deletes history from before the instant `older_than_s` (seconds since 1970); returns the rows deleted.
+
+        Epochs with their decisions (not counted one by one), events, reports, `job:` profiles and marks of scripts
+        without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
+        """
+        deleted = 0
+        old = (
+            select(EpochRow.id)
+            .where(EpochRow.started_s < older_than_s)
+            .order_by(EpochRow.started_s)
+            .limit(_PRUNE_EPOCHS)
+        )
+        while True:
+            with self._writing() as connection:
+                ids = connection.execute(old).scalars().all()
+                if ids:
+                    connection.execute(delete(EpochRow).where(EpochRow.id.in_(ids)))
+            deleted += len(ids)
+            if len(ids) < _PRUNE_EPOCHS:
+                break
+        with self._writing() as connection:
+            live = reads.lifecycles(connection)
+            job_profiles = (ProfileRow.key.startswith("job:"), ProfileRow.updated_s < older_than_s)
+            keys = connection.execute(select(ProfileRow.key).where(*job_profiles)).scalars().all()
+            stale = [k for k in keys if not (k[4:].isdecimal() and int(k[4:]) in live)]
+            for part in writes.chunks(stale, 500):
+                deleted += connection.execute(delete(ProfileRow).where(ProfileRow.key.in_(part))).rowcount
+            for statement in (
+                delete(EventRow).where(
+                    EventRow.at_s < older_than_s, ~exists().where(LifecycleRow.job_id == EventRow.job_id)
+                ),
+                delete(ReportRow).where(
+                    ReportRow.received_s < older_than_s, ~exists().where(LifecycleRow.job_id == ReportRow.job_id)
+                ),
+                delete(JobFlagRow).where(JobFlagRow.flag == writes.NO_DIRECTIVE, JobFlagRow.at_s < older_than_s),
+            ):
+                deleted += connection.execute(statement).rowcount
+        return deleted
+
+
+def new_key() -> str:
+    """A write key that nobody else has."""
+    return uuid.uuid4().hex

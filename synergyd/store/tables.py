@@ -1,0 +1,144 @@
+"""The tables, as SQLAlchemy models. A change here needs a migration in sql/versions (a test compares the two).
+
+Times (`_s`) are seconds since 1970 in double precision. Large whole records travel as JSON (synergyd/store/codec.py);
+what is searched or read in bulk has a column of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Boolean, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# SQLite counts up only a column declared INTEGER; it holds 64 bits there all the same.
+BigId = BigInteger().with_variant(Integer, "sqlite")
+Json = JSON(none_as_null=True)
+
+
+class Base(DeclarativeBase):
+    """All tables hang on this metadata."""
+
+
+class ProfileRow(Base):
+    """What was learnt of `job:123` or `model:gpt-mini/a100` (synergyd.records.Profile)."""
+
+    __tablename__ = "profiles"
+
+    key: Mapped[str] = mapped_column(Text, primary_key=True)
+    speed: Mapped[float] = mapped_column(Double)
+    memory: Mapped[float] = mapped_column(Double)
+    samples: Mapped[int] = mapped_column(BigInteger)
+    noise_scale: Mapped[float | None] = mapped_column(Double)
+    resharding: Mapped[bool] = mapped_column(Boolean)
+    model: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    global_batch: Mapped[int | None] = mapped_column(BigInteger)
+    updated_s: Mapped[float] = mapped_column(Double)
+
+
+class EpochRow(Base):
+    """One pass of the daemon. `write_key` makes writing it twice the same as writing it once."""
+
+    __tablename__ = "epochs"
+    __table_args__ = (
+        UniqueConstraint("write_key", name="uq_epochs_write_key"),
+        Index("ix_epochs_started_s", "started_s"),
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    write_key: Mapped[str] = mapped_column(String(64))
+    started_s: Mapped[float] = mapped_column(Double)
+    duration_s: Mapped[float] = mapped_column(Double)
+    dry_run: Mapped[bool] = mapped_column(Boolean)
+    jobs: Mapped[int] = mapped_column(Integer)
+    summary: Mapped[dict[str, Any]] = mapped_column(Json)
+    error: Mapped[str] = mapped_column(Text)
+
+
+class DecisionRow(Base):
+    """One epoch's decision for one job; `at_s` is the epoch's start."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (Index("ix_decisions_job_id_at_s", "job_id", "at_s"),)
+
+    epoch_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("epochs.id", name="fk_decisions_epoch_id", ondelete="CASCADE"), primary_key=True
+    )
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    at_s: Mapped[float] = mapped_column(Double)
+    action: Mapped[str] = mapped_column(Text)
+    cell: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    node_names: Mapped[list[str]] = mapped_column(Json)
+    why: Mapped[str] = mapped_column(Text)
+    relative_goodput: Mapped[float | None] = mapped_column(Double)
+    alternatives: Mapped[list[dict[str, Any]]] = mapped_column(Json)
+
+
+class EventRow(Base):
+    """One step of a job's story; rows are only ever added. (`write_key`, `seq`) makes writing it twice harmless."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        UniqueConstraint("write_key", "seq", name="uq_events_write_key_seq"),
+        Index("ix_events_job_id_at_s", "job_id", "at_s"),
+        Index("ix_events_at_s", "at_s"),
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    write_key: Mapped[str] = mapped_column(String(64))
+    seq: Mapped[int] = mapped_column(Integer)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    at_s: Mapped[float] = mapped_column(Double)
+    state: Mapped[str] = mapped_column(Text)
+    event: Mapped[str] = mapped_column(Text)
+    detail: Mapped[str] = mapped_column(Text)
+
+
+class LifecycleRow(Base):
+    """Where each job's resize state machine stands."""
+
+    __tablename__ = "lifecycles"
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    submit_s: Mapped[float] = mapped_column(Double)
+    state: Mapped[str] = mapped_column(Text)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    updated_s: Mapped[float] = mapped_column(Double)
+
+
+class JobFlagRow(Base):
+    """`paused` (submit_s 0) or `no_directive` (of exactly this submission: job ids are used again)."""
+
+    __tablename__ = "job_flags"
+    __table_args__ = (Index("ix_job_flags_flag_at_s", "flag", "at_s"),)
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    flag: Mapped[str] = mapped_column(Text, primary_key=True)
+    submit_s: Mapped[float] = mapped_column(Double, primary_key=True)
+    at_s: Mapped[float] = mapped_column(Double)
+
+
+class ReportRow(Base):
+    """The latest report of each job (synergyd.records.Report)."""
+
+    __tablename__ = "reports"
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    received_s: Mapped[float] = mapped_column(Double)
+
+
+class LeaderRow(Base):
+    """One row (id 1): who leads, or led last. The lock itself is elsewhere (synergyd/store/leader.py).
+
+    `term` goes up by one with each change of holder: what an earlier holder still had to write is told apart by it.
+    """
+
+    __tablename__ = "leader"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    holder: Mapped[str] = mapped_column(String(64))
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(BigInteger)
+    heartbeat_s: Mapped[float] = mapped_column(Double)
+    term: Mapped[int] = mapped_column(BigInteger)

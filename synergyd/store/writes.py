@@ -1,0 +1,209 @@
+"""The statements that write. Each takes an open connection inside a transaction and any number of rows: the number of
+statements does not grow with the number of jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from synergyd.errors import UsageError
+from synergyd.records import Profile
+from synergyd.store.codec import clean, encode
+from synergyd.store.items import Changes, EpochRecord, Event, Keyed, Lifecycle, StoredReport
+from synergyd.store.tables import (
+    Base,
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    JobFlagRow,
+    LeaderRow,
+    LifecycleRow,
+    ProfileRow,
+    ReportRow,
+)
+
+PAUSED = "paused"
+NO_DIRECTIVE = "no_directive"
+_IN_LIST = 500  # values of one IN (...): well below SQLite's and PostgreSQL's limits
+
+Row = dict[str, Any]
+
+
+def insert(connection: Connection, model: type[Base]) -> Any:
+    """The dialect's INSERT, which knows ON CONFLICT."""
+    table = table_of(model)
+    return sqlite_insert(table) if connection.dialect.name == "sqlite" else postgresql_insert(table)
+
+
+def table_of(model: type[Base]) -> Table:
+    table = model.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+def upsert(connection: Connection, model: type[Base], rows: Sequence[Row]) -> None:
+    """Writes rows, replacing those with the same primary key. Of rows that share a key the last one counts."""
+    if not rows:
+        return
+    keys = [c.name for c in table_of(model).primary_key]
+    last = {tuple(row[k] for k in keys): row for row in rows}
+    statement = insert(connection, model)
+    others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=others), list(last.values()))
+
+
+def apply(connection: Connection, changes: Changes) -> int:
+    """Writes `changes`; returns how many rows of state were left out since a later leader holds the database."""
+    fenced = changes.term is not None and _term(connection) > changes.term
+    _history(connection, changes.history)
+    _no_directive(connection, changes.no_directive)
+    _paused(connection, changes.paused)
+    if fenced:
+        return len(changes.lifecycles) + len(changes.gone) + len(changes.profiles) + len(changes.reports)
+    upsert(connection, LifecycleRow, [_lifecycle(x) for x in changes.lifecycles])
+    delete_jobs(connection, LifecycleRow, changes.gone)
+    upsert(connection, ProfileRow, [_profile(*x) for x in changes.profiles])
+    upsert(connection, ReportRow, [_report(x) for x in changes.reports])
+    return 0
+
+
+def delete_jobs(connection: Connection, model: type[Base], job_ids: Iterable[int]) -> None:
+    """Deletes the rows of these jobs."""
+    column = table_of(model).c.job_id
+    for part in chunks(sorted(set(job_ids)), _IN_LIST):
+        connection.execute(delete(table_of(model)).where(column.in_(part)))
+
+
+def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+def _term(connection: Connection) -> int:
+    # shared lock: no new leader can write its term between this look and our commit (SQLite: the whole file is locked)
+    return connection.execute(select(LeaderRow.term).where(LeaderRow.id == 1).with_for_update(read=True)).scalar() or 0
+
+
+def _history(connection: Connection, items: Sequence[Keyed]) -> None:
+    for is_epoch, run in groupby(items, key=lambda k: isinstance(k.item, EpochRecord)):
+        if is_epoch:
+            for keyed in run:
+                assert isinstance(keyed.item, EpochRecord)
+                _epoch(connection, keyed.write_key, keyed.item)
+        else:
+            _events(connection, list(run))
+
+
+def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
+    if len({d.job_id for d in epoch.decisions}) != len(epoch.decisions):
+        raise UsageError("epoch", "two decisions for one job", "one decision a job")
+    row = {
+        "write_key": write_key,
+        "started_s": _finite(epoch.started_s, "started_s"),
+        "duration_s": _finite(epoch.duration_s, "duration_s"),
+        "dry_run": epoch.dry_run,
+        "jobs": len(epoch.decisions),
+        "summary": encode(epoch.summary),
+        "error": clean(epoch.error),
+    }
+    statement = insert(connection, EpochRow).values(row).on_conflict_do_nothing(index_elements=["write_key"])
+    epoch_id = connection.execute(statement.returning(EpochRow.id)).scalar()
+    if epoch_id is None or not epoch.decisions:  # None: an earlier try got through, decisions and all
+        return
+    rows = [
+        {
+            "epoch_id": epoch_id,
+            "job_id": d.job_id,
+            "at_s": epoch.started_s,
+            "action": d.action.value,
+            "cell": encode(d.cell),
+            "node_names": encode(d.node_names),
+            "why": clean(d.why),
+            "relative_goodput": _number(d.relative_goodput),
+            "alternatives": encode(d.alternatives),
+        }
+        for d in epoch.decisions
+    ]
+    connection.execute(insert(connection, DecisionRow), rows)
+
+
+def _events(connection: Connection, items: Sequence[Keyed]) -> None:
+    rows: list[Row] = []
+    for keyed in items:
+        assert isinstance(keyed.item, tuple)
+        rows += [_event(keyed.write_key, seq, e) for seq, e in enumerate(keyed.item)]
+    if rows:
+        statement = insert(connection, EventRow)
+        connection.execute(statement.on_conflict_do_nothing(index_elements=["write_key", "seq"]), rows)
+
+
+def _event(write_key: str, seq: int, event: Event) -> Row:
+    return {
+        "write_key": write_key,
+        "seq": seq,
+        "job_id": event.job_id,
+        "at_s": _finite(event.at_s, "at_s"),
+        "state": clean(event.state),
+        "event": clean(event.event),
+        "detail": clean(event.detail),
+    }
+
+
+def _lifecycle(x: Lifecycle) -> Row:
+    return {
+        "job_id": x.job_id,
+        "submit_s": _finite(x.submit_s, "submit_s"),
+        "state": clean(x.state),
+        "payload": encode(x.payload),
+        "updated_s": _finite(x.updated_s, "updated_s"),
+    }
+
+
+def _profile(key: str, profile: Profile, updated_s: float) -> Row:
+    return {
+        "key": clean(key),
+        "speed": _finite(profile.speed, "speed"),
+        "memory": _finite(profile.memory, "memory"),
+        "samples": profile.samples,
+        "noise_scale": None if profile.noise_scale is None else _finite(profile.noise_scale, "noise_scale"),
+        "resharding": profile.resharding,
+        "model": encode(profile.model),
+        "global_batch": profile.global_batch,
+        "updated_s": _finite(updated_s, "updated_s"),
+    }
+
+
+def _report(x: StoredReport) -> Row:
+    received_s = _finite(x.received_s, "received_s")
+    return {"job_id": x.report.job_id, "payload": encode(x.report), "received_s": received_s}
+
+
+def _paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) -> None:
+    last = {job_id: (on, at_s) for job_id, on, at_s in changes}
+    upsert(connection, JobFlagRow, [_flag(j, PAUSED, 0.0, at_s) for j, (on, at_s) in last.items() if on])
+    for part in chunks([j for j, (on, _) in last.items() if not on], _IN_LIST):
+        connection.execute(delete(JobFlagRow).where(JobFlagRow.flag == PAUSED, JobFlagRow.job_id.in_(part)))
+
+
+def _no_directive(connection: Connection, changes: Sequence[tuple[int, float, float]]) -> None:
+    upsert(connection, JobFlagRow, [_flag(j, NO_DIRECTIVE, submit_s, at_s) for j, submit_s, at_s in changes])
+
+
+def _flag(job_id: int, flag: str, submit_s: float, at_s: float) -> Row:
+    submit_s, at_s = _finite(submit_s, "submit_s"), _finite(at_s, "at_s")
+    return {"job_id": job_id, "flag": flag, "submit_s": submit_s, "at_s": at_s}
+
+
+def _finite(value: float, name: str) -> float:
+    if not math.isfinite(value):
+        raise UsageError("store", f"{name} is {value}", "only finite numbers are stored")
+    return float(value)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
