@@ -1,0 +1,450 @@
+"""The agent: the part of Synergy inside each training process.
+
+It times steps, writes the status file that the launcher reports from, and sees to it that all ranks checkpoint, wait
+and stop at the same step boundary. It talks to the launcher through the environment, signals and files only:
+
+| from the launcher | meaning |
+|---|---|
+| SYNERGY_RUN_DIR | folder of status.json and of checkpoint-request (an integer that grows by one per request) |
+| SYNERGY_PLAN_JSON | the Plan; absent: all ranks are data parallel |
+| SYNERGY_RESTARTS | incarnation number |
+| SYNERGY_CHECKPOINT_DIR | where checkpoints live, before the script's own argument |
+| SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |
+| SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: no save is begun that would take longer (25) |
+| SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
+| SIGUSR2 | checkpoint now and go on |
+| SIGTERM | finish the step, checkpoint, exit 0 |
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from launch.checkpoint import CheckpointError, Checkpoints, Found
+from launch.ranks import Alone, Ranks
+from synergyd.errors import SynergyError, UsageError, one_line
+from synergyd.records import ModelSpec, Plan
+
+STATUS = "status.json"
+REQUEST = "checkpoint-request"
+_STATUS_EVERY_S = 0.5
+_WARM_UP_STEPS = 2  # the first steps after a start pay for allocation, compilation and connections
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What the launcher told this worker, checked. `plan` is None where the launcher gave none."""
+
+    run_dir: Path | None = None
+    plan: Plan | None = None
+    restarts: int = 0
+    checkpoint_dir: Path | None = None
+    step_log: Path | None = None
+    hold_s: float = 20.0
+    grace_s: float = 25.0
+    rank: int = 0
+    local_rank: int = 0
+    world: int = 1
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
+        """Raises UsageError in one line for a value that can't be used."""
+        env = os.environ if environment is None else environment
+        run_dir = Path(env["SYNERGY_RUN_DIR"]) if env.get("SYNERGY_RUN_DIR") else None
+        if run_dir is not None and not run_dir.is_dir():
+            raise UsageError("SYNERGY_RUN_DIR", f"{run_dir} is not a folder", "the launcher makes it before the start")
+        step_log = None
+        if run_dir is not None:
+            step_log = run_dir.parent / env.get("SYNERGY_STEP_LOG", "steps.jsonl")
+        elif env.get("SYNERGY_STEP_LOG"):
+            step_log = Path(env["SYNERGY_STEP_LOG"])
+        text = env.get("SYNERGY_PLAN_JSON")
+        world = _number(env, "WORLD_SIZE", int, 1)
+        return cls(
+            run_dir=run_dir,
+            plan=parse_plan(text, world) if text else None,
+            restarts=_number(env, "SYNERGY_RESTARTS", int, 0),
+            checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
+            step_log=step_log,
+            hold_s=_number(env, "SYNERGY_HOLD_S", float, 20.0),
+            grace_s=_number(env, "SYNERGY_GRACE_S", float, 25.0),
+            rank=_number(env, "RANK", int, 0),
+            local_rank=_number(env, "LOCAL_RANK", int, 0),
+            world=world,
+        )
+
+
+def parse_plan(text: str, world: int) -> Plan:
+    """A Plan from its JSON object. Raises UsageError where it is malformed, impossible, or not for `world` processes."""
+    where = "SYNERGY_PLAN_JSON"
+    right = "a JSON object with the fields of a plan, such as " + json.dumps(asdict(Plan()))
+    try:
+        content = json.loads(text)
+    except ValueError:
+        raise UsageError(where, f"not JSON: {text[:80]}", right) from None
+    if not isinstance(content, dict):
+        raise UsageError(where, "not an object", right)
+    kinds = {field.name: type(getattr(Plan(), field.name)) for field in fields(Plan)}
+    for key, value in content.items():
+        if key not in kinds:
+            raise UsageError(where, f"unknown field {key}", right)
+        if type(value) is not kinds[key] or (kinds[key] is int and value < 1):
+            raise UsageError(where, f"{key}={value!r} can't be used", right)
+    plan = Plan(**content)
+    return check_plan(plan, world, where)
+
+
+def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
+    """`plan` itself if it uses exactly `world` processes and its batch divides; else UsageError."""
+    if plan.gpus != world:
+        what = f"tp={plan.tp} pp={plan.pp} dp={plan.dp} needs {plan.gpus} processes, there are {world}"
+        raise UsageError(where, what, "tp * pp * dp must be the number of processes")
+    if plan.global_batch % (plan.dp * plan.micro_batch):
+        what = f"global batch {plan.global_batch} can't be cut into micro-batches of {plan.micro_batch} on dp={plan.dp}"
+        raise UsageError(where, what, "global_batch must be a multiple of dp * micro_batch")
+    return plan
+
+
+class StepTimer:
+    """Median duration of the recent steps; the first two after a start don't count."""
+
+    def __init__(self, window: int = 20) -> None:
+        self._recent: deque[float] = deque(maxlen=window)
+        self._skip = _WARM_UP_STEPS
+
+    def add(self, seconds: float) -> None:
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._recent.append(seconds)
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self._recent) if self._recent else None
+
+
+class Agent:
+    """One rank's agent. All ranks construct it, and call `start`, `after_step` and `finish` at the same points.
+
+    `save(folder)` is given to `start`: it writes a checkpoint on all ranks and returns metadata to keep with it.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        plan: Plan,
+        ranks: Ranks | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        peak_memory: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.settings = settings
+        self.plan = plan
+        self.ranks: Ranks = Alone() if ranks is None else ranks
+        self.checkpoints: Checkpoints | None = None
+        self._clock, self._monotonic, self._sleep, self._peak_memory = clock, monotonic, sleep, peak_memory
+        self._timer = StepTimer()
+        self._mark = monotonic()
+        self._status_at = -math.inf
+        self._stop = False  # set by the SIGTERM handler
+        self._signalled = False  # set by the SIGUSR2 handler
+        self._acknowledged = 0
+        self._save: Callable[[Path], Mapping[str, Any]] | None = None
+        self._interval = 0
+        self._save_s = 0.0  # what the last save took
+        self._status: dict[str, Any] = {
+            "step": 0,
+            "step_s": None,
+            "loss": None,
+            "tokens": None,
+            "noise_scale": None,
+            "peak_memory_bytes": None,
+            "checkpoint_step": None,
+            "checkpoint_requests": 0,
+            "plan": asdict(plan),
+            "restarts": settings.restarts,
+            "resharding": False,
+            "model": None,
+            "state": "starting",
+            "note": "",
+        }
+        self._write_status()
+
+    # -- set-up -----------------------------------------------------------------------------------------------------
+
+    def install_signals(self) -> None:
+        """Handlers that only set a flag: whatever is under way, a save included, is finished first."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGUSR2, self._on_usr2)
+
+    def find_checkpoint(self, directory: Path | None) -> Found:
+        """Where to go on from. The launcher's folder comes before `directory`, the script's own argument."""
+        folder = self.settings.checkpoint_dir or directory
+        if folder is None:
+            return Found(None)
+        self.checkpoints = Checkpoints(folder.absolute(), self.ranks)
+        found = self.checkpoints.find()
+        if found.note:
+            self.note(found.note)
+        return found
+
+    def start(
+        self,
+        step: int,
+        *,
+        save: Callable[[Path], Mapping[str, Any]] | None = None,
+        checkpoint_interval: int = 0,
+        resharding: bool = False,
+        model: ModelSpec | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        """Training goes on after `step` finished steps. `checkpoint_interval` 0: only when asked, and at the end."""
+        self._save = save
+        self._interval = checkpoint_interval
+        self._status.update(
+            step=step,
+            tokens=tokens,
+            resharding=resharding,
+            model=asdict(model) if model else None,
+            checkpoint_step=step if step and self.checkpoints else None,
+            state="training",
+        )
+        plan = self.plan
+        self.say(
+            f"step {step}: tp={plan.tp} pp={plan.pp} dp={plan.dp} micro_batch={plan.micro_batch} "
+            f"global_batch={plan.global_batch} restarts={self.settings.restarts}"
+        )
+        self._write_status()
+        self._mark = self._monotonic()
+
+    # -- each step --------------------------------------------------------------------------------------------------
+
+    def after_step(
+        self, step: int, *, loss: float | None, tokens: int | None = None, noise_scale: float | None = None
+    ) -> bool:
+        """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM)."""
+        now = self._monotonic()
+        self._timer.add(now - self._mark)
+        self._mark = now
+        self._status.update(
+            step=step, step_s=self._timer.median_s, loss=loss, tokens=tokens, noise_scale=noise_scale, state="training"
+        )
+        self._log_step(step, loss)
+        request, stop = self._agree()
+        if stop:
+            self._end(step)
+            return False
+        if request > self._acknowledged:
+            go_on = self._requested(step, request)
+            self._mark = self._monotonic()
+            return go_on
+        if self._interval and step % self._interval == 0:
+            self._checkpoint(step)
+            self._status["state"] = "training"
+            self._write_status()
+            self._mark = self._monotonic()
+        elif now - self._status_at >= _STATUS_EVERY_S:
+            self._write_status()
+        return True
+
+    def finish(self) -> None:
+        """All steps are done: a last checkpoint, and state `done`."""
+        self._checkpoint(int(self._status["step"]))
+        self._status["state"] = "done"
+        self._write_status()
+        self.say(f"done at step {self._status['step']}, loss {_shown(self._status['loss'])}")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """State `failed` and a note if the body raises; a user's mistake ends the process with one line and code 2."""
+        try:
+            yield
+        except SynergyError as error:
+            self._failed(str(error))
+            if self.settings.rank == 0:
+                print(f"synergy: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
+        except Exception as error:
+            if self._stop:
+                # Its peers got the same SIGTERM and may be gone already: nothing to debug here.
+                self._failed(f"stopped by SIGTERM in the middle of a step ({type(error).__name__})")
+                raise SystemExit(1) from None
+            self._failed(f"{type(error).__name__}: {error}")
+            raise
+
+    def say(self, text: str) -> None:
+        """One line on rank 0's standard output."""
+        if self.settings.rank == 0:
+            print(f"synergy: {one_line(text)}", flush=True)
+
+    def note(self, text: str) -> None:
+        """Say it, and keep it in the status until something newer is noted."""
+        self._status["note"] = one_line(text)
+        self.say(text)
+        self._write_status()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _on_term(self, number: int, frame: object) -> None:
+        self._stop = True
+
+    def _on_usr2(self, number: int, frame: object) -> None:
+        self._signalled = True
+
+    def _agree(self) -> tuple[int, bool]:
+        """(newest checkpoint request, whether to stop), the same on all ranks: one all-reduce of three integers."""
+        memory = self._peak_memory()
+        answer = self.ranks.maximum([self._wanted(), int(self._stop), memory or 0])
+        self._status["peak_memory_bytes"] = answer[2] or None
+        return answer[0], bool(answer[1])
+
+    def _wanted(self) -> int:
+        """The request number this rank knows of. Where a file counts them, a signal only says: look at the file."""
+        signalled, self._signalled = self._signalled, False
+        if self.settings.run_dir is not None and (self.settings.local_rank == 0 or signalled):
+            try:
+                return int((self.settings.run_dir / REQUEST).read_text(encoding="ascii"))
+            except (OSError, ValueError):
+                pass  # none yet, or just being written: the next step looks again
+        return self._acknowledged + 1 if signalled else 0
+
+    def _requested(self, step: int, request: int) -> bool:
+        """Checkpoint, acknowledge, hold. False: SIGTERM came meanwhile, the checkpoint is already there."""
+        while request > self._acknowledged:
+            good = self._checkpoint(step)
+            self._acknowledged = request
+            if good:
+                self._status["checkpoint_requests"] = request
+            else:
+                self._status["state"] = "training"
+                self._write_status()
+                return True
+            self._status["state"] = "waiting"
+            self._write_status()
+            request, stop = self._hold(request)
+            if stop:
+                self._end(step)
+                return False
+        self._status["state"] = "training"
+        self._write_status()
+        return True
+
+    def _hold(self, request: int) -> tuple[int, bool]:
+        """Wait until the time is up, a newer request or SIGTERM; the ranks leave together."""
+        until = self._monotonic() + self.settings.hold_s
+        while True:
+            # Rank 0's clock decides when the time is up, so it goes into what is agreed on.
+            over = self.ranks.rank == 0 and self._monotonic() >= until
+            newest, stop, over_all = self.ranks.maximum([self._wanted(), int(self._stop), int(over)])
+            if stop or over_all or newest > request:
+                return newest, bool(stop)
+            self._sleep(min(0.2, max(0.0, self.settings.hold_s)))
+
+    def _end(self, step: int) -> None:
+        """SIGTERM: save if there is time, say where training stopped."""
+        # Rank 0's estimate decides for all, or some would save and others leave.
+        in_time = self.ranks.broadcast(self._save_s * 1.2 < self.settings.grace_s)
+        if in_time:
+            self._checkpoint(step)
+        saved = self._status["checkpoint_step"]
+        self._status["state"] = "waiting"
+        self.note(f"stopped by SIGTERM at step {step}, last checkpoint: {'none' if saved is None else f'step {saved}'}")
+
+    def _checkpoint(self, step: int) -> bool:
+        """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why."""
+        if self._status["checkpoint_step"] == step:
+            return True
+        if self._save is None or self.checkpoints is None:
+            return self._no_checkpoint("no checkpoint folder was named: nothing was saved")
+        self._status["state"] = "checkpointing"
+        self._write_status()
+        began = self._monotonic()
+        try:
+            self.checkpoints.save(step, self._save)
+        except CheckpointError as error:
+            return self._no_checkpoint(str(error))
+        self._save_s = self._monotonic() - began
+        self._status["checkpoint_step"] = step
+        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._save_s:.2f} s)")
+        return True
+
+    def _no_checkpoint(self, why: str) -> bool:
+        self.note(why)
+        return False
+
+    def _failed(self, why: str) -> None:
+        self._status.update(state="failed", note=one_line(why))
+        self._write_status()
+
+    def _log_step(self, step: int, loss: float | None) -> None:
+        if self.settings.rank != 0 or self.settings.step_log is None:
+            return
+        line = {
+            "step": step,
+            "loss": _finite(loss),
+            "restarts": self.settings.restarts,
+            "tp": self.plan.tp,
+            "pp": self.plan.pp,
+            "dp": self.plan.dp,
+            "time": self._clock(),
+        }
+        try:
+            with self.settings.step_log.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+        except OSError as error:
+            self._status["note"] = f"step log {self.settings.step_log}: {error.strerror}"
+
+    def _write_status(self) -> None:
+        if self.settings.rank != 0 or self.settings.run_dir is None:
+            return
+        self._status_at = self._monotonic()
+        content = {key: _finite(value) for key, value in self._status.items()}
+        draft = self.settings.run_dir / (STATUS + ".tmp")
+        try:
+            draft.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+            draft.replace(self.settings.run_dir / STATUS)
+        except OSError as error:
+            # A full disk must not end training; the launcher sees a status that does not move.
+            print(f"synergy: status file: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """None for a float that JSON can't hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.6f}"
+
+
+def _number(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+    text = env.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        value = kind(text)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(text)
+    except ValueError:
+        raise UsageError(name, f"{text!r} is not a number of 0 or more", f"such as {default}") from None
+    return value

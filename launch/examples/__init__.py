@@ -1,0 +1,1 @@
+"""Training scripts to try Synergy with; each runs under torchrun, with or without Synergy."""
