@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launch import handover
 from synergyd.lifecycle import AskCheckpoint, Done, Instruction, Park, Refused, Release, Requeue, Target, Update
-from synergyd.records import JobState
+from synergyd.records import JobState, Plan
 from synergyd.slurm import stamp
 from synergyd.slurm.client import SlurmError, SlurmWriter
 from synergyd.slurm.observe import Known, state_of
@@ -58,7 +58,7 @@ class Actuator:
             case Park(park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
+                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(known, None)})
             case Update(target=target, park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
@@ -75,7 +75,6 @@ class Actuator:
     def _fields(self, target: Target, known: Known, typed: str, park_s: float) -> dict[str, str]:
         shape = target.shape
         kind = f":{typed}" if typed else ""
-        text = stamp.write(stamp.Stamp(known.comment, known.asked, known.cpus_per_node, target.plan, self.report))
         return {
             "StartTime": f"now+{int(park_s)}",
             # Slurm refuses a node count that the present task count does not allow: both in one update
@@ -84,8 +83,11 @@ class Actuator:
             "NumCPUs": str(shape.nodes * known.cpus_per_node),
             "TresPerNode": f"gres:gpu{kind}:{shape.gpus_per_node}",
             "ReqNodeList": ",".join(target.nodes),
-            "AdminComment": text,
+            "AdminComment": self._stamp(known, target.plan),
         }
+
+    def _stamp(self, known: Known, plan: Plan | None) -> str:
+        return stamp.write(stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report))
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:
         """Reads the job back: an update is not atomic, and some fields are ignored in silence."""

@@ -1,0 +1,111 @@
+"""A readable batch script for a plan: what one would write by hand with torchrun. Every word of a stranger is quoted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from launch import megatron_args
+from synergyd.errors import UsageError, one_line
+from synergyd.records import Plan, Shape
+
+LAUNCHER = "synergy-launch"
+# options of synergy-launch that take a value
+_WITH_VALUE = ("--checkpoint", "--runner", "--style")
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that the script depends on. `command`: training script (or `-m`, module) and its arguments, as argv."""
+
+    job_name: str
+    command: tuple[str, ...]
+    shape: Shape
+    plan: Plan | None = None
+    nodes: tuple[str, ...] = ()
+    checkpoint: str = ""
+    style: str = "auto"
+    why: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def render(request: Request) -> str:
+    """The script's text; running it with sbatch gives the job that Synergy would run. Pure."""
+    plan, shape = request.plan, request.shape
+    arguments = list(request.command[1:])
+    if plan and (request.style == "megatron" or (request.style == "auto" and megatron_args.is_megatron(arguments))):
+        arguments = megatron_args.with_plan(arguments, plan, request.checkpoint)
+    environment = dict(request.environment)
+    if plan:
+        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+    if request.checkpoint:
+        environment["SYNERGY_CHECKPOINT_DIR"] = request.checkpoint
+    out = ["#!/bin/bash", f"#SBATCH --job-name={shlex.quote(one_line(request.job_name, 200))}"]
+    kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
+    out += [f"#SBATCH --nodes={shape.nodes}", "#SBATCH --ntasks-per-node=1", f"#SBATCH --gres=gpu:{kind}{shape.gpus_per_node}"]
+    if request.nodes:
+        out.append(f"#SBATCH --nodelist={shlex.quote(','.join(request.nodes))}")
+    out.append("#SBATCH --requeue --open-mode=append")
+    if plan:
+        out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, dp {plan.dp}, micro-batch {plan.micro_batch}, "
+                   f"global batch {plan.global_batch}, recompute {plan.recompute}")  # fmt: skip
+    if request.why:
+        out.append(f"# why: {one_line(request.why)}")
+    out += ["set -euo pipefail", ""]
+    out += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    if shape.nodes > 1:
+        out.append('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+        out.append("export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))")
+        where = '--node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+    else:
+        where = "--standalone"
+    torchrun = f'exec torchrun --nnodes {shape.nodes} --nproc-per-node {shape.gpus_per_node} {where} "$@"'
+    words = [request.command[0], *arguments] if request.command[0] != "-m" else list(request.command[:1]) + arguments
+    out += ["", f"srun --nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 bash -c {shlex.quote(torchrun)} torchrun \\"]
+    out.append(_wrapped(words))
+    return "\n".join(out) + "\n"
+
+
+def command_in(script: str) -> tuple[str, ...]:
+    """The argv behind `synergy-launch` in a user's batch script, its own options left out.
+
+    Shell variables stay as they are written. Raises UsageError when there is no such line, or its quotes do not close.
+    """
+    joined = script.replace("\\\n", " ")
+    for number, line in enumerate(joined.splitlines(), 1):
+        if LAUNCHER not in line or line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise UsageError(f"batch script line {number}", f"can't be read ({error})") from None
+        at = next((i for i, w in enumerate(words) if w.rpartition("/")[2] == LAUNCHER), None)
+        if at is None:
+            continue
+        rest = _behind_options(words[at + 1 :])
+        if rest:
+            return rest
+    raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
+
+
+def _behind_options(words: Sequence[str]) -> tuple[str, ...]:
+    i = 0
+    module = False
+    while i < len(words) and words[i].startswith("-"):
+        module = module or words[i] in ("-m", "--module")
+        i += 2 if words[i] in _WITH_VALUE else 1
+    rest = tuple(words[i:])
+    return ("-m", *rest) if module and rest else rest
+
+
+def _wrapped(words: Sequence[str]) -> str:
+    """One option with its values a line."""
+    lines: list[str] = []
+    for word in words:
+        if lines and not word.startswith("--") and (len(lines) > 1 or words[0] == "-m"):
+            lines[-1] += f" {shlex.quote(word)}"
+        else:
+            lines.append(f"  {shlex.quote(word)}")
+    return " \\\n".join(lines)

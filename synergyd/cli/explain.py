@@ -1,0 +1,89 @@
+"""synergyctl explain: what was decided for a job, why, what else was possible, and the story so far."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from synergyd.cli.context import Context, pass_context
+from synergyd.errors import UsageError, one_line
+from synergyd.records import Cell
+from synergyd.store.codec import encode
+from synergyd.store.store import Store
+
+
+@click.command()
+@click.argument("job", type=int)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@pass_context
+def explain(context: Context, job: int, as_json: bool) -> None:
+    """Tell why JOB got what it got: the decision, its reason, the alternatives with their predicted goodput, the story."""
+    with context.store() as store:
+        data = collect(store, job)
+    click.echo(json.dumps(data, indent=1) if as_json else "\n".join(lines(data)))
+
+
+def collect(store: Store, job_id: int) -> dict[str, Any]:
+    """All that is stored of one job. Raises UsageError if it was never seen."""
+    decisions, story = store.decisions_of(job_id, 1), store.story(job_id)
+    if not decisions and not story:
+        raise UsageError(f"job {job_id}", "was never seen by the daemon", "it needs a #SYNERGY line; is synergyd running?")
+    report, life = store.report(job_id), store.lifecycles().get(job_id)
+    last = decisions[0] if decisions else None
+    return {
+        "job_id": job_id,
+        "decided_s": last.at_s if last else None,
+        "dry_run": last.dry_run if last else None,
+        "decision": encode(last.decision) if last else None,
+        "lines": _decision_lines(last.decision.cell, last.decision.node_names) if last else [],
+        "alternatives": [f"{_words(a.cell)}: {a.why_not}" for a in last.decision.alternatives] if last else [],
+        "lifecycle": life.state if life else None,
+        "report": encode(report.report) if report else None,
+        "note": report.report.note if report else "",
+        "paused": job_id in store.paused(),
+        "story": [{"at_s": e.at_s, "state": e.state, "event": e.event, "detail": e.detail} for e in story],
+    }
+
+
+def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> list[str]:
+    if cell is None:
+        return []
+    plan = cell.plan
+    return [
+        f"size      {_words(cell)}" + (f" on {','.join(nodes)}" if nodes else ""),
+        f"plan      tp {plan.tp}, pp {plan.pp}, dp {plan.dp}, micro-batch {plan.micro_batch}, global batch {plan.global_batch}, "
+        f"recompute {plan.recompute}",
+        f"predicted {cell.step_s:.3g} s a step, {cell.throughput:.3g} sequences/s x {cell.efficiency:.2f} efficiency = "
+        f"goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU (+- {cell.uncertainty:.0%})",
+    ]
+
+
+def _words(cell: Cell) -> str:
+    s, p = cell.shape, cell.plan
+    return f"{s.gpus} {s.gpu_type} ({s.nodes} x {s.gpus_per_node}; tp {p.tp} pp {p.pp} dp {p.dp}), goodput {cell.goodput:.3g}"
+
+
+def lines(data: dict[str, Any]) -> list[str]:
+    """The text that `explain` prints."""
+    out = [f"job {data['job_id']}" + (f", {data['lifecycle']}" if data["lifecycle"] else "") + (", paused" if data["paused"] else "")]
+    decision = data["decision"]
+    if decision:
+        when = time.strftime("%F %T", time.localtime(data["decided_s"]))
+        out.append(f"{when}{' (dry run)' if data['dry_run'] else ''}: {decision['action']}")
+        out.append(f"  {one_line(decision['why'], 2000)}")
+        out += [f"  {text}" for text in data["lines"]]
+        if decision["relative_goodput"] is not None:
+            out.append(f"  {decision['relative_goodput']:.2f} times the goodput of the size asked for")
+    if data["alternatives"]:
+        out.append("alternatives")
+        out += [f"  {one_line(text)}" for text in data["alternatives"]]
+    if data["note"]:
+        out.append(f"the job says: {one_line(data['note'])}")
+    out.append("story" if data["story"] else "story: none yet")
+    for event in data["story"]:
+        when = time.strftime("%F %T", time.localtime(event["at_s"]))
+        out.append(f"  {when}  {event['state']:<13} {one_line(event['detail'])}")
+    return out

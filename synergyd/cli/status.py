@@ -1,0 +1,125 @@
+"""synergyctl status: the table of jobs."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from synergyd.cli.context import Context, pass_context
+from synergyd.errors import UsageError, one_line
+from synergyd.records import Decision
+from synergyd.store.items import EpochRecord
+from synergyd.store.store import Store
+
+NEXT = {
+    "QUEUED": "waits", "RUNNING": "", "CHECKPOINTING": "checkpoint awaited", "REQUEUING": "being requeued", "HELD": "being resized",
+    "RESIZED": "being released", "RELEASED": "about to start",
+}  # fmt: skip
+
+
+@click.command()
+@click.argument("job", required=False, type=int)
+@click.option("--watch", is_flag=True, help="Keep the table fresh until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@pass_context
+def status(context: Context, job: int | None, watch: bool, as_json: bool) -> None:
+    """Show jobs with their size, plan, goodput and next action (of one JOB, or of all)."""
+    with context.store() as store:
+        if as_json:
+            click.echo(json.dumps(collect(store, job), indent=1))
+        elif watch:
+            with Live(table(collect(store, job)), refresh_per_second=2) as live:
+                try:
+                    while True:
+                        time.sleep(1.0)
+                        live.update(table(collect(store, job)))
+                except KeyboardInterrupt:
+                    pass
+        else:
+            # piped output is for people too: never cut a column off there
+            console = Console() if click.get_text_stream("stdout").isatty() else Console(width=160)
+            console.print(table(collect(store, job)))
+
+
+def collect(store: Store, only: int | None = None) -> dict[str, Any]:
+    """The last epoch as `status` shows it. Raises UsageError for a job that is not in it."""
+    epoch = store.latest_epoch()
+    if epoch is None:
+        return {"epoch_s": None, "dry_run": False, "jobs": []}
+    lives = store.lifecycles()
+    reports = store.reports()
+    decisions = {d.job_id: d for d in epoch.decisions}
+    rows = []
+    for seen in _snapshot_rows(epoch):
+        job_id = int(seen["job_id"])
+        if only is not None and job_id != only:
+            continue
+        row = dict(seen)
+        if job_id in lives:
+            row["lifecycle"] = lives[job_id].state
+        if job_id in reports:
+            newest = reports[job_id].report
+            row.update(step=newest.step, loss=newest.loss)
+        row.update(_decided(decisions.get(job_id), str(row.get("lifecycle", ""))))
+        rows.append(row)
+    if only is not None and not rows:
+        raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
+    return {"epoch_s": epoch.started_s, "dry_run": epoch.dry_run, "jobs": rows}
+
+
+def _snapshot_rows(epoch: EpochRecord) -> list[dict[str, Any]]:
+    rows = epoch.summary.get("snapshot", [])
+    return [r for r in rows if isinstance(r, dict)] if isinstance(rows, list | tuple) else []
+
+
+def _decided(decision: Decision | None, lifecycle: str) -> dict[str, Any]:
+    if decision is None:
+        return {"wanted_gpus": None, "action": "", "why": "", "relative_goodput": None}
+    action = NEXT.get(lifecycle, "") or ("" if decision.action.value == "keep" else decision.action.value)
+    return {
+        "wanted_gpus": decision.cell.shape.gpus if decision.cell else 0,
+        "wanted_nodes": list(decision.node_names),
+        "action": action,
+        "why": decision.why,
+        "relative_goodput": decision.relative_goodput,
+    }
+
+
+def table(data: dict[str, Any]) -> Table:
+    """A rich table of what `collect` returned. All text of strangers is escaped."""
+    age = f", {time.time() - data['epoch_s']:.0f} s ago" if data["epoch_s"] else ": no epoch yet"
+    title = f"Synergy{' (dry run)' if data['dry_run'] else ''}: {len(data['jobs'])} jobs{age}"
+    made = Table(title=title, title_justify="left", pad_edge=False)
+    for name in ("JOB", "NAME", "USER", "STATE"):
+        made.add_column(name)
+    for name in ("GPUS", "WANTED", "PLAN tp,pp,dp", "BATCH", "GOODPUT", "STEP", "LOSS", "RESTARTS"):
+        made.add_column(name, justify="right")
+    made.add_column("NEXT")
+    for r in data["jobs"]:
+        plan, share = r.get("plan"), r.get("relative_goodput")
+        cells = (
+            str(r["job_id"]),
+            one_line(str(r["name"]), 24),
+            one_line(str(r["user"]), 16),
+            str(r["state"]).lower(),
+            f"{r['gpus']}/{r['asked_gpus']}",
+            "-" if r.get("wanted_gpus") is None else str(r["wanted_gpus"]),
+            f"{plan['tp']},{plan['pp']},{plan['dp']}" if plan else "-",
+            str(r.get("global_batch") or "-"),
+            f"{share:.2f}x" if share is not None else "-",
+            str(r["step"]) if r.get("step") is not None else "-",
+            f"{r['loss']:.4f}" if r.get("loss") is not None else "-",
+            str(r["restarts"]),
+            ("paused " if r.get("paused") else "") + str(r.get("action", "")),
+        )
+        made.add_row(*(Text(c) for c in cells))
+    made.caption = "GPUS: has/asked for at sbatch. GOODPUT: predicted, against the size asked for."
+    made.caption_justify = "left"
+    return made

@@ -1,0 +1,68 @@
+"""synergyctl: one verb a file, each imported only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import click
+
+from synergyd import __version__
+from synergyd.cli.context import Context, guarded
+
+# verb -> (module, attribute, first line of its help): known without importing it
+VERBS = {
+    "status": ("status", "status", "Jobs, what they have, what they will get."),
+    "explain": ("explain", "explain", "Why a job got what it got, and its story."),
+    "plan": ("plan", "plan", "Best plans for a model on some GPUs, without any job."),
+    "render": ("render", "render", "The torchrun script of a job with its chosen degrees."),
+    "pause": ("pause", "pause", "Leave a job at its present size."),
+    "resume": ("pause", "resume", "Let Synergy resize a paused job again."),
+    "config": ("config", "config", "Check the settings in slurm.conf."),
+    "db": ("db", "db", "The database's schema."),
+}
+
+
+class Verbs(click.Group):
+    """Looks verbs up in VERBS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module, attribute, _ = VERBS[name]
+        found: click.Command = getattr(importlib.import_module(f"synergyd.cli.{module}"), attribute)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in VERBS.items()])
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--conf", type=click.Path(path_type=Path, dir_okay=False), help="slurm.conf to read settings from.")
+@click.option("--database", default="", metavar="URL", help="Database URL, in place of the Database setting.")
+@click.version_option(__version__, prog_name="synergyctl")
+@click.pass_context
+def cli(ctx: click.Context, conf: Path | None, database: str) -> None:
+    """See and steer what Synergy does with the jobs of this cluster.
+
+    \b
+    synergyctl status --watch          a table of all jobs, kept fresh
+    synergyctl explain 4711            why job 4711 got what it got
+    synergyctl plan --model llama2-7b --gpus 8:64 --gpu-type a100
+
+    Shell completion: eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"
+    """
+    ctx.obj = Context(conf, database)
+
+
+def main() -> None:
+    """Entry point."""
+    guarded("synergyctl", lambda: cli(prog_name="synergyctl"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Where jobs' reports arrive: a TCP port, one munge credential a line. Nothing here decides; it only checks who sent what."""
+
+from __future__ import annotations
+
+import logging
+import socketserver
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from launch import munge
+from launch.report import MAX_BYTES, from_json
+from synergyd.errors import SynergyError, UsageError
+from synergyd.records import Report
+
+log = logging.getLogger("synergyd.inbox")
+MAX_WAITING = 100_000
+
+
+@dataclass(frozen=True)
+class Received:
+    """A report within bounds, and the user who munged says sent it."""
+
+    report: Report
+    uid: int
+
+
+class Inbox:
+    """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile."""
+
+    def __init__(self, host: str, port: int, munge_socket: str = "") -> None:
+        """Raises UsageError when the port can't be had."""
+        self._waiting: deque[Received] = deque(maxlen=MAX_WAITING)
+        self.arrived = threading.Event()
+        inbox = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            timeout = 10
+
+            def handle(self) -> None:
+                try:
+                    line = self.rfile.readline(2 * MAX_BYTES)
+                    inbox._accept(line, munge_socket)
+                    self.wfile.write(b"ok\n")
+                except (SynergyError, OSError) as error:
+                    log.warning("report from %s refused: %s", self.client_address[0], error)
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = True
+            daemon_threads = True
+            request_queue_size = 512
+
+        try:
+            self._server = Server((host, port), Handler)
+        except OSError as error:
+            raise UsageError("ReportPort", f"can't listen on port {port} ({error.strerror})", "choose a free port") from None
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="inbox", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[Received]:
+        """All that has arrived since the last call."""
+        self.arrived.clear()
+        taken = []
+        while self._waiting:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _accept(self, line: bytes, munge_socket: str) -> None:
+        credential = munge.decode(line.decode("ascii", "replace").strip(), munge_socket)
+        self._waiting.append(Received(from_json(credential.payload), credential.uid))
+        self.arrived.set()

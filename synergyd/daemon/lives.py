@@ -1,0 +1,43 @@
+"""Lives between memory and store: JSON payloads, checked when they are read back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from launch.handover import plan_from
+from synergyd.errors import UsageError
+from synergyd.lifecycle import Life, State, Target, validate
+from synergyd.records import Shape
+
+
+def to_payload(life: Life) -> dict[str, Any]:
+    """A life as a JSON-able dict."""
+    return dataclasses.asdict(life)
+
+
+def from_payload(payload: Mapping[str, Any]) -> Life:
+    """The inverse; raises UsageError for a payload that makes no sense."""
+    try:
+        values = dict(payload)
+        values["state"] = State(values["state"])
+        for name in ("target", "origin"):
+            values[name] = _target(values.get(name))
+        plan = values.get("plan")
+        values["plan"] = plan_from(plan, "lifecycle") if plan else None
+        known = {f.name for f in dataclasses.fields(Life)}
+        life = Life(**{k: v for k, v in values.items() if k in known})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError("lifecycle", f"can't be read back ({error})") from None
+    problem = validate(life)
+    if problem:
+        raise UsageError(f"lifecycle of job {life.job_id}", problem)
+    return life
+
+
+def _target(data: Any) -> Target | None:
+    if not data:
+        return None
+    plan = plan_from(data["plan"], "lifecycle") if data.get("plan") else None
+    return Target(Shape(**data["shape"]), tuple(data.get("nodes") or ()), plan)

@@ -1,0 +1,353 @@
+"""The daemon's loop: observe -> model -> allocate -> plan -> act, and the ticks that move resizes between two epochs.
+
+Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here is only what happens when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from synergyd.daemon import heartbeat, lives
+from synergyd.daemon.forecast import Forecast
+from synergyd.daemon.inbox import Inbox
+from synergyd.daemon.registry import Registry
+from synergyd.errors import SynergyError
+from synergyd.lifecycle import (
+    IN_TRANSIT,
+    Acknowledged,
+    Event,
+    Life,
+    Limits,
+    Observed,
+    Park,
+    State,
+    Target,
+    Tick,
+    Unwanted,
+    Wanted,
+    advance,
+)
+from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.ready import ready
+from synergyd.settings import Settings
+from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.client import SlurmReader, SlurmWriter
+from synergyd.slurm.observe import cluster_of, job_of, node_of, state_of
+from synergyd.slurm.rows import JobRow
+from synergyd.store.buffer import BufferedStore
+from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
+from synergyd.store.items import Event as StoredEvent
+
+log = logging.getLogger("synergyd")
+SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the loop works with; tests put narrow fakes in."""
+
+    reader: SlurmReader
+    writer: SlurmWriter
+    store: BufferedStore
+    inbox: Inbox | None
+    clock: Callable[[], float]
+    report_address: str = ""
+    leads: Callable[[], bool] = lambda: True
+
+
+class Daemon:
+    """One instance, one thread. `epoch` decides and starts what was decided; `tick` carries resizes on in between."""
+
+    def __init__(self, settings: Settings, tools: Tools, limits: Limits | None = None) -> None:
+        self.settings = settings
+        self.tools = tools
+        self.limits = limits or Limits(
+            checkpoint_timeout_s=settings.checkpoint_timeout_s,
+            park_s=settings.park_s,
+            release_timeout_s=max(60.0, 2 * settings.epoch_s),
+        )
+        self.grace_s = max(30.0, 3 * settings.epoch_s)
+        self.registry = Registry(tools.writer, self.grace_s)
+        self.actuator = Actuator(tools.writer, settings.state_dir, tools.report_address, self.registry.known)
+        self.forecast = Forecast(settings)
+        self.lives: dict[int, Life] = {}
+        self.profiles: dict[int, Profile] = {}
+        self.reports: dict[int, Report] = {}
+        self.ages_s: dict[int, float] = {}
+        self._loaded = False
+        self._rows: dict[int, JobRow] = {}
+
+    # -- an epoch --------------------------------------------------------------------------------------------------
+
+    def epoch(self) -> EpochRecord:
+        """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
+        began = self.tools.clock()
+        self.tools.store.refresh()
+        self._load()
+        rows = self.tools.reader.jobs()
+        nodes = self.tools.reader.nodes()
+        cluster = cluster_of(nodes, self.settings.partitions)
+        types = {n.name: node_of(n).gpu_type for n in nodes}
+        self.registry.plain |= set(self.tools.store.remembered.no_directive)
+        wanted = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
+        none_found = self.registry.learn(wanted, types)
+        if none_found:
+            self.tools.store.add_no_directive(none_found, began)
+        self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known}
+        self._take_reports(began)
+        self._observe(began)
+        snapshot = self._snapshot(cluster, types, began)
+        forecasts = {j.job_id: self.forecast.cells(j, self._profile(j.job_id), cluster) for j in snapshot.jobs if j.directive}
+        decisions = decide(
+            snapshot,
+            self.settings,
+            {i: f.cells for i, f in forecasts.items()},
+            {i: f.why_none for i, f in forecasts.items() if f.why_none},
+            self._plans(),
+            self.ages_s,
+        )
+        record = EpochRecord(
+            started_s=began,
+            duration_s=self.tools.clock() - began,
+            dry_run=self.settings.dry_run,
+            decisions=decisions,
+            summary={
+                "jobs": len(snapshot.jobs),
+                "nodes": len(cluster.nodes),
+                "gpus": sum(n.gpus for n in cluster.nodes if n.up),
+                "backend": self.tools.reader.name,
+                "snapshot": _status(snapshot, self.lives, self.reports),
+            },
+        )
+        self.tools.store.save_epoch(record)
+        if not self.settings.dry_run and self.tools.leads():
+            self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
+            heartbeat.write(self.settings.state_dir, self.tools.clock(), self.grace_s)
+        self.tools.store.flush()
+        return record
+
+    def tick(self) -> None:
+        """Takes reports in and moves the jobs that are being resized. Raises SlurmError when Slurm can't be read."""
+        now_s = self.tools.clock()
+        self._take_reports(now_s)
+        if self.settings.dry_run or not self.tools.leads():
+            return
+        moving = [i for i, life in self.lives.items() if life.state in IN_TRANSIT]
+        if moving:
+            if len(moving) <= SINGLE_READS:
+                found = {i: self.tools.writer.job(i) for i in moving}
+            else:
+                everything = {r.job_id: r for r in self.tools.reader.jobs()}
+                found = {i: everything.get(i) for i in moving}
+            for job_id in moving:
+                self._advance(job_id, _observed(found[job_id]))
+                self._advance(job_id, Tick())
+        self.tools.store.flush()
+
+    @property
+    def busy(self) -> bool:
+        """Some job is being resized, so ticks should come often."""
+        return any(life.state in IN_TRANSIT for life in self.lives.values())
+
+    # -- observing -------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Takes over what a daemon before this one left in the store, once."""
+        if self._loaded or not self.tools.store.loaded:
+            return
+        self._loaded = True
+        remembered = self.tools.store.remembered
+        for job_id, stored in remembered.lifecycles.items():
+            try:
+                self.lives.setdefault(job_id, lives.from_payload(stored.payload))
+            except SynergyError as error:
+                log.warning("job %d: %s; taken as new", job_id, error)
+        for key, profile in remembered.profiles.items():
+            kind, _, text = key.partition(":")
+            if kind == "job" and text.isdigit():
+                self.profiles.setdefault(int(text), profile)
+        for job_id, kept in remembered.reports.items():
+            self.reports.setdefault(job_id, kept.report)
+
+    def _observe(self, now_s: float) -> None:
+        for job_id, row in self._rows.items():
+            if job_id not in self.lives:
+                plan = self.reports[job_id].plan if job_id in self.reports else None
+                self.lives[job_id] = Life(job_id, row.submit_s, since_s=now_s, restarts=row.restarts, plan=plan)
+            self.ages_s[job_id] = max(0.0, now_s - row.start_s) if row.start_s and row.start_s < now_s else 0.0
+            self._advance(job_id, _observed(row))
+        for job_id in [i for i in self.lives if i not in self._rows]:
+            self._advance(job_id, Observed("GONE"))
+
+    def _snapshot(self, cluster: Cluster, types: Mapping[str, str], now_s: float) -> Snapshot:
+        paused = self.tools.store.remembered.paused
+        jobs = []
+        for job_id, row in sorted(self._rows.items()):
+            known, life = self.registry.known[job_id], self.lives[job_id]
+            report = self.reports.get(job_id)
+            reported = report is not None and report.restarts == row.restarts and report.checkpoint_requests >= 0
+            job = job_of(row, known, types, paused=job_id in paused, reported=reported)
+            begin_s = self.registry.begin_s.get(job_id)
+            job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
+            if life.state in IN_TRANSIT:
+                fixed = f"it is being resized ({life.state.value.lower()})"
+                asked = life.target.shape if life.target and job.state is JobState.PENDING else job.asked
+                job = replace(job, fixed=fixed, asked=asked)
+            elif job.state is JobState.RUNNING and not job.fixed and now_s < life.retry_after_s:
+                job = replace(job, fixed=f"its last resize failed; tried again in {life.retry_after_s - now_s:.0f} s")
+            jobs.append(job)
+        return Snapshot(now_s, cluster, tuple(jobs), dict(self.profiles))
+
+    def _plans(self) -> dict[int, Plan]:
+        """Plans of running jobs: the one Synergy gave, or the one the job reports."""
+        plans = {i: life.plan for i, life in self.lives.items() if life.plan is not None}
+        for job_id, report in self.reports.items():
+            row = self._rows.get(job_id)
+            if report.plan is not None and row is not None and report.restarts == row.restarts:
+                plans[job_id] = report.plan
+        return plans
+
+    def _profile(self, job_id: int) -> Profile:
+        return self.profiles.get(job_id, Profile())
+
+    def _take_reports(self, now_s: float) -> None:
+        if self.tools.inbox is None:
+            return
+        kept: dict[int, StoredReport] = {}
+        for received in self.tools.inbox.take():
+            report, row = received.report, self._rows.get(received.report.job_id)
+            if row is None or row.uid != received.uid:
+                log.warning("report for job %d by uid %d refused: not its owner's", report.job_id, received.uid)
+                continue
+            life = self.lives.get(report.job_id)
+            if life is None or report.restarts < max(life.restarts, row.restarts):
+                continue  # a late word of an incarnation that has ended
+            self.reports[report.job_id] = report
+            kept[report.job_id] = StoredReport(report, now_s)
+            predicted = self.forecast.predicted(report, row)
+            self.profiles[report.job_id] = self.forecast.learn(self._profile(report.job_id), report, predicted)
+            self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
+        if kept:
+            self.tools.store.put_reports(kept.values())
+            self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
+
+    # -- acting ----------------------------------------------------------------------------------------------------
+
+    def _act(self, decisions: Iterable[Decision], snapshot: Snapshot, schedulable: set[int], now_s: float) -> None:
+        jobs = {j.job_id: j for j in snapshot.jobs}
+        for decision in decisions:
+            job, life = jobs[decision.job_id], self.lives.get(decision.job_id)
+            if life is None or job.directive is None or job.held or job.paused:
+                continue
+            if decision.action is Action.WAIT:
+                self._keep_parked(job, life, job.job_id in schedulable, now_s)
+            elif decision.action is Action.KEEP:
+                if life.state is State.CHECKPOINTING and not job.fixed:
+                    self._advance(job.job_id, Unwanted(decision.why))
+            elif decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot):
+                self._want(decision, job, life)
+            elif decision.action is Action.START and life.state is State.QUEUED:
+                self._keep_parked(job, life, True, now_s)
+
+    def _want(self, decision: Decision, job: Job, life: Life) -> None:
+        assert decision.cell is not None
+        shape = decision.cell.shape
+        fixed = bool(job.fixed) and job.state is JobState.PENDING
+        # a job that keeps its own size keeps its own degrees as well
+        target = Target(shape, decision.node_names, None if fixed else decision.cell.plan)
+        present = Target(job.shape, job.node_names, life.plan)
+        report = self.reports.get(job.job_id)
+        acks = report.checkpoint_requests if report and report.restarts == life.restarts else 0
+        cause = f"{_words(job.shape)} -> {_words(shape)}" if decision.action is Action.RESIZE else _words(shape)
+        self._advance(job.job_id, Wanted(target, cause, acks, present))
+
+    def _keep_parked(self, job: Job, life: Life, schedulable: bool, now_s: float) -> None:
+        """A job that waits for a decision must not start by itself; one that can't be scheduled is left to Slurm."""
+        row = self._rows[job.job_id]
+        if life.state is not State.QUEUED or not schedulable or job.fixed or job.begin_s is not None:
+            return
+        if row.state == "PENDING" and (row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)):
+            self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
+
+    def _advance(self, job_id: int, event: Event) -> None:
+        """One event, and all that follows from it. What is intended is stored before it is done."""
+        queue: list[Event] = [event]
+        while queue:
+            life = self.lives.get(job_id)
+            if life is None:
+                return
+            now_s = self.tools.clock()
+            step = advance(life, queue.pop(0), now_s, self.limits)
+            if step.life != life or step.story:
+                self._remember(step.life, step.story, type(event).__name__, now_s)
+            if self.settings.dry_run or not self.tools.leads():
+                return
+            for instruction in step.instructions:
+                self.tools.store.flush()
+                queue.append(self.actuator.carry_out(instruction))
+
+    def _remember(self, life: Life, story: Iterable[str], event: str, now_s: float) -> None:
+        job_id = life.job_id
+        for text in story:
+            log.info("job %d %s: %s", job_id, life.state, text)
+        self.tools.store.append_events([StoredEvent(job_id, now_s, life.state.value, event, text) for text in story])
+        if life.state is State.GONE:
+            self.lives.pop(job_id, None)
+            self.reports.pop(job_id, None)
+            self.profiles.pop(job_id, None)
+            self.ages_s.pop(job_id, None)
+            self.tools.store.delete_lifecycles([job_id])
+            _remove_plan(self.settings.state_dir, job_id)
+            return
+        self.lives[job_id] = life
+        self.tools.store.put_lifecycles([Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)])
+
+
+def _observed(row: JobRow | None) -> Observed:
+    if row is None:
+        return Observed("GONE")
+    state = state_of(row)
+    if state is JobState.DONE:
+        return Observed("GONE")
+    return Observed(state.value, row.restarts, row.eligible_s if state is JobState.PENDING else None)
+
+
+def _words(shape: Shape) -> str:
+    return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type})"
+
+
+def _remove_plan(state_dir: Path, job_id: int) -> None:
+    from launch.handover import plan_path
+
+    plan_path(state_dir, job_id).unlink(missing_ok=True)
+
+
+def _status(snapshot: Snapshot, now: Mapping[int, Life], reports: Mapping[int, Report]) -> list[dict[str, object]]:
+    """What `synergyctl status` shows of each job, as JSON."""
+    rows: list[dict[str, object]] = []
+    for job in snapshot.jobs:
+        life, report = now.get(job.job_id), reports.get(job.job_id)
+        plan = report.plan if report and report.restarts == job.restarts else (life.plan if life else None)
+        rows.append(
+            {
+                "job_id": job.job_id,
+                "name": job.name,
+                "user": job.user,
+                "state": job.state.value,
+                "lifecycle": life.state.value if life else "",
+                "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
+                "asked_gpus": job.asked.gpus,
+                "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch} if plan else None,
+                "global_batch": plan.global_batch if plan else None,
+                "restarts": job.restarts,
+                "step": report.step if report else None,
+                "loss": report.loss if report else None,
+                "paused": job.paused,
+                "held": job.held,
+            }
+        )
+    return rows

@@ -1,0 +1,47 @@
+"""Prometheus metrics of the daemon."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from synergyd.daemon.loop import Daemon
+from synergyd.errors import UsageError
+from synergyd.store.items import EpochRecord
+
+
+class Metrics:
+    """Served on `port` (0 = not at all). Raises UsageError when the port can't be had."""
+
+    def __init__(self, port: int) -> None:
+        registry = CollectorRegistry()
+        self._duration = Gauge("synergy_epoch_duration_seconds", "Duration of the last epoch", registry=registry)
+        self._last = Gauge("synergy_epoch_time_seconds", "Start of the last epoch, seconds since 1970", registry=registry)
+        self._jobs = Gauge("synergy_jobs", "Jobs with a directive, by lifecycle state", ["state"], registry=registry)
+        self._decisions = Counter("synergy_decisions", "Decisions by action", ["action"], registry=registry)
+        self._failures = Counter("synergy_epoch_failures", "Epochs that failed because Slurm was away", registry=registry)
+        self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
+        self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
+        if port:
+            try:
+                start_http_server(port, registry=registry)
+            except OSError as error:
+                where = f"MetricsPort {port}"
+                raise UsageError(where, f"can't be listened on ({error.strerror})", "choose a free port") from None
+
+    def epoch(self, record: EpochRecord, daemon: Daemon) -> None:
+        """After each epoch."""
+        self._duration.set(record.duration_s)
+        self._last.set(record.started_s)
+        self._jobs.clear()
+        for state, count in Count(life.state.value for life in daemon.lives.values()).items():
+            self._jobs.labels(state).set(count)
+        for action, count in Count(d.action.value for d in record.decisions).items():
+            self._decisions.labels(action).inc(count)
+        self._lag.set(daemon.tools.store.lag)
+        self._healthy.set(1.0 if daemon.tools.store.healthy else 0.0)
+
+    def failure(self) -> None:
+        """After an epoch that Slurm cut short."""
+        self._failures.inc()

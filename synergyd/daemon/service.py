@@ -1,0 +1,121 @@
+"""Runs the daemon: epochs at their time, ticks in between, back-off when Slurm is away, a clean end on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from synergyd.daemon import heartbeat
+from synergyd.daemon.inbox import Inbox
+from synergyd.daemon.loop import Daemon, Tools
+from synergyd.daemon.metrics import Metrics
+from synergyd.errors import SynergyError, UnavailableError, UsageError
+from synergyd.settings import Settings
+from synergyd.slurm.backends import open_reader
+from synergyd.slurm.command_line import CommandLine
+from synergyd.store.buffer import BufferedStore
+from synergyd.store.leader import Leadership
+from synergyd.store.store import open_store
+
+log = logging.getLogger("synergyd")
+BUSY_TICK_S, CALM_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 300.0
+
+
+def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], None] | None = None) -> int:
+    """Runs until SIGTERM or SIGINT (or for one epoch). Returns the exit code. Raises UsageError for wrong settings."""
+    prepare(settings)
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        log.info("%s: ending", signal.Signals(number).name)
+        stop.set()
+
+    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
+    writer = CommandLine()
+    reader, why = open_reader({})
+    log.info("reads through %s: %s", reader.name, why)
+    inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
+    leadership = Leadership(settings.database_url())
+    store = BufferedStore(lambda: open_store(settings.database_url(), create=not settings.database), time.monotonic, term=lambda: leadership.term)
+    metrics = Metrics(settings.metrics_port)
+    address = f"{settings.report_host or socket.getfqdn()}:{inbox.port}" if inbox else ""
+    daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, lambda: leadership.leading))
+    try:
+        return _loop(daemon, leadership, metrics, stop, once, on_epoch)
+    finally:
+        if leadership.leading:
+            heartbeat.remove(settings.state_dir)
+        store.close()
+        leadership.release()
+        if inbox:
+            inbox.close()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def prepare(settings: Settings) -> None:
+    """Makes the state folder; raises UsageError where it can't be used."""
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        (settings.state_dir / "plans").mkdir(exist_ok=True)
+        probe = settings.state_dir / ".probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        where = f"StateDir {settings.state_dir}"
+        raise UsageError(where, f"can't be written ({error.strerror})", "name a folder that synergyd's user owns") from None
+
+
+def _loop(
+    daemon: Daemon,
+    leadership: Leadership,
+    metrics: Metrics,
+    stop: threading.Event,
+    once: bool,
+    on_epoch: Callable[[Daemon], None] | None,
+) -> int:
+    settings, failures, next_epoch_s = daemon.settings, 0, 0.0
+    while not stop.is_set():
+        now_s = time.monotonic()
+        try:
+            if now_s >= next_epoch_s:
+                leadership.try_lead()
+                if not settings.dry_run and not leadership.leading:
+                    log.info("another synergyd leads: standing by")
+                record = daemon.epoch()
+                metrics.epoch(record, daemon)
+                if on_epoch:
+                    on_epoch(daemon)
+                failures = 0
+                # jittered, so that several daemons on several clusters of one site do not poll in step
+                next_epoch_s = now_s + settings.epoch_s * random.uniform(0.95, 1.05)
+                if once and not daemon.busy:
+                    return 0
+            else:
+                daemon.tick()
+                if once and not daemon.busy:
+                    return 0
+        except UnavailableError as error:
+            failures += 1
+            back_off = min(MAX_BACK_OFF_S, settings.epoch_s * 2 ** min(failures - 1, 6), 2.0**failures)
+            next_epoch_s = now_s + back_off
+            metrics.failure()
+            log.warning("%s; next try in %.0f s", error, back_off)
+            if once:
+                return 1
+            stop.wait(min(back_off, 1.0))
+        except SynergyError:
+            raise
+        wait_s = BUSY_TICK_S if daemon.busy else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
+        inbox = daemon.tools.inbox
+        if inbox is None or not daemon.busy:
+            stop.wait(min(wait_s, 1.0) if inbox else wait_s)
+        else:
+            inbox.arrived.wait(wait_s)
+    return 0
