@@ -66,6 +66,7 @@ def parse_script(script: str) -> Directive | None:
     try:
         _check_together(found)
     except WordError as error:
+        last = max((lines[name] for name in error.keys if name in lines), default=last)
         raise DirectiveError(last, error.code, error.values) from None
     return _directive(found)
 
@@ -236,17 +237,19 @@ def _check_together(found: Mapping[str, str]) -> None:
     per = int(found.get("tp", 1)) * int(found.get("pp", 1))
     if most:
         if least > most:
-            raise WordError("min_max", min=least, max=most)
+            raise WordError("min_max", ("min_gpus", "max_gpus"), min=least, max=most)
         if per > most:
-            raise WordError("degrees", per=per, max=most)
+            raise WordError("degrees", ("tp", "pp", "max_gpus"), per=per, max=most)
         if most // per * per < least:
-            raise WordError("multiple", per=per, min=least, max=most, better=-(-least // per) * per)
+            better = -(-least // per) * per
+            about = ("tp", "pp", "min_gpus", "max_gpus")
+            raise WordError("multiple", about, per=per, min=least, max=most, better=better)
     if "micro_batch" in found and "global_batch" in found:
         micro = int(found["micro_batch"])
         if micro > int(found["global_batch"].rpartition(":")[2]):
-            raise WordError("micro", micro=micro, batch=found["global_batch"])
+            raise WordError("micro", ("micro_batch", "global_batch"), micro=micro, batch=found["global_batch"])
     if found.get("resize") == "no" and found.get("reshard") == "yes":
-        raise WordError("reshard")
+        raise WordError("reshard", ("resize", "reshard"))
     _stamp(found)
 
 
@@ -258,7 +261,7 @@ def _stamp(found: Mapping[str, str]) -> str:
             parts.append(f"{key.name}={_encode(found[key.name])}")
     text = " ".join(parts)
     if len(text) > MAX_STAMP:
-        raise WordError("long_stamp", bytes=len(text), max=MAX_STAMP)
+        raise WordError("long_stamp", ("model", "checkpoint", "gpu_types"), bytes=len(text), max=MAX_STAMP)
     return text
 
 

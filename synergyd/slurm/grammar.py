@@ -115,7 +115,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     "array": ("job arrays are not resized by Synergy", "submit single jobs, or drop the #SYNERGY lines"),
     "het": ("heterogeneous jobs are not resized by Synergy", "submit one component, or drop the #SYNERGY lines"),
     "tasks": (
-        "--ntasks-per-node={tasks} can't be resized",
+        "{option}={tasks} can't be resized",
         "write --ntasks-per-node=1 (synergy-launch starts one process per GPU itself), or resize=no",
     ),
     "gpus": ("{option} can't be resized", "write --gres=gpu:N (GPUs per node) with --nodes, or resize=no"),

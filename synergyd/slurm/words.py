@@ -10,11 +10,11 @@ BLANKS = " \t"
 
 
 class WordError(Exception):
-    """A mistake in a line: `code` of grammar.MESSAGES and what fills it in."""
+    """A mistake in a line: `code` of grammar.MESSAGES, what fills it in, and the keys it is about (for its line)."""
 
-    def __init__(self, code: str, **values: object) -> None:
+    def __init__(self, code: str, keys: tuple[str, ...] = (), /, **values: object) -> None:
         super().__init__(code)
-        self.code, self.values = code, values
+        self.code, self.keys, self.values = code, keys, values
 
 
 def as_bytes(text: str) -> str:

@@ -1,0 +1,496 @@
+-- Synergy's part of job_submit.lua: checks `#SYNERGY key=value` lines at sbatch and stamps them into AdminComment.
+--
+-- Loaded by the hook in job_submit.hook.lua. Runs in Lua 5.1 to 5.4 (Debian's Slurm has 5.1) under slurmctld's locks, so it
+-- does no I/O but one small read of the daemon's heartbeat file. The grammar and every text come from synergy_grammar.lua, which
+-- is made from synergyd/slurm/grammar.py; synergyd/slurm/directive.py reads the same language.
+--
+-- Jobs without a #SYNERGY line are never touched or refused. A job with one is refused when the line is wrong, and also
+-- when this module fails: it can't slip through unchecked.
+
+local M = {}
+
+local folder = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
+local G = dofile(folder .. "synergy_grammar.lua")
+
+local PREFIX = "#SYNERGY"
+local UNSET = 65534 -- NO_VAL16; NO_VAL and INFINITE are above it
+local MAX_NOTE = 200
+
+local by_name, names = {}, {}
+for _, key in ipairs(G.keys) do
+  by_name[key.name] = key
+  names[#names + 1] = key.name
+end
+
+local settings = {state_dir = nil, heartbeat = nil, grace_s = nil, heartbeat_max_age_s = 180}
+
+-- configure{state_dir = "/var/lib/synergy", heartbeat = FILE, grace_s = N, heartbeat_max_age_s = N}; returns the module.
+-- heartbeat: the daemon's file, by default state_dir/heartbeat. grace_s: seconds by which a new job is put off so that the
+-- daemon can choose its size; by default the daemon says it in its heartbeat.
+function M.configure(options)
+  for name, value in pairs(options) do
+    local kind = (name == "state_dir" or name == "heartbeat") and "string" or "number"
+    if name ~= "state_dir" and name ~= "heartbeat" and name ~= "grace_s" and name ~= "heartbeat_max_age_s" then
+      error("synergy.configure: unknown option " .. tostring(name))
+    elseif type(value) ~= kind then
+      error("synergy.configure: " .. name .. " must be a " .. kind)
+    end
+    settings[name] = value
+  end
+  return M
+end
+
+-- Errors ---------------------------------------------------------------------------------------------------------------
+
+-- A mistake of the user's: caught by refusal(), told apart from a failure of this module, which is a string.
+local function wrong(code, values, keys)
+  error({code = code, values = values or {}, keys = keys or {}}, 0)
+end
+
+local function message(line, mistake)
+  local function fill(text)
+    return (text:gsub("{([a-z]+)}", function(name) return tostring(mistake.values[name]) end))
+  end
+  local texts = G.messages[mistake.code]
+  return "#SYNERGY in script line " .. line .. ": " .. fill(texts[1]) .. "; " .. fill(texts[2])
+end
+
+-- A stranger's bytes as printable ASCII, cut.
+local function show(value)
+  local shown = value:sub(1, G.shown):gsub("[^ -~]", function(c) return string.format("\\x%02x", c:byte()) end)
+  return #value > G.shown and shown .. "..." or shown
+end
+
+-- Words of a line ------------------------------------------------------------------------------------------------------
+
+-- The code point at byte `at` and its length; nil where the bytes are not UTF-8.
+local function code_point(text, at)
+  local first = text:byte(at)
+  if first < 0x80 then return first, 1 end
+  local length, point, least
+  if first >= 0xC2 and first <= 0xDF then
+    length, point, least = 2, first - 0xC0, 0x80
+  elseif first >= 0xE0 and first <= 0xEF then
+    length, point, least = 3, first - 0xE0, 0x800
+  elseif first >= 0xF0 and first <= 0xF4 then
+    length, point, least = 4, first - 0xF0, 0x10000
+  else
+    return nil
+  end
+  for i = at + 1, at + length - 1 do
+    local byte = text:byte(i)
+    if not byte or byte < 0x80 or byte > 0xBF then return nil end
+    point = point * 64 + byte - 0x80
+  end
+  if point < least or point > 0x10FFFF or (point >= 0xD800 and point <= 0xDFFF) then return nil end
+  return point, length
+end
+
+-- The column of the first byte that no value may hold, nil if there is none.
+local function bad_column(line)
+  local at = 1
+  while at <= #line do
+    local point, length = code_point(line, at)
+    if not point then return at end
+    if point ~= 9 then
+      for _, range in ipairs(G.forbidden) do
+        if point >= range[1] and point <= range[2] then return at end
+      end
+    end
+    at = at + length
+  end
+  return nil
+end
+
+-- The {key, value} pairs of a line from byte `at` on.
+local function words(line, at)
+  if #line > G.max_line then wrong("long_line", {max = G.max_line}) end
+  local column = bad_column(line)
+  if column then wrong("character", {column = column}) end
+  local found = {}
+  while true do
+    at = line:find("[^ \t]", at)
+    if not at or line:sub(at, at) == "#" then return found end
+    local stop = line:find("[ \t=]", at) or #line + 1
+    if line:sub(stop, stop) ~= "=" or stop == at then
+      wrong("no_value", {word = show(line:match("^[^ \t]*", at))})
+    end
+    local key, value = line:sub(at, stop - 1), nil
+    at = stop + 1
+    local quote = line:sub(at, at)
+    if quote == '"' or quote == "'" then
+      local close = line:find(quote, at + 1, true)
+      if not close then wrong("unclosed", {key = show(key)}) end
+      value = line:sub(at + 1, close - 1)
+      at = close + 1
+      if line:find("^[^ \t]", at) then wrong("after_quote", {key = show(key)}) end
+    else
+      value = line:match("^[^ \t]*", at)
+      at = at + #value
+      if value == "" then wrong("no_value", {word = show(key .. "=")}) end
+      if value:find("[\"']") then wrong("inner_quote", {key = show(key), value = show(value)}) end
+    end
+    found[#found + 1] = {key, value}
+  end
+end
+
+local function distance(a, b)
+  local row = {}
+  for j = 0, #b do row[j] = j end
+  for i = 1, #a do
+    local diagonal = row[0]
+    row[0] = i
+    for j = 1, #b do
+      local above = row[j]
+      local change = a:byte(i) == b:byte(j) and diagonal or diagonal + 1
+      row[j] = math.min(above + 1, row[j - 1] + 1, change)
+      diagonal = above
+    end
+  end
+  return row[#b]
+end
+
+local function nearest(word)
+  if #word > 40 then return nil end
+  local best, least = nil, 3
+  local folded = word:lower():gsub("-", "_")
+  for _, name in ipairs(names) do
+    local d = distance(folded, name)
+    if d < least and d < #name then best, least = name, d end
+  end
+  return best
+end
+
+local function key_of(name)
+  local key = by_name[name]
+  if key then return key end
+  local near = nearest(name)
+  if near then wrong("nearest", {word = show(name), nearest = near}) end
+  return wrong("unknown", {word = show(name), known = table.concat(names, ", ")})
+end
+
+-- Values ---------------------------------------------------------------------------------------------------------------
+
+local function integer(value)
+  return string.format("%d", tonumber(value))
+end
+
+local function whole(value, key)
+  if not value:find("^[0-9]+$") or #value > 9 then return nil end
+  local number = tonumber(value)
+  return number >= key.low and number <= key.high and number or nil
+end
+
+-- Days from 1970-01-01 to a day of the Gregorian calendar.
+local function days(year, month, day)
+  if month <= 2 then year, month = year - 1, month + 12 end
+  return 365 * year + math.floor(year / 4) - math.floor(year / 100) + math.floor(year / 400)
+    + math.floor((153 * (month - 3) + 2) / 5) + day - 719469
+end
+
+local function date(value)
+  local year, month, day, hour, minute, rest =
+    value:match("^([0-9][0-9][0-9][0-9])%-([0-9][0-9])%-([0-9][0-9])T([0-9][0-9]):([0-9][0-9])(.*)$")
+  if not year then return nil end
+  local second, zone = rest:match("^:([0-9][0-9])(.*)$")
+  second, zone = tonumber(second or 0), zone or rest
+  year, month, day, hour, minute = tonumber(year), tonumber(month), tonumber(day), tonumber(hour), tonumber(minute)
+  if year < 2000 or year > 2099 or month < 1 or month > 12 or hour > 23 or minute > 59 or second > 59 then return nil end
+  local next_year, next_month = year, month + 1
+  if next_month == 13 then next_year, next_month = year + 1, 1 end
+  if day < 1 or day > days(next_year, next_month, 1) - days(year, month, 1) then return nil end
+  if zone == "" then
+    return os.time({year = year, month = month, day = day, hour = hour, min = minute, sec = second})
+  end
+  local shift = 0
+  if zone ~= "Z" then
+    local sign, hours, minutes = zone:match("^([+-])([0-9][0-9]):([0-9][0-9])$")
+    if not sign or tonumber(hours) > 14 or tonumber(minutes) > 59 then return nil end
+    shift = (tonumber(hours) * 60 + tonumber(minutes)) * (sign == "+" and 60 or -60)
+  end
+  return days(year, month, day) * 86400 + hour * 3600 + minute * 60 + second - shift
+end
+
+-- One checker per kind: the canonical text of a value, or nil where it is wrong.
+local kinds = {}
+
+function kinds.text(value, key, named)
+  if #value < 1 or #value > key.max_bytes then return nil end
+  if value:sub(1, 1) == "-" then wrong("dash", named) end
+  if value:find("[$`]") or value:sub(1, 1) == "~" then wrong("expand", named) end
+  return value
+end
+
+kinds.path = kinds.text
+
+function kinds.int(value, key)
+  local number = whole(value, key)
+  return number and integer(number)
+end
+
+function kinds.range(value, key, named)
+  local low, high = value:match("^([^:]*):(.*)$")
+  local first = whole(low or value, key)
+  local second = whole(high or value, key)
+  if not first or not second then return nil end
+  if first > second then wrong("order", named) end
+  return first == second and integer(first) or integer(first) .. ":" .. integer(second)
+end
+
+function kinds.names(value)
+  local count, seen = 0, {}
+  for name in (value .. ","):gmatch("([^,]*),") do
+    count = count + 1
+    if count > G.max_names or #name > G.max_name or seen[name] then return nil end
+    if not name:find("^[A-Za-z0-9_][A-Za-z0-9_.-]*$") then return nil end
+    seen[name] = true
+  end
+  return value
+end
+
+-- At most 6 places, compared in millionths, so that both readers agree to the last digit.
+function kinds.float(value, key)
+  local ones, places = value:match("^([0-9]+)$"), ""
+  if not ones then ones, places = value:match("^([0-9]+)%.([0-9]+)$") end
+  if not ones or #ones > 9 or #places > 6 then return nil end
+  local millionths = tonumber(ones .. places .. ("0"):rep(6 - #places))
+  if millionths < key.low or millionths > key.high then return nil end
+  ones, places = ones:gsub("^0+", ""), places:gsub("0+$", "")
+  if ones == "" then ones = "0" end
+  return places == "" and ones or ones .. "." .. places
+end
+
+function kinds.flag(value)
+  return (value == "yes" or value == "no") and value or nil
+end
+
+function kinds.time(value, key)
+  local seconds
+  if value:find("^[0-9]+$") and #value <= 10 then seconds = tonumber(value) else seconds = date(value) end
+  if not seconds or seconds < key.low or seconds > key.high then return nil end
+  return integer(seconds)
+end
+
+local function check(key, value)
+  local named = {key = key.name, value = show(value), takes = key.takes}
+  return kinds[key.kind](value, key, named) or wrong("bad", named)
+end
+
+-- The stamp: ASCII, values percent-encoded, defaults left out.
+local function encode(value)
+  return (value:gsub("[^A-Za-z0-9_./:,+@-]", function(c) return string.format("%%%02X", c:byte()) end))
+end
+
+local function stamp_of(found)
+  local parts = {G.stamp}
+  for _, key in ipairs(G.keys) do
+    local value = found[key.name]
+    if value and value ~= key.default then parts[#parts + 1] = key.name .. "=" .. encode(value) end
+  end
+  local text = table.concat(parts, " ")
+  if #text > G.max_stamp then
+    wrong("long_stamp", {bytes = #text, max = G.max_stamp}, {"model", "checkpoint", "gpu_types"})
+  end
+  return text
+end
+
+local function check_together(found)
+  local least, most = tonumber(found.min_gpus or 0), tonumber(found.max_gpus or 0)
+  local per = tonumber(found.tp or 1) * tonumber(found.pp or 1)
+  if most > 0 then
+    local texts = {min = integer(least), max = integer(most), per = integer(per)}
+    if least > most then wrong("min_max", texts, {"min_gpus", "max_gpus"}) end
+    if per > most then wrong("degrees", texts, {"tp", "pp", "max_gpus"}) end
+    if most - most % per < least then
+      texts.better = integer(math.ceil(least / per) * per)
+      wrong("multiple", texts, {"tp", "pp", "min_gpus", "max_gpus"})
+    end
+  end
+  if found.micro_batch and found.global_batch then
+    if tonumber(found.micro_batch) > tonumber(found.global_batch:match("[0-9]+$")) then
+      local texts = {micro = found.micro_batch, batch = found.global_batch}
+      wrong("micro", texts, {"micro_batch", "global_batch"})
+    end
+  end
+  if found.resize == "no" and found.reshard == "yes" then wrong("reshard", nil, {"resize", "reshard"}) end
+  return stamp_of(found)
+end
+
+-- Scripts --------------------------------------------------------------------------------------------------------------
+
+-- The `#SYNERGY` lines, {number, text} each, before the first line that is neither empty nor a comment.
+local function directive_lines(script)
+  local found, at, number = {}, 1, 0
+  while at <= #script do
+    local stop = script:find("\n", at, true) or #script + 1
+    number = number + 1
+    local first = script:find("[^ \t\r\v\f]", at)
+    if first and first < stop and script:sub(first, first) ~= "#" then break end
+    if script:sub(at, at + #PREFIX - 1) == PREFIX then
+      local after = at + #PREFIX
+      if after >= stop or script:find("^[ \t\r\v\f]", after) then
+        found[#found + 1] = {number, script:sub(at, stop - 1)}
+      end
+    end
+    at = stop + 1
+  end
+  return found
+end
+
+-- The canonical values and the stamp of directive lines; nil and the error's line where they are wrong.
+local function read(directive)
+  local found, lines, last = {}, {}, directive[1][1]
+  local ok, result = pcall(function()
+    for _, line in ipairs(directive) do
+      last = line[1]
+      for _, word in ipairs(words(line[2], #PREFIX + 1)) do
+        local name = word[1]
+        local key = key_of(name)
+        if found[name] then wrong("duplicate", {key = name, line = lines[name]}) end
+        found[name] = check(key, word[2])
+        lines[name] = line[1]
+      end
+    end
+    return check_together(found)
+  end)
+  if ok then return found, result end
+  if type(result) ~= "table" then error(result, 0) end
+  local at = 0
+  for _, name in ipairs(result.keys) do at = math.max(at, lines[name] or 0) end
+  return nil, message(at > 0 and at or last, result)
+end
+
+-- What a script amounts to, without a job: "none"; "ok" and the stamp; or "error" and the line a user would see.
+function M.check(script)
+  local directive = directive_lines(script)
+  if #directive == 0 then return "none" end
+  local found, text = read(directive)
+  return found and "ok" or "error", text
+end
+
+-- Jobs -----------------------------------------------------------------------------------------------------------------
+
+-- The GPU requests in a tres string such as "gres:gpu:a100:4,gres:nic:1": how many, and the first.
+local function gpu_requests(tres)
+  local count, first = 0, nil
+  if type(tres) ~= "string" then return 0 end
+  for part in tres:gmatch("[^,]+") do
+    local name = part:gsub("^gres[:/]", "")
+    if name:find("^gpu[:=]") or name == "gpu" then
+      count, first = count + 1, first or name
+    end
+  end
+  return count, first
+end
+
+local function given(number)
+  return type(number) == "number" and number > 0 and number < UNSET and number or nil
+end
+
+local function not_resizable(job_desc)
+  for _, option in ipairs({
+    {"tres_per_job", "--gpus"}, {"tres_per_socket", "--gpus-per-socket"}, {"tres_per_task", "--gpus-per-task"},
+  }) do
+    if gpu_requests(job_desc[option[1]]) > 0 then wrong("gpus", {option = option[2]}) end
+  end
+  local gpus = gpu_requests(job_desc.tres_per_node)
+  if gpus == 0 then wrong("no_gpus") end
+  if gpus > 1 then wrong("mixed_gpus") end
+  local tasks, per_gpu = given(job_desc.ntasks_per_node), given(job_desc.ntasks_per_tres)
+  if per_gpu then wrong("tasks", {option = "--ntasks-per-gpu", tasks = integer(per_gpu)}) end
+  if tasks and tasks > 1 then wrong("tasks", {option = "--ntasks-per-node", tasks = integer(tasks)}) end
+  if job_desc.requeue == 0 then wrong("no_requeue") end
+end
+
+-- What keeps Synergy from managing the job at all, or from resizing it.
+local function check_job(job_desc, found)
+  local array, offset = job_desc.array_inx, job_desc.het_job_offset
+  if type(array) == "string" and array ~= "" then wrong("array") end
+  if type(offset) == "number" and offset < UNSET then wrong("het") end
+  if found.resize ~= "no" then not_resizable(job_desc) end
+end
+
+-- The grace in seconds that the daemon's heartbeat gives new jobs; nil when it is absent, damaged or old.
+local function heartbeat()
+  local path = settings.heartbeat or (settings.state_dir and settings.state_dir .. "/heartbeat")
+  local file = path and io.open(path, "r")
+  if not file then return nil end
+  local text = file:read(64)
+  file:close()
+  local beat, grace = (text or ""):match("^([0-9]+) ([0-9]+)\n")
+  if not beat or #beat > 12 or #grace > 9 then return nil end
+  local age = os.time() - tonumber(beat)
+  if age > settings.heartbeat_max_age_s or age < -settings.heartbeat_max_age_s then return nil end
+  return math.min(settings.grace_s or tonumber(grace), 3600)
+end
+
+local function stamp_job(job_desc, found, stamp)
+  local grace = heartbeat()
+  if not grace then
+    slurm.log_info("%s", "synergy: no fresh heartbeat; the job runs as a plain Slurm job")
+    return
+  end
+  -- An operator's own AdminComment is kept behind the stamp.
+  local note = job_desc.admin_comment
+  if type(note) == "string" and note ~= "" then
+    stamp = stamp .. " | note=" .. encode(note:sub(1, MAX_NOTE))
+  end
+  job_desc.admin_comment = stamp
+  if found.resize ~= "no" then job_desc.requeue = 1 end
+  local begin, now = job_desc.begin_time, os.time()
+  if type(begin) ~= "number" or begin < now + grace then job_desc.begin_time = now + grace end
+  if settings.state_dir then
+    local ok = pcall(function() job_desc.environment["SYNERGY_STATE_DIR"] = settings.state_dir end)
+    if not ok then slurm.log_info("%s", "synergy: SYNERGY_STATE_DIR could not be set in the job's environment") end
+  end
+end
+
+-- The line with which a job is refused, nil if it may go on.
+local function refusal(job_desc, script)
+  local directive = directive_lines(script)
+  local found, text = read(directive)
+  if not found then return text end
+  local ok, mistake = pcall(check_job, job_desc, found)
+  if not ok then
+    if type(mistake) ~= "table" then error(mistake, 0) end
+    return message(directive[1][1], mistake)
+  end
+  stamp_job(job_desc, found, text)
+  return nil
+end
+
+local function has_directive(script)
+  local ok, directive = pcall(directive_lines, script)
+  if ok then return #directive > 0 end
+  return ("\n" .. script):find("\n" .. PREFIX, 1, true) ~= nil
+end
+
+-- Call first in slurm_job_submit, and return what it returns unless that is slurm.SUCCESS.
+function M.submit(job_desc, part_list, submit_uid)
+  local script = job_desc.script
+  if type(script) ~= "string" or not script:find(PREFIX, 1, true) or not has_directive(script) then
+    return slurm.SUCCESS
+  end
+  local ok, text = pcall(refusal, job_desc, script)
+  if ok and not text then return slurm.SUCCESS end
+  if not ok then
+    pcall(slurm.log_error, "%s", "synergy: failed on a job of uid " .. tostring(submit_uid) .. ": " .. tostring(text))
+    text = message(1, {code = "internal", values = {error = show(tostring(text))}})
+  end
+  pcall(slurm.log_user, "%s", text)
+  return slurm.ERROR
+end
+
+-- Call first in slurm_job_modify. The daemon's own updates come through here too, and Slurm itself keeps users from
+-- AdminComment, so nothing is refused; a user who takes the right to requeue away is told what that means.
+function M.modify(job_desc, job_rec, part_list, modify_uid)
+  pcall(function()
+    local stamp = job_rec.admin_comment
+    if job_desc.requeue == 0 and type(stamp) == "string" and stamp:sub(1, #G.stamp) == G.stamp then
+      slurm.log_user("%s", "Synergy can't resize a job with Requeue=0; it keeps the size it has")
+    end
+  end)
+  return slurm.SUCCESS
+end
+
+return M
