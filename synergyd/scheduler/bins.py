@@ -1,0 +1,56 @@
+"""The nodes' free GPUs while jobs are laid on them one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from synergyd.records import Shape
+from synergyd.scheduler.policy import Room
+
+
+class Bins:
+    """Free GPUs per node; best fit. Jobs laid down biggest GPUs-per-node first always fit where the counts allow it,
+    if those sizes divide each other (facts/solver.md: 1, 2, 4, 8 and whole nodes)."""
+
+    def __init__(self, rooms: Iterable[Room]) -> None:
+        self._rooms = tuple(rooms)
+        self._order = {room.name: i for i, room in enumerate(self._rooms)}
+        self.free = {room.name: room.free for room in self._rooms}
+
+    def pick(
+        self,
+        shape: Shape,
+        partition: str,
+        own: Collection[str] = (),
+        wanted: Mapping[str, int] | None = None,
+    ) -> tuple[str, ...] | None:
+        """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free, or None.
+
+        Nodes in `own` come first, then those that fewest others want (`wanted`), those that fewest partitions share,
+        the tightest fit, the first in order.
+        """
+        wanted = wanted or {}
+        fit = [
+            (room.name not in own, wanted.get(room.name, 0), len(room.partitions), self.free[room.name], i)
+            for i, room in enumerate(self._rooms)
+            if self.free[room.name] >= shape.gpus_per_node
+            and room.gpu_type == shape.gpu_type
+            and room.admits(partition)
+        ]
+        if len(fit) < shape.nodes:
+            return None
+        fit.sort()
+        chosen = sorted(i for *_, i in fit[: shape.nodes])
+        return tuple(self._rooms[i].name for i in chosen)
+
+    def take(self, names: Iterable[str], gpus: int) -> None:
+        """Takes `gpus` on each node. A node that has fewer (it went down under its job) is left with none."""
+        for name in names:
+            if name in self.free:
+                self.free[name] = max(0, self.free[name] - gpus)
+
+    def give(self, names: Iterable[str], gpus: int) -> None:
+        """Gives `gpus` back on each node that can hand out GPUs."""
+        for name in names:
+            if name in self.free:
+                self.free[name] = min(self._rooms[self._order[name]].free, self.free[name] + gpus)

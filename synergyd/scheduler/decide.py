@@ -1,0 +1,128 @@
+"""One epoch's decisions: allocate, place, and say why. A pure function of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from synergyd.records import Action, Cell, Decision, Plan, Snapshot
+from synergyd.scheduler.capacity import Left, rooms_of, sort_job
+from synergyd.scheduler.fifo import FifoPolicy
+from synergyd.scheduler.greedy import greedy
+from synergyd.scheduler.place import Placement, place, requests_of
+from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Terms
+from synergyd.scheduler.reasons import Outcome, explain
+from synergyd.scheduler.utility import allocation as allocation_of
+from synergyd.scheduler.utility import relative_goodput
+from synergyd.settings import Settings
+
+_ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal bans the Cell for this epoch
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed."""
+
+    problem: Problem
+    allocation: Allocation
+    placement: Placement
+
+
+def decide(
+    snapshot: Snapshot,
+    settings: Settings,
+    cells: Mapping[int, tuple[Cell, ...]],
+    no_cell_reasons: Mapping[int, str],
+    current_plans: Mapping[int, Plan] | None = None,
+    ages_s: Mapping[int, float] | None = None,
+    policy: Policy | None = None,
+) -> tuple[Decision, ...]:
+    """One Decision per job of the snapshot, in its order.
+
+    `cells`, `no_cell_reasons` (why a job has none), `current_plans` (what a running job runs with) and `ages_s`
+    (seconds a job has lived, Sia's T; else since it was submitted, which Slurm resets at each requeue) are by job id.
+    `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
+
+    A running job is never stopped: it keeps at least its smallest Cell. Held jobs, jobs with a wrong directive and
+    fixed ones are not touched; what they hold is gone from the capacity, as are the GPUs of other users of Slurm.
+    """
+    policy = policy or policy_named(settings.policy)
+    sorted_jobs: list[Ask | Left] = []
+    for job in snapshot.jobs:
+        age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
+        sorted_jobs.append(
+            sort_job(
+                job,
+                snapshot,
+                tuple(cells.get(job.job_id, ())),
+                no_cell_reasons.get(job.job_id, ""),
+                (current_plans or {}).get(job.job_id),
+                age,
+                settings.restart_cost_s,
+            )
+        )
+    asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
+    terms = Terms(exponent=settings.fairness, max_growth=settings.max_growth)
+    answer = solve(Problem(asks, rooms_of(snapshot, asks), terms), policy)
+    outcome = Outcome(
+        answer.problem,
+        answer.allocation,
+        answer.placement,
+        settings.restart_cost_s,
+        sizes_fixed=isinstance(policy, FifoPolicy),
+    )
+    by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
+    return tuple(
+        _left(job.job_id, found) if isinstance(found, Left) else _decision(by_id[job.job_id], answer, outcome)
+        for job, found in zip(snapshot.jobs, sorted_jobs, strict=True)
+    )
+
+
+def solve(problem: Problem, policy: Policy) -> Answer:
+    """Allocates and places until every allocated job has nodes.
+
+    The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
+    several nodes below a node's size; then the refused Cells are banned and the rest is solved again. If rounds run
+    out, running jobs stay and waiting ones start where they fit.
+    """
+    for _ in range(_ROUNDS):
+        allocation = policy.allocate(problem)
+        placement = place(problem.rooms, requests_of(problem, allocation))
+        if not placement.failed:
+            return Answer(problem, allocation, placement)
+        asks = []
+        for ask, choice in zip(problem.asks, allocation.choice, strict=True):
+            refused = ask.job_id in placement.failed and choice is not None
+            asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
+        problem = replace(problem, asks=tuple(asks))
+    allocation = greedy(problem, grow=False)
+    placement = place(problem.rooms, requests_of(problem, allocation))
+    pairs = zip(problem.asks, allocation.choice, strict=True)
+    allocation = allocation_of(problem, [None if ask.job_id in placement.failed else c for ask, c in pairs])
+    return Answer(problem, allocation, replace(placement, failed={}))
+
+
+def _left(job_id: int, left: Left) -> Decision:
+    return Decision(job_id, left.action, left.cell, left.nodes, left.why, left.relative_goodput)
+
+
+def _decision(index: int, answer: Answer, outcome: Outcome) -> Decision:
+    ask = answer.problem.asks[index]
+    choice = answer.allocation.choice[index]
+    if choice is None:
+        why, alternatives = explain(outcome, index, Action.WAIT)
+        return Decision(ask.job_id, Action.WAIT, None, (), why, None, alternatives)
+    nodes = answer.placement.nodes[ask.job_id]
+    action = _action(ask, choice, nodes)
+    why, alternatives = explain(outcome, index, action)
+    cell = ask.cells[choice]
+    return Decision(ask.job_id, action, cell, nodes, why, relative_goodput(cell, ask.cells, ask.asked), alternatives)
+
+
+def _action(ask: Ask, choice: int, nodes: tuple[str, ...]) -> Action:
+    if ask.current is None:
+        return Action.START
+    if choice == ask.current and set(nodes) == set(ask.nodes):
+        return Action.KEEP
+    return Action.RESIZE

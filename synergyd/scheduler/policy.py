@@ -1,0 +1,117 @@
+"""The protocol between an epoch and an allocation policy: one Problem in, one Allocation out, both plain data.
+
+A policy says which Cell each job gets; `place` then names the nodes. Whoever adds a policy implements `Policy` and adds
+its name to `policies.py`; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from synergyd.records import Cell
+
+
+@dataclass(frozen=True)
+class Room:
+    """One node as the allocation sees it.
+
+    `free` counts the GPUs that this problem hands out: all but those held by jobs outside of it, so the GPUs of its own
+    running jobs are included; 0 on a node that may not take jobs. Empty `partitions` means that any job may use it.
+    """
+
+    name: str
+    gpu_type: str
+    free: int
+    partitions: tuple[str, ...] = ()
+
+    def admits(self, partition: str) -> bool:
+        """May a job of `partition` (Slurm's field, perhaps several names with commas) run here?"""
+        if not partition or not self.partitions:
+            return True
+        return any(name in self.partitions for name in partition.split(","))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One job of the problem.
+
+    `relative[i]` is cells[i]'s goodput over that of the size asked for (dimensionless). `current` is the index of the
+    Cell it runs with (None: it waits), on `nodes`. `discount` in [0, 1] multiplies the goodput of every change of a
+    running job; 0 forbids them. `asked` is the index of the Cell of the size asked for, None if there is none.
+    `banned` are Cells that placement has refused in this epoch; staying in place is never banned.
+    """
+
+    job_id: int
+    cells: tuple[Cell, ...]
+    relative: tuple[float, ...]
+    weight: float = 1.0
+    submit_s: float = 0.0
+    partition: str = ""
+    asked: int | None = None
+    current: int | None = None
+    nodes: tuple[str, ...] = ()
+    discount: float = 1.0
+    banned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The settings' numbers that shape the objective.
+
+    `exponent` is p of (s^p - 1)/p (0: log). `max_growth` bounds a running job's GPUs to that multiple of the present
+    ones (0: no bound). `wait_share`: a job that waits counts as if it ran at this share of its smallest Cell.
+    """
+
+    exponent: float = 0.0
+    max_growth: float = 0.0
+    wait_share: float = 0.1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One epoch's allocation: who asks, and what there is."""
+
+    asks: tuple[Ask, ...]
+    rooms: tuple[Room, ...]
+    terms: Terms = Terms()
+
+    def capacity(self) -> dict[str, int]:
+        """GPUs to hand out, by type."""
+        total: dict[str, int] = {}
+        for room in self.rooms:
+            total[room.gpu_type] = total.get(room.gpu_type, 0) + room.free
+        return total
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A policy's answer. `choice[i]` is the index of asks[i]'s Cell, None if it waits.
+
+    A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`. `objective` and
+    `upper_bound` are sums of weighted utilities; `gap` = (upper_bound - objective) / max(1, |objective|), infinite
+    where the policy knows no bound. `optimal`: proven, to the solver's tolerance.
+    """
+
+    choice: tuple[int | None, ...]
+    moved: frozenset[int]
+    objective: float
+    upper_bound: float
+    optimal: bool
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.upper_bound - self.objective) / max(1.0, abs(self.objective))
+
+    def taken(self, problem: Problem) -> Iterator[tuple[int, Cell, bool]]:
+        """(index of the ask, its Cell, whether it stays on its nodes) of every job that has a Cell."""
+        for index, (ask, choice) in enumerate(zip(problem.asks, self.choice, strict=True)):
+            if choice is not None:
+                yield index, ask.cells[choice], choice == ask.current and index not in self.moved
+
+
+class Policy(Protocol):
+    """Chooses Cells. Pure: the same problem gives the same answer (a time limit that strikes is the one exception)."""
+
+    def allocate(self, problem: Problem) -> Allocation: ...

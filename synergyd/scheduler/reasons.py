@@ -1,0 +1,226 @@
+"""An epoch's answer in words: why each job got what it got, and why not something else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from synergyd.records import Action, Alternative, Cell, Plan, Shape
+from synergyd.scheduler.bins import Bins
+from synergyd.scheduler.place import Placement
+from synergyd.scheduler.policy import Allocation, Ask, Problem
+from synergyd.scheduler.utility import beyond_growth, change_value, payback_s, smallest, stay_value
+
+_ALTERNATIVES = 5
+_NAMED = 3  # rival jobs named in a sentence
+
+
+class Outcome:
+    """An epoch's answer with what every explanation needs, worked out once. `sizes_fixed`: the policy gives each job
+    the size it asked for, whatever could be gained. `restart_cost_s` in seconds."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        allocation: Allocation,
+        placement: Placement,
+        restart_cost_s: float,
+        sizes_fixed: bool = False,
+    ) -> None:
+        self.problem, self.allocation, self.placement = problem, allocation, placement
+        self.restart_cost_s, self.sizes_fixed = restart_cost_s, sizes_fixed
+        self.empty, self.left = Bins(problem.rooms), Bins(problem.rooms)
+        self.left.free.update(placement.left)
+        self.capacity = problem.capacity()
+        self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
+        for i, cell, stays in allocation.taken(problem):
+            ask = problem.asks[i]
+            old = None if ask.current is None else ask.cells[ask.current].shape
+            before = old.gpus if old and old.gpu_type == cell.shape.gpu_type else 0
+            if not stays and cell.shape.gpus > before:
+                words = (
+                    f"job {ask.job_id} ({before} -> {cell.shape.gpus})"
+                    if old
+                    else f"job {ask.job_id} (starts on {cell.shape.gpus})"
+                )
+                self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, ask.job_id, words))
+        for found in self.winners.values():
+            found.sort()
+
+    def rivals(self, gpu_type: str, but: int) -> str:
+        """The jobs that start or grow on GPUs of this type, in words; "" if there are none."""
+        words = [words for _, job, words in self.winners.get(gpu_type, []) if job != but]
+        more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
+        return ", ".join(words[:_NAMED]) + more
+
+    def fits_empty(self, ask: Ask, cell: Cell) -> bool:
+        """Would it fit if no other job of this problem had GPUs?"""
+        return self.empty.pick(cell.shape, ask.partition) is not None
+
+    def fits_beside(self, ask: Ask, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
+        """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
+        names, gpus = held or ((), 0)
+        saved = {name: self.left.free[name] for name in names if name in self.left.free}
+        self.left.give(names, gpus)
+        fits = self.left.pick(cell.shape, ask.partition, names) is not None
+        self.left.free.update(saved)
+        return fits
+
+    def free(self, ask: Ask, gpu_type: str) -> int:
+        """GPUs left over on nodes that the job may use."""
+        rooms = self.problem.rooms
+        return sum(self.left.free[r.name] for r in rooms if r.gpu_type == gpu_type and r.admits(ask.partition))
+
+
+def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
+    """(why, the best other Cells with why not) for asks[index]."""
+    ask = outcome.problem.asks[index]
+    choice = outcome.allocation.choice[index]
+    others = _alternatives(outcome, index)
+    if choice is None:
+        return _waits(outcome, ask), others
+    chosen = ask.cells[choice]
+    better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
+    tail = ""
+    if better is not None and chosen.goodput > 0:
+        gain = _percent(chosen.goodput, better.cell.goodput)
+        tail = f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
+    if action is Action.START:
+        return _starts(ask, choice) + tail, others
+    if action is Action.KEEP:
+        return f"Keeps {_what(chosen)}: {_goodput(ask, choice)}.{tail}", others
+    return _changes(outcome, ask, choice), others
+
+
+def shape_words(shape: Shape) -> str:
+    """`4 a100 GPUs on one node`, `2 nodes x 8 h100 GPUs`."""
+    if shape.nodes == 1:
+        return f"{shape.gpus} {shape.gpu_type} GPU{'s' * (shape.gpus != 1)} on one node"
+    return f"{shape.nodes} nodes x {shape.gpus_per_node} {shape.gpu_type} GPU{'s' * (shape.gpus_per_node != 1)}"
+
+
+def plan_words(plan: Plan) -> str:
+    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`."""
+    return f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}, micro-batch {plan.micro_batch}, global batch {plan.global_batch}"
+
+
+def _what(cell: Cell) -> str:
+    return f"{shape_words(cell.shape)} ({plan_words(cell.plan)})" if cell.goodput > 0 else shape_words(cell.shape)
+
+
+def _rate(goodput: float) -> str:
+    return f"{goodput:.3g}"
+
+
+def _percent(now: float, then: float) -> str:
+    return f"{(then / now - 1) * 100:+.0f} %"
+
+
+def _goodput(ask: Ask, choice: int) -> str:
+    goodput = ask.cells[choice].goodput
+    if goodput <= 0:
+        return "its goodput can't be predicted"
+    text = f"predicted goodput {_rate(goodput)} sequences/s"
+    if ask.asked is not None and ask.asked != choice:
+        share = goodput / ask.cells[ask.asked].goodput
+        text += f", {share * 100:.0f} % of that of the size asked for ({ask.cells[ask.asked].shape.gpus} GPUs)"
+    return text
+
+
+def _starts(ask: Ask, choice: int) -> str:
+    return f"Starts on {_what(ask.cells[choice])}: {_goodput(ask, choice)}."
+
+
+def _changes(outcome: Outcome, ask: Ask, choice: int) -> str:
+    old, new = ask.cells[ask.current or 0], ask.cells[choice]
+    percent = _percent(old.goodput, new.goodput)
+    rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
+    cost_s = outcome.restart_cost_s
+    paid = f"the {cost_s:.0f} s restart is paid back in about {payback_s(old.goodput, new.goodput, cost_s):.0f} s"
+    rivals = outcome.rivals(old.shape.gpu_type, ask.job_id)
+    gives = f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so"
+    if new.shape == old.shape and new.plan == old.plan:
+        return f"Moves to other nodes with the same {shape_words(new.shape)}: {gives}."
+    if new.shape == old.shape:
+        start = (
+            f"Keeps {shape_words(new.shape)} but changes its plan from {plan_words(old.plan)} to {plan_words(new.plan)}"
+        )
+    else:
+        verb = (
+            "Grows" if new.shape.gpus > old.shape.gpus else "Shrinks" if new.shape.gpus < old.shape.gpus else "Changes"
+        )
+        start = f"{verb} from {shape_words(old.shape)} to {_what(new)}"
+    return f"{start}: {rates}; {paid if new.goodput > old.goodput else gives}."
+
+
+def _waits(outcome: Outcome, ask: Ask) -> str:
+    cell = ask.cells[smallest(ask.cells)]
+    least = f"the least that it can run on is {shape_words(cell.shape)}"
+    possible = [c for c in ask.cells if outcome.fits_empty(ask, c)]
+    if not possible:
+        total = outcome.capacity.get(cell.shape.gpu_type, 0)
+        return (
+            f"Waits: {least}, and only {total} {cell.shape.gpu_type} GPUs can be handed out now; the others are down "
+            "or held by jobs that Synergy does not resize."
+        )
+    if outcome.sizes_fixed:
+        return "Waits for its turn: first come, first served at the size asked for."
+    types = sorted({c.shape.gpu_type for c in possible})
+    total = sum(outcome.capacity.get(t, 0) for t in types)
+    rivals = "; ".join(r for r in (outcome.rivals(t, ask.job_id) for t in types) if r)
+    newly = f" This epoch they went to {rivals}." if rivals else ""
+    free = sum(outcome.free(ask, t) for t in types)
+    if free >= min(c.shape.gpus for c in possible):
+        return (
+            f"Waits: {least}, and the {free} free GPUs do not lie so; moving other jobs would cost more than it gains."
+        )
+    return (
+        f"Waits: {least}, and all but {free} of the {total} {' and '.join(types)} GPUs are with jobs whose weighted "
+        f"goodput gains more from them; running jobs are shrunk for others but never stopped.{newly}"
+    )
+
+
+def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
+    """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
+    ask = outcome.problem.asks[index]
+    choice = outcome.allocation.choice[index]
+    best: dict[Shape, int] = {}
+    for i in sorted(range(len(ask.cells)), key=lambda i: (-ask.cells[i].goodput, i)):
+        if i != choice:
+            best.setdefault(ask.cells[i].shape, i)
+    first = list(best.values())[:_ALTERNATIVES]
+    return tuple(Alternative(ask.cells[i], _why_not(outcome, index, i)) for i in first)
+
+
+def _why_not(outcome: Outcome, index: int, i: int) -> str:
+    ask, problem = outcome.problem.asks[index], outcome.problem
+    choice = outcome.allocation.choice[index]
+    cell = ask.cells[i]
+    chosen = None if choice is None else ask.cells[choice]
+    if not outcome.fits_empty(ask, cell):
+        return f"it needs {shape_words(cell.shape)}, more than the nodes that are up and open to it have"
+    if i in ask.banned:
+        return "its GPUs could not be placed on the nodes beside the jobs that stay"
+    if outcome.sizes_fixed:
+        return "the policy gives each job the size it asked for"
+    if beyond_growth(ask, i, problem.terms):
+        return f"it is more than {problem.terms.max_growth:g} times the present GPUs, the bound of one epoch"
+    if chosen is not None and cell.goodput <= chosen.goodput:
+        fewer = cell.shape.gpus < chosen.shape.gpus
+        lower = f"goodput {_percent(chosen.goodput, cell.goodput)}" if chosen.goodput > 0 else "no better"
+        return f"{lower} on fewer GPUs, and nobody gains enough from the rest" if fewer else f"{lower} on no fewer GPUs"
+    if (
+        ask.current is not None
+        and i != ask.current
+        and change_value(ask, i, problem.terms) <= stay_value(ask, problem.terms)
+    ):
+        gain = _percent(ask.cells[ask.current].goodput, cell.goodput)
+        return f"a gain of {gain} does not repay a {outcome.restart_cost_s:.0f} s restart at this job's age"
+    held = None if chosen is None else (outcome.placement.nodes[ask.job_id], chosen.shape.gpus_per_node)
+    if outcome.fits_beside(ask, held, cell):
+        proven = "all jobs together gain no more by it"
+        return proven if outcome.allocation.optimal else "the solver's time limit struck before it was weighed"
+    own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == cell.shape.gpu_type else 0
+    missing = cell.shape.gpus - own - outcome.free(ask, cell.shape.gpu_type)
+    if missing > 0:
+        return f"it would take {missing} GPU{'s' * (missing != 1)} from jobs that gain more from them"
+    return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"

@@ -1,0 +1,136 @@
+"""What a Cell is worth to a job, as one number.
+
+Normalised goodput s = goodput / goodput at the size asked for; utility (s^p - 1)/p times the job's weight, log s at
+p = 0 (Nash bargaining; Sia, SOSP'23, uses s^p with p = -0.5). Changes of a running job count with their goodput times
+Sia's restart factor, so a change is chosen only if it is worth its restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from synergyd.records import Cell, Shape
+from synergyd.scheduler.policy import Allocation, Ask, Problem, Terms
+
+_EXPONENTS = (-8.0, 1.0)  # below -8 is max-min to within a double's digits; above 1 rewards starving others
+_SMALLEST = 1e-6  # normalised goodput below this counts as this: keeps log and powers finite
+_LOWEST = -1e9
+
+
+def utility(s: float, exponent: float) -> float:
+    """(s^p - 1)/p, log(s) at p = 0; p is held within [-8, 1] and the result above -1e9."""
+    p = min(max(exponent, _EXPONENTS[0]), _EXPONENTS[1])
+    s = max(s, _SMALLEST)
+    return math.log(s) if abs(p) < 1e-9 else max((s**p - 1.0) / p, _LOWEST)
+
+
+def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
+    """Sia's r = (T - N*S)/(T + S), held within [0, 1]: age T, restarts so far N, restart cost S (all seconds but N)."""
+    if cost_s <= 0:
+        return 1.0
+    age_s = max(age_s, 0.0)
+    return min(max((age_s - restarts * cost_s) / (age_s + cost_s), 0.0), 1.0)
+
+
+def payback_s(now: float, then: float, cost_s: float) -> float:
+    """Seconds of running at goodput `then` that make up for `cost_s` seconds without any, against going on at `now`."""
+    return cost_s * now / (then - now) if then > now else math.inf
+
+
+def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
+    """Index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
+
+    A shape without a GPU type (`--gres=gpu:4`) matches every type.
+    """
+    typed = [i for i, c in enumerate(cells) if not asked.gpu_type or c.shape.gpu_type == asked.gpu_type]
+    same = [i for i in typed if same_shape(cells[i].shape, asked)]
+    count = [i for i in typed if cells[i].shape.gpus == asked.gpus]
+    other = [i for i, c in enumerate(cells) if c.shape.gpus == asked.gpus]
+    for found in (same, count, other):
+        if found:
+            return max(found, key=lambda i: (cells[i].goodput, -i))
+    return None
+
+
+def same_shape(have: Shape, want: Shape) -> bool:
+    """Equal shapes, where no GPU type in `want` means any."""
+    return (have.nodes, have.gpus_per_node) == (want.nodes, want.gpus_per_node) and want.gpu_type in ("", have.gpu_type)
+
+
+def smallest(cells: Sequence[Cell]) -> int:
+    """Index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
+    return min(range(len(cells)), key=lambda i: (cells[i].shape.gpus, -cells[i].goodput, i))
+
+
+def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> tuple[float, ...]:
+    """Each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
+    base = cells[smallest(cells) if asked is None else asked].goodput
+    return tuple(cell.goodput / base for cell in cells)
+
+
+def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:
+    """`cell`'s goodput over that of the size asked for, for people; None where either is not known."""
+    if asked is None or cells[asked].goodput <= 0 or cell.goodput <= 0:
+        return None
+    return cell.goodput / cells[asked].goodput
+
+
+def stay_value(ask: Ask, terms: Terms) -> float:
+    """Weighted utility of going on as it is: of the current Cell if it runs, of waiting if not.
+
+    Waiting counts as `wait_share` of the smallest Cell's normalised goodput: a first GPU is worth much, but not
+    infinitely much, so that weights can still tell jobs apart under overload.
+    """
+    if ask.current is not None:
+        return ask.weight * utility(ask.relative[ask.current], terms.exponent)
+    return ask.weight * utility(terms.wait_share * ask.relative[smallest(ask.cells)], terms.exponent)
+
+
+def change_value(ask: Ask, index: int, terms: Terms) -> float:
+    """Weighted utility of getting cells[index] anew: a start, or a change of a running job with its restart factor.
+
+    The current Cell on other nodes is a change like any other.
+    """
+    factor = 1.0 if ask.current is None else ask.discount
+    return ask.weight * utility(factor * ask.relative[index], terms.exponent)
+
+
+def may_change_to(ask: Ask, index: int, terms: Terms) -> bool:
+    """Is cells[index] open to this job: not banned, its restart factor above 0, within the bound on growth?"""
+    if index in ask.banned:
+        return False
+    if ask.current is None:
+        return True
+    return ask.discount > 0 and not beyond_growth(ask, index, terms)
+
+
+def beyond_growth(ask: Ask, index: int, terms: Terms) -> bool:
+    """Would cells[index] take a running job beyond `max_growth` times its present GPUs?"""
+    if ask.current is None or terms.max_growth <= 0:
+        return False
+    now = ask.cells[ask.current].shape.gpus
+    return ask.cells[index].shape.gpus > max(now, terms.max_growth * now)
+
+
+def objective(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> float:
+    """Sum of the weighted utilities of all jobs, those that wait included."""
+    total = 0.0
+    for index, (ask, picked) in enumerate(zip(problem.asks, choice, strict=True)):
+        if picked == ask.current and index not in moved:
+            total += stay_value(ask, problem.terms)
+        elif picked is not None:
+            total += change_value(ask, picked, problem.terms)
+    return total
+
+
+def allocation(
+    problem: Problem,
+    choice: Sequence[int | None],
+    moved: frozenset[int] = frozenset(),
+    upper_bound: float = math.inf,
+    optimal: bool = False,
+) -> Allocation:
+    """An Allocation with its objective worked out."""
+    value = objective(problem, choice, moved)
+    return Allocation(tuple(choice), moved, value, max(upper_bound, value), optimal)

@@ -1,0 +1,136 @@
+"""Small builders for the scheduler's tests, and an exhaustive reference for its allocation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.scheduler.place import Request
+from synergyd.scheduler.policy import Ask, Problem, Room
+from synergyd.scheduler.utility import find_asked, objective, relative_goodputs
+
+NOW = 100_000.0
+
+
+def cell(
+    goodput: float, nodes: int = 1, gpus: int = 1, kind: str = "a100", pp: int = 1, tp: int = 1, batch: int = 64
+) -> Cell:
+    plan = Plan(tp=tp, pp=pp, dp=max(1, nodes * gpus // (pp * tp)), micro_batch=1, global_batch=batch)
+    return Cell(Shape(kind, nodes, gpus), plan, goodput, 1.0, goodput, 1.0, 10**9)
+
+
+def cells(*goodputs: float, kind: str = "a100") -> tuple[Cell, ...]:
+    """One-node Cells of 1, 2, 4, ... GPUs."""
+    return tuple(cell(g, gpus=2**i, kind=kind) for i, g in enumerate(goodputs))
+
+
+def node(
+    name: str, gpus: int = 4, used: int = 0, up: bool = True, kind: str = "a100", partitions: tuple[str, ...] = ()
+) -> Node:
+    return Node(name, kind, gpus, used, up, partitions)
+
+
+def job(job_id: int, asked: int = 4, nodes: tuple[str, ...] = (), gpus: int = 0, **changes: object) -> Job:
+    """A waiting job that asks for `asked` GPUs on one node; with `nodes` it runs there with `gpus` on each."""
+    shape = Shape("a100", len(nodes), gpus) if nodes else Shape("a100", 1, asked)
+    plain = Job(
+        job_id=job_id,
+        name=f"job{job_id}",
+        user="ann",
+        uid=1000,
+        partition="",
+        state=JobState.RUNNING if nodes else JobState.PENDING,
+        reason="",
+        submit_s=NOW - 10_000 + job_id,
+        start_s=NOW - 9_000 if nodes else None,
+        begin_s=None,
+        restarts=0,
+        shape=shape,
+        asked=Shape("a100", 1, asked),
+        node_names=nodes,
+        directive=Directive(),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def snapshot(nodes: Sequence[Node], jobs: Sequence[Job], count_used: bool = True) -> Snapshot:
+    """With `count_used` the running jobs' own GPUs are added to what the nodes say is used, as Slurm shows it."""
+    held = {n.name: 0 for n in nodes}
+    for j in jobs:
+        for name in j.node_names:
+            held[name] += j.shape.gpus_per_node
+    counted = tuple(replace(n, gpus_used=n.gpus_used + held[n.name] * count_used) for n in nodes)
+    return Snapshot(NOW, Cluster(counted), tuple(jobs))
+
+
+def ask(job_id: int, offers: tuple[Cell, ...], asked: int = 1, **changes: object) -> Ask:
+    index = find_asked(offers, Shape("a100", 1, asked))
+    plain = Ask(job_id, offers, relative_goodputs(offers, index), asked=index, submit_s=float(job_id))
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def can_lie(rooms: Sequence[Room], requests: Sequence[Request]) -> bool:
+    """Exhaustive: is there any way to lay the requests on the rooms?"""
+    free = {r.name: r.free for r in rooms}
+    for request in requests:
+        if request.stay:
+            for name in request.nodes:
+                if name in free:
+                    free[name] = max(0, free[name] - request.shape.gpus_per_node)
+
+    def lay(rest: list[Request]) -> bool:
+        if not rest:
+            return True
+        first = rest[0]
+        usable = [
+            r.name
+            for r in rooms
+            if r.gpu_type == first.shape.gpu_type
+            and r.admits(first.partition)
+            and free[r.name] >= first.shape.gpus_per_node
+        ]
+        for names in itertools.combinations(usable, first.shape.nodes):
+            for name in names:
+                free[name] -= first.shape.gpus_per_node
+            done = lay(rest[1:])
+            for name in names:
+                free[name] += first.shape.gpus_per_node
+            if done:
+                return True
+        return False
+
+    return lay(sorted((r for r in requests if not r.stay), key=lambda r: -r.shape.gpus_per_node))
+
+
+def brute_force(problem: Problem) -> float:
+    """The best objective over every choice of every job, stays and moves told apart, each tried for placement."""
+    options: list[list[tuple[int | None, bool]]] = []
+    for a in problem.asks:
+        takes: list[tuple[int | None, bool]] = [(i, True) for i in range(len(a.cells))]
+        if a.current is not None and a.discount <= 0:
+            takes = []
+        options.append([(a.current, False), *takes])
+    scored = []
+    for combo in itertools.product(*options):
+        choice = [c for c, _ in combo]
+        moved = frozenset(
+            i
+            for i, (c, anew) in enumerate(combo)
+            if anew and c == problem.asks[i].current and problem.asks[i].current is not None
+        )
+        scored.append((objective(problem, choice, moved), choice, moved))
+    scored.sort(key=lambda entry: -entry[0])
+    for value, choice, moved in scored:
+        if can_lie(problem.rooms, requests(problem, choice, moved)):
+            return value
+    raise AssertionError("going on as it is must always be possible")
+
+
+def requests(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> list[Request]:
+    return [
+        Request(a.job_id, a.cells[c].shape, a.partition, a.nodes, c == a.current and i not in moved)
+        for i, (a, c) in enumerate(zip(problem.asks, choice, strict=True))
+        if c is not None
+    ]
