@@ -1,0 +1,77 @@
+"""Many plans at once, as numpy arrays: what the performance and memory models work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from synergyd.records import Plan
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+RECOMPUTE = ("none", "selective", "full")  # index is the code in PlanArrays.recompute
+
+
+@dataclass(frozen=True)
+class PlanArrays:
+    """N plans, each field of shape (N,). `local` is the GPUs used on each node, `recompute` an index into RECOMPUTE."""
+
+    tp: Ints
+    pp: Ints
+    dp: Ints
+    micro_batch: Ints
+    global_batch: Ints
+    recompute: Ints
+    local: Ints
+    sequence_parallel: Bools
+    distributed_optimizer: Bools
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def micro_batches(self) -> Ints:
+        """Micro-batches each replica works through in one step, (N,)."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    def take(self, index: Ints | Bools) -> PlanArrays:
+        """The plans at `index` (positions or a mask)."""
+        return PlanArrays(**{item.name: getattr(self, item.name)[index] for item in fields(self)})
+
+    def plan(self, i: int) -> Plan:
+        """Plan number `i` as a record."""
+        return Plan(
+            tp=int(self.tp[i]),
+            pp=int(self.pp[i]),
+            dp=int(self.dp[i]),
+            micro_batch=int(self.micro_batch[i]),
+            global_batch=int(self.global_batch[i]),
+            recompute=RECOMPUTE[int(self.recompute[i])],
+            sequence_parallel=bool(self.sequence_parallel[i]),
+            distributed_optimizer=bool(self.distributed_optimizer[i]),
+        )
+
+
+def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> PlanArrays:
+    """The given plans, each on nodes of `gpus_per_node` GPUs (one number for all, or one per plan)."""
+    nodes = [gpus_per_node] * len(plans) if isinstance(gpus_per_node, int) else list(gpus_per_node)
+
+    def ints(values: Sequence[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    return PlanArrays(
+        tp=ints([p.tp for p in plans]),
+        pp=ints([p.pp for p in plans]),
+        dp=ints([p.dp for p in plans]),
+        micro_batch=ints([p.micro_batch for p in plans]),
+        global_batch=ints([p.global_batch for p in plans]),
+        recompute=ints([RECOMPUTE.index(p.recompute) for p in plans]),
+        local=ints([min(n, p.gpus) for n, p in zip(nodes, plans, strict=True)]),
+        sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
+        distributed_optimizer=np.array([p.distributed_optimizer for p in plans], dtype=np.bool_),
+    )
