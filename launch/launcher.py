@@ -148,7 +148,7 @@ def start_of(
         port = slurm.rendezvous_port(where.job_id or 0, where.restarts)
         rendezvous = ["--node-rank", str(where.node_rank), "--master-addr", master, "--master-port", str(port)]
     command = (
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(where.nodes)),
+        sys.executable, "-m", "launch.torchrun", "--nnodes", str(len(where.nodes)),
         "--nproc-per-node", str(where.processes), *rendezvous, *target, *arguments,
     )  # fmt: skip
     return Start(command, environment, (remark,) if remark else ())
@@ -166,7 +166,8 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     def on_term(number: int, _frame: FrameType | None) -> None:
         nonlocal ending
         ending = True
-        if child is not None and child.poll() is None:
+        # Slurm signals every process of the step itself, and a second SIGTERM makes torchrun give up its clean end
+        if where.job_id is None and child is not None and child.poll() is None:
             child.send_signal(number)
 
     child: subprocess.Popen[bytes] | None = None
@@ -178,7 +179,6 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     signal.signal(signal.SIGUSR2, on_usr2)
     if ending:
         child.terminate()
-
     reporter = Reporter(given.report) if given and given.report and where.node_rank == 0 and where.job_id else None
     seen: dict[str, object] = {}
     told = 0

@@ -1,0 +1,53 @@
+# Everything this project needs on a fresh Debian 12 machine is set up by these targets; each says what it installs.
+#   make demo     the main job end to end on a throwaway Slurm cluster
+#   make test     all tests (real Slurm, PostgreSQL, torchrun)
+#   make check    fast tests, ruff, mypy
+#   make venv     .venv alone
+#   make cluster  a throwaway Slurm cluster until Ctrl-C
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# On machines without a GPU the CPU build is pinned here, never in the package itself.
+TORCH ?= torch==2.13.0
+MEGATRON ?= megatron-core==0.16.1
+TORCH_INDEX ?=
+
+.PHONY: demo test check venv system cluster clean lint fast
+
+demo: system venv
+	$(BIN)/python -m tests.demo
+
+test: system venv lint
+	$(BIN)/python -m pytest
+
+check: venv lint fast
+
+fast:
+	$(BIN)/python -m pytest tests/unit -q -m "not slurm and not postgres and not training"
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+venv: $(VENV)/.ready
+
+$(VENV)/.ready: setup.cfg pyproject.toml Makefile
+	@echo "== $(VENV): $(TORCH), $(MEGATRON), psutil, and this package with its test tools (about 1.3 GB)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: PYTHON=/path/to/python3.11 make ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/pip install -q --disable-pip-version-check $(MEGATRON) psutil
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,postgresql]'
+	@touch $@
+
+# Debian packages: only what is missing, only as root or through sudo.
+system:
+	@tests/install-packages
+
+cluster: system venv
+	$(BIN)/python -m tests.throwaway.slurm --nodes $(or $(NODES),a100:2x4)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

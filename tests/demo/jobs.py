@@ -1,0 +1,57 @@
+"""The demo's jobs: what a user would submit."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.throwaway.slurm import SlurmCluster
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    """A job of the demo. `module` is one of launch.examples; `directive` what stands behind #SYNERGY."""
+
+    name: str
+    module: str
+    gpus: int
+    directive: str
+    arguments: tuple[str, ...]
+
+    def script(self, checkpoint: Path) -> str:
+        """The batch script, as a user would write it."""
+        words = " ".join(shlex.quote(a) for a in self.arguments)
+        return (
+            "#!/bin/bash\n"
+            f"#SBATCH --job-name={self.name} --nodes=1 --gres=gpu:{self.gpus} --open-mode=append\n"
+            f"#SYNERGY {self.directive} checkpoint={checkpoint}\n"
+            f"srun synergy-launch -m {self.module} {words}\n"
+        )
+
+
+GPT = "launch.examples.gpt"
+PLAIN = "launch.examples.ddp"
+# A batch of two on four GPUs leaves no room for dp 4: that job must change tp or pp to grow.
+FIRST = (
+    DemoJob("gpt-narrow", GPT, 4, "min_gpus=1 max_gpus=4 global_batch=2 micro_batch=1",
+            ("--steps", "4000", "--global-batch", "2", "--step-delay", "0.2", "--checkpoint-interval", "200")),
+    DemoJob("gpt-wide", GPT, 4, "min_gpus=1 max_gpus=4 global_batch=8 micro_batch=1",
+            ("--steps", "4000", "--global-batch", "8", "--step-delay", "0.2", "--checkpoint-interval", "200")),
+    DemoJob("plain-ddp", PLAIN, 2, "min_gpus=1 max_gpus=2 global_batch=32",
+            ("--steps", "4000", "--global-batch", "32", "--step-delay", "0.2", "--checkpoint-interval", "200")),
+)  # fmt: skip
+FOURTH = DemoJob("gpt-short", GPT, 2, "min_gpus=2 max_gpus=2 global_batch=4 weight=2",
+                 ("--steps", "60", "--global-batch", "4", "--step-delay", "0.2"))  # fmt: skip
+
+
+def submit(cluster: SlurmCluster, job: DemoJob) -> int:
+    """Submits a job as a user would; its checkpoints and output lie in the cluster's folder. Returns the job id."""
+    folder = work_folder(cluster, job)
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return cluster.sbatch(job.script(folder / "checkpoints"), "-o", str(folder / "output"))
+
+
+def work_folder(cluster: SlurmCluster, job: DemoJob) -> Path:
+    """Where a job's checkpoints, step log and output lie."""
+    return cluster.folder / "jobs" / job.name

@@ -1,0 +1,57 @@
+"""What the step logs of the demo's jobs say happened, and whether that is what was claimed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The steps a job trained between two restarts."""
+
+    restarts: int
+    tp: int
+    pp: int
+    dp: int
+    first_step: int
+    last_step: int
+    first_loss: float
+    last_loss: float
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        return f"({self.tp},{self.pp},{self.dp})"
+
+
+def legs(step_log: Path) -> list[Leg]:
+    """The legs of one job, from its step log (one JSON object a step)."""
+    found: list[Leg] = []
+    lines = step_log.read_text().splitlines() if step_log.exists() else []
+    for line in lines:
+        try:
+            s = json.loads(line)
+        except ValueError:
+            continue  # the last line may be half written
+        if found and found[-1].restarts == s["restarts"]:
+            last = found[-1]
+            found[-1] = Leg(*(last.restarts, last.tp, last.pp, last.dp, last.first_step, s["step"], last.first_loss, s["loss"]))
+        else:
+            found.append(Leg(s["restarts"], s["tp"], s["pp"], s["dp"], s["step"], s["step"], s["loss"], s["loss"]))
+    return found
+
+
+def faults(name: str, run: list[Leg], largest_jump: float) -> list[str]:
+    """What is wrong with a job's run: steps lost or repeated at a resize, or a loss that jumped."""
+    wrong = []
+    for before, after in pairwise(run):
+        if after.first_step != before.last_step + 1:
+            wrong.append(f"{name}: step {before.last_step} was followed by step {after.first_step}")
+        if abs(after.first_loss - before.last_loss) > largest_jump:
+            wrong.append(f"{name}: loss {before.last_loss:.4f} before the resize, {after.first_loss:.4f} after it")
+    return wrong
