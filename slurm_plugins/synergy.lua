@@ -215,7 +215,7 @@ end
 local kinds = {}
 
 function kinds.text(value, key, named)
-  if #value < 1 or #value > key.max_bytes then return nil end
+  if #value < 1 or #value > key.max_bytes or value:find("\t", 1, true) then return nil end
   if value:sub(1, 1) == "-" then wrong("dash", named) end
   if value:find("[$`]") or value:sub(1, 1) == "~" then wrong("expand", named) end
   return value
