@@ -475,7 +475,8 @@ function M.submit(job_desc, part_list, submit_uid)
   if ok and not text then return slurm.SUCCESS end
   if not ok then
     pcall(slurm.log_error, "%s", "synergy: failed on a job of uid " .. tostring(submit_uid) .. ": " .. tostring(text))
-    text = message(1, {code = "internal", values = {error = show(tostring(text))}})
+    local said, line = pcall(function() return message(1, {code = "internal", values = {error = show(text)}}) end)
+    text = said and line or "the Synergy plugin failed on this job; tell your admins, or drop the #SYNERGY lines"
   end
   pcall(slurm.log_user, "%s", text)
   return slurm.ERROR
