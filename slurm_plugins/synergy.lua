@@ -215,7 +215,7 @@ end
 local kinds = {}
 
 function kinds.text(value, key, named)
-  if #value < 1 or #value > key.max_bytes then return nil end
+  if #value < 1 or #value > key.max_bytes or value:find("\t", 1, true) then return nil end
   if value:sub(1, 1) == "-" then wrong("dash", named) end
   if value:find("[$`]") or value:sub(1, 1) == "~" then wrong("expand", named) end
   return value
@@ -475,7 +475,8 @@ function M.submit(job_desc, part_list, submit_uid)
   if ok and not text then return slurm.SUCCESS end
   if not ok then
     pcall(slurm.log_error, "%s", "synergy: failed on a job of uid " .. tostring(submit_uid) .. ": " .. tostring(text))
-    text = message(1, {code = "internal", values = {error = show(tostring(text))}})
+    local said, line = pcall(function() return message(1, {code = "internal", values = {error = show(text)}}) end)
+    text = said and line or "the Synergy plugin failed on this job; tell your admins, or drop the #SYNERGY lines"
   end
   pcall(slurm.log_user, "%s", text)
   return slurm.ERROR

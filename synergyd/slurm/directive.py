@@ -23,7 +23,7 @@ from synergyd.slurm.grammar import (
     Key,
     message,
 )
-from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, show, words
+from synergyd.slurm.words import WordError, as_bytes, as_text, bad_column, nearest, show, words
 
 PREFIX = "#SYNERGY"
 _SPACE = " \t\r\v\f"
@@ -78,7 +78,7 @@ def canonical(directive: Directive) -> str:
     script can say.
     """
     try:
-        return _stamp({name: _check(BY_NAME[name], value) for name, value in _values(directive).items()})
+        return _stamp({name: _check(BY_NAME[name], _legible(value)) for name, value in _values(directive).items()})
     except WordError as error:
         raise DirectiveError(0, error.code, error.values) from None
 
@@ -153,7 +153,7 @@ def _check(key: Key, value: str) -> str:
     bad = WordError("bad", **named)
     match key.kind:
         case "text" | "path":
-            if not 1 <= len(value) <= key.max_bytes:
+            if not 1 <= len(value) <= key.max_bytes or "\t" in value:
                 raise bad
             if value.startswith("-"):
                 raise WordError("dash", **named)
@@ -273,9 +273,14 @@ def _decode(value: str) -> str:
     """Undo _encode; the result is bytes that a script's line could have held. Raises WordError."""
     if re.search(r"%(?![0-9A-F]{2})", value):
         raise WordError("stamp", word=show(value))
-    decoded = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), value)
-    words("x=" + "".join(c for c in decoded if c not in " \t\"'"))  # refuses what no line may hold
-    return decoded
+    return _legible(re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), value))
+
+
+def _legible(value: str) -> str:
+    """`value` (bytes) if a script's line could hold it. Raises WordError."""
+    if column := bad_column(value):
+        raise WordError("character", column=column)
+    return value
 
 
 def _directive(found: Mapping[str, str]) -> Directive:
