@@ -12,6 +12,7 @@ from synergyd.scheduler.policy import Ask, Problem, Room
 from synergyd.scheduler.utility import find_asked, objective, relative_goodputs
 
 NOW = 100_000.0
+Cells = tuple[Cell, ...]
 
 
 def cell(
