@@ -1,0 +1,118 @@
+"""`synergyctl config`: what the daemon reads out of slurm.conf."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from synergyd.errors import UsageError, one_line
+from synergyd.settings import Settings
+from synergyd.slurm.conf import SETTINGS, Lint, LoadedSettings, find_slurm_conf, load_settings
+from synergyd.slurm.conf_lint import lint
+
+
+@click.group()
+def config() -> None:
+    """Look at Synergy's settings in slurm.conf."""
+
+
+@config.command()
+@click.option("--conf", type=click.Path(path_type=Path), help="The slurm.conf to read, in place of the cluster's.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(conf: Path | None, as_json: bool) -> None:
+    """Show each setting, where it was said, and what is wrong or could be better.
+
+    Settings are `#SYNERGY Key=Value` lines of slurm.conf or of a file that it Includes. Exits with 2 when a line is
+    wrong, with 0 when there are only warnings.
+    """
+    try:
+        path = conf or find_slurm_conf()
+        loaded = load_settings(path)
+        problems = (*loaded.problems, *lint(path, loaded))
+    except UsageError as error:
+        if as_json:
+            click.echo(json.dumps({"error": str(error)}))
+        else:
+            click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps(_json(path, loaded, problems), indent=2))
+    else:
+        _show(path, loaded, problems)
+    if any(problem.severity == "error" for problem in problems):
+        sys.exit(2)
+
+
+def rows(loaded: LoadedSettings) -> list[tuple[str, str, str]]:
+    """(key, value, origin) of each setting, in the order of the documentation; a database password is starred out."""
+    found = []
+    for setting in SETTINGS:
+        value = getattr(loaded.settings, setting.field)
+        found.append(
+            (setting.key, _text(setting.field, value, loaded.settings), loaded.origins.get(setting.field, "default"))
+        )
+    for name, figures in sorted(loaded.settings.gpu_figures.items()):
+        value = " ".join(f"{figure}={number:g}" for figure, number in figures.items())
+        found.append((f"GpuType={name}", value, loaded.origins[f"gpu_figures.{name}"]))
+    return found
+
+
+def _text(field: str, value: object, settings: Settings) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case tuple():
+            return ",".join(value) or "(all)"
+        case float() if field.endswith("_s"):
+            return f"{value:g}s"
+        case float():
+            return f"{value:g}"
+        case "" if field == "report_host":
+            return "(this host)"
+        case str() if field == "database":
+            return _without_password(settings.database_url())
+        case _:
+            return str(value)
+
+
+def _without_password(url: str) -> str:
+    """The URL with its password, also one that stands in the query part, as stars."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:  # Settings built by hand
+        return "(not a database URL)"
+    hidden = {key: "***" if "pass" in key.lower() else value for key, value in parsed.query.items()}
+    return parsed.set(query=hidden).render_as_string(hide_password=True)
+
+
+def _json(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...]) -> dict[str, object]:
+    return {
+        "conf": str(path),
+        "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows(loaded)],
+        "problems": [{"where": p.where, "what": p.what, "right": p.right, "severity": p.severity} for p in problems],
+    }
+
+
+def _show(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...]) -> None:
+    console = Console()
+    table = Table(title=Text(f"Settings of {one_line(str(path))}"), title_justify="left")
+    for heading in ("Key", "Value", "Origin"):
+        table.add_column(heading, overflow="fold")
+    for row in rows(loaded):
+        # Text, not str: a value's [brackets] are no markup.
+        table.add_row(*(Text(one_line(cell)) for cell in row), style="dim" if row[2] == "default" else "")
+    console.print(table)
+    for problem in problems:
+        style = "bold red" if problem.severity == "error" else "yellow"
+        line = Text(f"{problem.severity}: ", style=style) + Text(one_line(str(problem).partition(": ")[2]))
+        console.print(line, soft_wrap=True)
+    errors = sum(problem.severity == "error" for problem in problems)
+    console.print(f"{errors} errors, {len(problems) - errors} warnings")
