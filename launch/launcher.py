@@ -36,6 +36,7 @@ from synergyd.records import Plan
 
 DEFAULT_STATE_DIR = "/var/lib/synergy"
 POLL_S = 0.2
+ASK_AGAIN_S = 15.0
 URGENT = ("checkpoint_requests", "state", "note")
 
 
@@ -179,7 +180,9 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     signal.signal(signal.SIGUSR2, on_usr2)
     if ending:
         child.terminate()
-    reporter = Reporter(given.report) if given and given.report and where.node_rank == 0 and where.job_id else None
+    reports = where.node_rank == 0 and where.job_id is not None
+    reporter = Reporter(given.report) if reports and given and given.report else None
+    ask_again_s = time.monotonic() + ASK_AGAIN_S
     seen: dict[str, object] = {}
     told = 0
     while child.poll() is None:
@@ -188,6 +191,11 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             run_folder.request_checkpoint(run_dir, told)
         if reporter:
             seen = _offer(reporter, run_dir, where, seen)
+        elif reports and time.monotonic() > ask_again_s:
+            # started as a plain job: a daemon that comes later says where to report
+            ask_again_s = time.monotonic() + ASK_AGAIN_S
+            late, _ = find_handover(where.job_id, os.environ)
+            reporter = Reporter(late.report) if late and late.report else None
         time.sleep(POLL_S)
     if reporter:
         _offer(reporter, run_dir, where, {})

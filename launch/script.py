@@ -44,7 +44,11 @@ def render(request: Request) -> str:
         environment["SYNERGY_CHECKPOINT_DIR"] = request.checkpoint
     out = ["#!/bin/bash", f"#SBATCH --job-name={shlex.quote(one_line(request.job_name, 200))}"]
     kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
-    out += [f"#SBATCH --nodes={shape.nodes}", "#SBATCH --ntasks-per-node=1", f"#SBATCH --gres=gpu:{kind}{shape.gpus_per_node}"]
+    out += [
+        f"#SBATCH --nodes={shape.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gres=gpu:{kind}{shape.gpus_per_node}",
+    ]
     if request.nodes:
         out.append(f"#SBATCH --nodelist={shlex.quote(','.join(request.nodes))}")
     out.append("#SBATCH --requeue --open-mode=append")
@@ -63,7 +67,10 @@ def render(request: Request) -> str:
         where = "--standalone"
     torchrun = f'exec torchrun --nnodes {shape.nodes} --nproc-per-node {shape.gpus_per_node} {where} "$@"'
     words = [request.command[0], *arguments] if request.command[0] != "-m" else list(request.command[:1]) + arguments
-    out += ["", f"srun --nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 bash -c {shlex.quote(torchrun)} torchrun \\"]
+    out += [
+        "",
+        f"srun --nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 bash -c {shlex.quote(torchrun)} torchrun \\",
+    ]
     out.append(_wrapped(words))
     return "\n".join(out) + "\n"
 

@@ -30,7 +30,9 @@ def collect(store: Store, job_id: int) -> dict[str, Any]:
     """All that is stored of one job. Raises UsageError if it was never seen."""
     decisions, story = store.decisions_of(job_id, 1), store.story(job_id)
     if not decisions and not story:
-        raise UsageError(f"job {job_id}", "was never seen by the daemon", "it needs a #SYNERGY line; is synergyd running?")
+        raise UsageError(
+            f"job {job_id}", "was never seen by the daemon", "it needs a #SYNERGY line; is synergyd running?"
+        )
     report, life = store.report(job_id), store.lifecycles().get(job_id)
     last = decisions[0] if decisions else None
     return {
@@ -68,7 +70,11 @@ def _words(cell: Cell) -> str:
 
 def lines(data: dict[str, Any]) -> list[str]:
     """The text that `explain` prints."""
-    out = [f"job {data['job_id']}" + (f", {data['lifecycle']}" if data["lifecycle"] else "") + (", paused" if data["paused"] else "")]
+    out = [
+        f"job {data['job_id']}"
+        + (f", {data['lifecycle']}" if data["lifecycle"] else "")
+        + (", paused" if data["paused"] else "")
+    ]
     decision = data["decision"]
     if decision:
         when = time.strftime("%F %T", time.localtime(data["decided_s"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -44,7 +45,7 @@ def status(context: Context, job: int | None, watch: bool, as_json: bool) -> Non
                     pass
         else:
             # piped output is for people too: never cut a column off there
-            console = Console() if click.get_text_stream("stdout").isatty() else Console(width=160)
+            console = Console() if sys.stdout.isatty() else Console(width=160)
             console.print(table(collect(store, job)))
 
 

@@ -29,7 +29,9 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
     """
     from synergyd.daemon.service import run
 
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
     settings = Context(conf, database).settings
     if dry_run:
         settings = replace(settings, dry_run=True)

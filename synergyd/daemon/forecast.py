@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Cell, Cluster, Job, ModelSpec, Profile, Report
+from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
 from synergyd.settings import Settings
-from synergyd.slurm.rows import JobRow, gpus_of
 from synergyd.task.hardware import GpuFigures, figures
 from synergyd.task.model_spec import load_model
-from synergyd.task.synergy_task import SynergyTask, update_profile
+from synergyd.task.synergy_task import SynergyTask
 
 log = logging.getLogger("synergyd.forecast")
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -37,14 +37,14 @@ class Forecast:
         self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
         self._models: dict[tuple[str, int], ModelSpec | str] = {}
 
-    def cells(self, job: Job, profile: Profile, cluster: Cluster) -> CellsOrWhy:
-        """All Cells of one job on this cluster."""
-        key = (job.directive, job.asked, job.shape, profile, _kinds(cluster))
+    def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
+        """All Cells of one job on this cluster; `present` is the plan it runs with."""
+        key = (job.directive, job.asked, job.shape, job.partition, profile, present, _kinds(cluster))
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]
         try:
-            task = SynergyTask(job, profile, self._model(job, profile), self._all_figures(cluster))
+            task = SynergyTask(job, profile, self._model(job, profile), self._all_figures(cluster), present)
             cells = task.cells(cluster)
             answer = CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
         except SynergyError as error:
@@ -52,27 +52,17 @@ class Forecast:
         self._kept[job.job_id] = (key, answer)
         return answer
 
-    def predicted(self, report: Report, row: JobRow) -> Cell | None:
-        """What was predicted of the plan that the job reports, from the Cells of the last epoch."""
-        kept = self._kept.get(report.job_id)
-        if kept is None or report.plan is None:
+    def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
+        """(step seconds, peak bytes) that the bare model, without the profile's corrections, predicts of the reported plan."""
+        if report.plan is None or job is None:
             return None
-        count = gpus_of(row.tres_per_node)[1]
-        p = report.plan
-        for cell in kept[1].cells:
-            same = (cell.shape.nodes, cell.shape.gpus_per_node) == (row.num_nodes, count)
-            if same and (cell.plan.tp, cell.plan.pp, cell.plan.dp, cell.plan.micro_batch, cell.plan.global_batch) == (
-                p.tp, p.pp, p.dp, p.micro_batch, p.global_batch,
-            ):  # fmt: skip
-                return cell
-        return None
-
-    def learn(self, profile: Profile, report: Report, predicted: Cell | None) -> Profile:
-        """The profile after one more report."""
-        # predictions already hold the profile's corrections: the bare model's are meant
-        step_s = predicted.step_s / profile.speed if predicted else None
-        memory = int(predicted.memory_bytes / profile.memory) if predicted and predicted.memory_bytes else None
-        return update_profile(profile, report, step_s, memory)
+        try:
+            task = SynergyTask(
+                job, replace(profile, model=report.model or profile.model), self._model(job, profile), self._figures
+            )
+            return task.predict(job.shape, report.plan)
+        except SynergyError:
+            return None
 
     def _all_figures(self, cluster: Cluster) -> dict[str, GpuFigures]:
         for gpu_type in cluster.gpu_types():
@@ -108,17 +98,18 @@ def _checked(name: str, uid: int) -> str:
         about = path.lstat()
     except OSError as error:
         raise UsageError(name, f"can't be read ({error.strerror})") from None
-    if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_CONFIG_BYTES or path.resolve() != Path(os.path.normpath(path)):
+    if (
+        not stat.S_ISREG(about.st_mode)
+        or about.st_size > MAX_CONFIG_BYTES
+        or path.resolve() != Path(os.path.normpath(path))
+    ):
         raise UsageError(name, "is no plain config.json", "name a file of at most 1 MiB, not a link")
     if about.st_uid != uid and not about.st_mode & stat.S_IROTH:
         raise UsageError(name, "belongs to another user and is not readable by all")
     return name
 
 
-def _kinds(cluster: Cluster) -> tuple[tuple[str, int, int], ...]:
-    """What Cells depend on of a cluster: GPUs a node, and how many such nodes are up."""
-    counts: dict[tuple[str, int], int] = {}
-    for node in cluster.nodes:
-        if node.up:
-            counts[node.gpu_type, node.gpus] = counts.get((node.gpu_type, node.gpus), 0) + 1
-    return tuple((t, g, n) for (t, g), n in sorted(counts.items()))
+def _kinds(cluster: Cluster) -> tuple[object, ...]:
+    """What Cells depend on of a cluster: GPUs a node, partitions, and how many such nodes are up."""
+    counts = Counter((n.gpu_type, n.gpus, n.partitions) for n in cluster.nodes if n.up)
+    return tuple(sorted(counts.items()))

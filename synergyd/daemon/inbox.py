@@ -53,7 +53,9 @@ class Inbox:
         try:
             self._server = Server((host, port), Handler)
         except OSError as error:
-            raise UsageError("ReportPort", f"can't listen on port {port} ({error.strerror})", "choose a free port") from None
+            raise UsageError(
+                "ReportPort", f"can't listen on port {port} ({error.strerror})", "choose a free port"
+            ) from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="inbox", daemon=True)
         self._thread.start()

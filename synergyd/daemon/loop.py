@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launch import handover
 from synergyd.daemon import heartbeat, lives
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.inbox import Inbox
@@ -41,6 +42,7 @@ from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
 from synergyd.store.items import Event as StoredEvent
+from synergyd.task import update_profile
 
 log = logging.getLogger("synergyd")
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
@@ -78,8 +80,10 @@ class Daemon:
         self.profiles: dict[int, Profile] = {}
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
+        self._told: set[tuple[int, int]] = set()
         self._loaded = False
         self._rows: dict[int, JobRow] = {}
+        self._jobs: dict[int, Job] = {}  # as the last snapshot had them
 
     # -- an epoch --------------------------------------------------------------------------------------------------
 
@@ -101,13 +105,19 @@ class Daemon:
         self._take_reports(began)
         self._observe(began)
         snapshot = self._snapshot(cluster, types, began)
-        forecasts = {j.job_id: self.forecast.cells(j, self._profile(j.job_id), cluster) for j in snapshot.jobs if j.directive}
+        plans = self._plans()
+        forecasts = {
+            j.job_id: self.forecast.cells(j, self._profile(j.job_id), plans.get(j.job_id), cluster)
+            for j in snapshot.jobs
+            if j.directive
+        }
+        self._jobs = {j.job_id: j for j in snapshot.jobs}
         decisions = decide(
             snapshot,
             self.settings,
             {i: f.cells for i, f in forecasts.items()},
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
-            self._plans(),
+            plans,
             self.ages_s,
         )
         record = EpochRecord(
@@ -125,6 +135,7 @@ class Daemon:
         )
         self.tools.store.save_epoch(record)
         if not self.settings.dry_run and self.tools.leads():
+            self._adopt()
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
             heartbeat.write(self.settings.state_dir, self.tools.clock(), self.grace_s)
         self.tools.store.flush()
@@ -228,12 +239,27 @@ class Daemon:
                 continue  # a late word of an incarnation that has ended
             self.reports[report.job_id] = report
             kept[report.job_id] = StoredReport(report, now_s)
-            predicted = self.forecast.predicted(report, row)
-            self.profiles[report.job_id] = self.forecast.learn(self._profile(report.job_id), report, predicted)
+            profile, job = self._profile(report.job_id), self._jobs.get(report.job_id)
+            same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
+            step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
+            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept:
             self.tools.store.put_reports(kept.values())
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
+
+    def _adopt(self) -> None:
+        """Jobs that run without having been told where to report (started as plain jobs) are told now."""
+        for job_id, row in self._rows.items():
+            life = self.lives[job_id]
+            told = (job_id, life.restarts) in self._told or handover.plan_path(self.settings.state_dir, job_id).exists()
+            if told or life.state is not State.RUNNING or self.registry.known[job_id].directive is None:
+                continue
+            try:
+                self.actuator.adopt(job_id, None)
+                self._told.add((job_id, life.restarts))
+            except (SynergyError, OSError) as error:
+                log.warning("job %d could not be told where to report: %s", row.job_id, error)
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +274,9 @@ class Daemon:
             elif decision.action is Action.KEEP:
                 if life.state is State.CHECKPOINTING and not job.fixed:
                     self._advance(job.job_id, Unwanted(decision.why))
-            elif decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot):
+            elif (
+                decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot)
+            ):
                 self._want(decision, job, life)
             elif decision.action is Action.START and life.state is State.QUEUED:
                 self._keep_parked(job, life, True, now_s)
@@ -270,7 +298,9 @@ class Daemon:
         row = self._rows[job.job_id]
         if life.state is not State.QUEUED or not schedulable or job.fixed or job.begin_s is not None:
             return
-        if row.state == "PENDING" and (row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)):
+        if row.state == "PENDING" and (
+            row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)
+        ):
             self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
 
     def _advance(self, job_id: int, event: Event) -> None:
@@ -304,7 +334,9 @@ class Daemon:
             _remove_plan(self.settings.state_dir, job_id)
             return
         self.lives[job_id] = life
-        self.tools.store.put_lifecycles([Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)])
+        self.tools.store.put_lifecycles(
+            [Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
+        )
 
 
 def _observed(row: JobRow | None) -> Observed:
@@ -321,9 +353,7 @@ def _words(shape: Shape) -> str:
 
 
 def _remove_plan(state_dir: Path, job_id: int) -> None:
-    from launch.handover import plan_path
-
-    plan_path(state_dir, job_id).unlink(missing_ok=True)
+    handover.plan_path(state_dir, job_id).unlink(missing_ok=True)
 
 
 def _status(snapshot: Snapshot, now: Mapping[int, Life], reports: Mapping[int, Report]) -> list[dict[str, object]]:
@@ -341,7 +371,9 @@ def _status(snapshot: Snapshot, now: Mapping[int, Life], reports: Mapping[int, R
                 "lifecycle": life.state.value if life else "",
                 "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
                 "asked_gpus": job.asked.gpus,
-                "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch} if plan else None,
+                "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch}
+                if plan
+                else None,
                 "global_batch": plan.global_batch if plan else None,
                 "restarts": job.restarts,
                 "step": report.step if report else None,

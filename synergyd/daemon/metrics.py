@@ -17,10 +17,14 @@ class Metrics:
     def __init__(self, port: int) -> None:
         registry = CollectorRegistry()
         self._duration = Gauge("synergy_epoch_duration_seconds", "Duration of the last epoch", registry=registry)
-        self._last = Gauge("synergy_epoch_time_seconds", "Start of the last epoch, seconds since 1970", registry=registry)
+        self._last = Gauge(
+            "synergy_epoch_time_seconds", "Start of the last epoch, seconds since 1970", registry=registry
+        )
         self._jobs = Gauge("synergy_jobs", "Jobs with a directive, by lifecycle state", ["state"], registry=registry)
         self._decisions = Counter("synergy_decisions", "Decisions by action", ["action"], registry=registry)
-        self._failures = Counter("synergy_epoch_failures", "Epochs that failed because Slurm was away", registry=registry)
+        self._failures = Counter(
+            "synergy_epoch_failures", "Epochs that failed because Slurm was away", registry=registry
+        )
         self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
         if port:

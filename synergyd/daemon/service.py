@@ -20,7 +20,7 @@ from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
 from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.leader import Leadership
+from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
 
 log = logging.getLogger("synergyd")
@@ -41,15 +41,24 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     reader, why = open_reader({})
     log.info("reads through %s: %s", reader.name, why)
     inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
-    leadership = Leadership(settings.database_url())
-    store = BufferedStore(lambda: open_store(settings.database_url(), create=not settings.database), time.monotonic, term=lambda: leadership.term)
+    leadership = Leader(settings.database_url(), clock=time.time)
+    store = BufferedStore(
+        lambda: open_store(settings.database_url(), create=not settings.database),
+        time.monotonic,
+        term=lambda: leadership.term,
+    )
+
+    def leads() -> bool:
+        # no other daemon can take the lock through a database that is away
+        return leadership.leads or (leadership.away and leadership.term is not None)
+
     metrics = Metrics(settings.metrics_port)
     address = f"{settings.report_host or socket.getfqdn()}:{inbox.port}" if inbox else ""
-    daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, lambda: leadership.leading))
+    daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, leads))
     try:
         return _loop(daemon, leadership, metrics, stop, once, on_epoch)
     finally:
-        if leadership.leading:
+        if leads():
             heartbeat.remove(settings.state_dir)
         store.close()
         leadership.release()
@@ -69,25 +78,28 @@ def prepare(settings: Settings) -> None:
         probe.unlink()
     except OSError as error:
         where = f"StateDir {settings.state_dir}"
-        raise UsageError(where, f"can't be written ({error.strerror})", "name a folder that synergyd's user owns") from None
+        raise UsageError(
+            where, f"can't be written ({error.strerror})", "name a folder that synergyd's user owns"
+        ) from None
 
 
 def _loop(
     daemon: Daemon,
-    leadership: Leadership,
+    leadership: Leader,
     metrics: Metrics,
     stop: threading.Event,
     once: bool,
     on_epoch: Callable[[Daemon], None] | None,
 ) -> int:
     settings, failures, next_epoch_s = daemon.settings, 0, 0.0
+    daemon.tools.store.refresh()  # makes the default database, and tells of a wrong URL at once
     while not stop.is_set():
         now_s = time.monotonic()
         try:
             if now_s >= next_epoch_s:
                 leadership.try_lead()
-                if not settings.dry_run and not leadership.leading:
-                    log.info("another synergyd leads: standing by")
+                if not settings.dry_run and not daemon.tools.leads():
+                    log.info("standing by: %s", leadership.problem or "another synergyd leads")
                 record = daemon.epoch()
                 metrics.epoch(record, daemon)
                 if on_epoch:

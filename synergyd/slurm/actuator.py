@@ -40,6 +40,18 @@ class Actuator:
             return Refused(instruction, f"{problem.filename}: {problem.strerror}", transient=True)
         return Refused(instruction, *error) if error else Done(instruction)
 
+    def adopt(self, job_id: int, plan: Plan | None) -> None:
+        """Tells a running job that Synergy did not start where to report. Raises SlurmError, OSError."""
+        known = self.known[job_id]
+        if known.directive is None:
+            return
+        self._hand_over(job_id, known, plan)
+        self.slurm.update(job_id, {"AdminComment": self._stamp(known, plan)})
+
+    def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
+        folder = (known.directive.checkpoint if known.directive else None) or ""
+        handover.write(handover.Handover(job_id, plan, self.report, folder), self.state_dir)
+
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
         job_id = instruction.job_id
@@ -62,8 +74,7 @@ class Actuator:
             case Update(target=target, park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                folder = known.directive.checkpoint if known.directive else None
-                handover.write(handover.Handover(job_id, target.plan, self.report, folder or ""), self.state_dir)
+                self._hand_over(job_id, known, target.plan)
                 typed = gpus_of(row.tres_per_node)[0]
                 self.slurm.update(job_id, self._fields(target, known, typed, park_s))
                 return self._difference(job_id, target)

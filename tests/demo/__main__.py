@@ -18,7 +18,8 @@ from rich.table import Table
 
 from tests.demo.jobs import FIRST, FOURTH, DemoJob, submit, work_folder
 from tests.demo.story import Leg, faults, legs
-from tests.throwaway.slurm import MissingProgram, NodeGroup, SlurmCluster
+from tests.throwaway.slurm import MissingProgram, SlurmCluster
+from tests.throwaway.synergy import make_cluster, synergyd
 
 EPOCH_S = 4
 LARGEST_JUMP = 1.0  # of the loss between two neighbouring steps of a byte-level model
@@ -128,7 +129,9 @@ def check(demo: Demo, first: list[int], fourth: int) -> None:
         wrong.append(f"the fourth job ended at step {runs[fourth][-1].last_step} of 60")
     if wrong:
         demo.fail("; ".join(wrong))
-    demo.console.print("every claim was checked against the step logs: no step lost or repeated, no loss jumped", style="green")
+    demo.console.print(
+        "every claim was checked against the step logs: no step lost or repeated, no loss jumped", style="green"
+    )
 
 
 def main() -> int:
@@ -137,43 +140,17 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     began = time.monotonic()
     try:
-        with SlurmCluster([NodeGroup("cpu", 2, 4)], slurm_conf=[], job_submit=_hook()) as cluster:
-            _settings(cluster)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with make_cluster(epoch_s=EPOCH_S) as cluster, synergyd(cluster):
             console.print(f"a Slurm cluster of 2 nodes x 4 (pretended) GPUs in {cluster.folder}", highlight=False)
-            daemon = _start_daemon(cluster)
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            try:
-                with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as progress:
-                    play(Demo(cluster, console, progress, progress.add_task("starting", total=len(STAGES))))
-            finally:
-                daemon.terminate()
-                daemon.wait(20)
+            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
+            with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as progress:
+                play(Demo(cluster, console, progress, progress.add_task("starting", total=len(STAGES))))
     except MissingProgram as error:
         console.print(f"make demo: {error}", markup=False)
         return 1
     console.print(f"took {time.monotonic() - began:.0f} s", highlight=False)
     return 0
-
-
-def _hook() -> str:
-    """The three-line hook, with the module where it lies in this tree."""
-    return ""
-
-
-def _settings(cluster: SlurmCluster) -> None:
-    lines = (
-        f"#SYNERGY StateDir={cluster.state_dir}",
-        f"#SYNERGY Epoch={EPOCH_S} RestartCost=5 CheckpointTimeout=60",
-        f"#SYNERGY ReportPort={cluster.port + 90} ReportHost=127.0.0.1",
-    )
-    with cluster.conf.open("a") as conf:
-        conf.write("\n".join(lines) + "\n")
-
-
-def _start_daemon(cluster: SlurmCluster) -> subprocess.Popen[bytes]:
-    log = (cluster.folder / "log" / "synergyd.log").open("ab")
-    with log:
-        return subprocess.Popen(["synergyd"], env=cluster.env, stdout=log, stderr=log)
 
 
 def _trained(demo: Demo, job_id: int, steps: int) -> bool:

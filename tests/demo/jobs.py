@@ -26,7 +26,7 @@ class DemoJob:
             "#!/bin/bash\n"
             f"#SBATCH --job-name={self.name} --nodes=1 --gres=gpu:{self.gpus} --open-mode=append\n"
             f"#SYNERGY {self.directive} checkpoint={checkpoint}\n"
-            f"srun synergy-launch -m {self.module} {words}\n"
+            f"srun synergy-launch --checkpoint {shlex.quote(str(checkpoint))} -m {self.module} {words}\n"
         )
 
 

@@ -40,7 +40,9 @@ def legs(step_log: Path) -> list[Leg]:
             continue  # the last line may be half written
         if found and found[-1].restarts == s["restarts"]:
             last = found[-1]
-            found[-1] = Leg(*(last.restarts, last.tp, last.pp, last.dp, last.first_step, s["step"], last.first_loss, s["loss"]))
+            found[-1] = Leg(
+                *(last.restarts, last.tp, last.pp, last.dp, last.first_step, s["step"], last.first_loss, s["loss"])
+            )
         else:
             found.append(Leg(s["restarts"], s["tp"], s["pp"], s["dp"], s["step"], s["step"], s["loss"], s["loss"]))
     return found

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sinfo", "sbatch", "srun", "scancel")
-PLUGINS = Path(__file__).resolve().parents[2] / "slurm_plugins"
 PORT_FIRST, PORT_LAST, PORT_BLOCK = 20000, 31900, 100
 
 
@@ -296,6 +295,12 @@ class SlurmCluster:
             *(["JobSubmitPlugins=lua"] if self.job_submit else []),
             *nodes,
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+            # a report port of this cluster's own; lines of `slurm_conf` may say more
+            *(
+                [f"#SYNERGY ReportPort={self.port + 90} ReportHost=127.0.0.1"]
+                if any("#SYNERGY" in x for x in self.slurm_conf)
+                else []
+            ),
             *self.slurm_conf,
         ]
         self.conf.write_text("\n".join(lines) + "\n")
@@ -350,11 +355,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description="Run a throwaway Slurm cluster on this machine until Ctrl-C.")
     parser.add_argument("--nodes", default="a100:2x4", help="TYPE:NODESxGPUS[,...], default %(default)s")
-    parser.add_argument("--plugin", action="store_true", help="load Synergy's job_submit module")
     options = parser.parse_args()
     try:
         groups = [NodeGroup.parse(text) for text in options.nodes.split(",")]
-        with SlurmCluster(groups) as cluster:
+        from tests.throwaway.synergy import make_cluster
+
+        with make_cluster(groups) as cluster:
             print(f"export SLURM_CONF={cluster.conf} MUNGE_SOCKET={cluster.munge_socket}", flush=True)
             print(cluster.run("sinfo", "-N", "-o", "%N %t %G").stdout, flush=True)
             signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -1,0 +1,91 @@
+"""Synergy on a throwaway cluster: plugin, settings and daemon, as an admin would install them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
+
+PLUGINS = Path(__file__).resolve().parents[2] / "slurm_plugins"
+
+
+def hook(state_dir: Path) -> str:
+    """job_submit.lua: the hook that is shipped, with this tree's module and the cluster's state folder."""
+    text = (PLUGINS / "job_submit.hook.lua").read_text()
+    text = text.replace("/etc/slurm/synergy/synergy.lua", str(PLUGINS / "synergy.lua"))
+    return text.replace("/var/lib/synergy", str(state_dir))
+
+
+def make_cluster(
+    groups: Sequence[NodeGroup] = (NodeGroup("cpu", 2, 4),),
+    *,
+    epoch_s: float = 2.0,
+    plugin: bool = True,
+    settings: Sequence[str] = (),
+) -> SlurmCluster:
+    """A cluster with Synergy's settings in its slurm.conf; not started yet."""
+    cluster = SlurmCluster(groups)
+    if plugin:
+        cluster.job_submit = hook(cluster.state_dir)
+    cluster.slurm_conf = (
+        f"#SYNERGY StateDir={cluster.state_dir} Epoch={epoch_s:g} RestartCost=5 CheckpointTimeout=60",
+        *settings,
+    )
+    return cluster
+
+
+class Synergyd:
+    """A daemon process of the cluster."""
+
+    def __init__(self, cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.cluster = cluster
+        self.log = cluster.folder / "log" / "synergyd.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["synergyd", *options], env={**cluster.env, **(environment or {})}, stdout=log, stderr=log
+            )
+
+    def kill(self) -> None:
+        """kill -9, no clean end."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        """SIGTERM, and its end."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextmanager
+def synergyd(cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None) -> Iterator[Synergyd]:
+    """A running daemon; its port for reports is the cluster's own."""
+    daemon = Synergyd(cluster, *options, environment=environment)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def status(cluster: SlurmCluster) -> dict[int, dict[str, Any]]:
+    """`synergyctl status --json` by job id; empty while there is no database yet."""
+    done = cluster.run("synergyctl", "status", "--json", check=False)
+    return {j["job_id"]: j for j in json.loads(done.stdout)["jobs"]} if done.returncode == 0 else {}
+
+
+def explain(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
+    """`synergyctl explain --json`."""
+    told: dict[str, Any] = json.loads(cluster.run("synergyctl", "explain", str(job_id), "--json").stdout)
+    return told
