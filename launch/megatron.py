@@ -6,11 +6,13 @@ torch_dist ones that load under any other degrees. Works on GPUs (NCCL) and, thr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
+import queue
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,17 @@ from launch.ranks import TorchRanks
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
 
+# Megatron orders communication before computation by it when tp > 1; it must be there before CUDA starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
 with warnings.catch_warnings():
     # "Transformer Engine and Apex are not installed": Megatron's own fallbacks are what is wanted then.
     warnings.simplefilter("ignore")
     CPU = megatron_cpu.install()  # before the rest of megatron is imported; None where there is a GPU
     from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -196,8 +203,13 @@ class MegatronRun:
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Write a checkpoint that any other plan can load; the metadata to keep with it."""
-        state = self._state(is_loading=False)
-        dist_checkpointing.save(state, str(folder), ("torch_dist", 1), content_metadata=METADATA)
+        # A save that is waited for needs no queue between processes; Megatron's default starts a process (5 s) to hold it.
+        filesystem_async._results_queue = queue.Queue()
+        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+        with _quiet():
+            dist_checkpointing.save(
+                self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA
+            )
         return {
             "kind": "megatron",
             "samples": self.samples,
@@ -222,7 +234,8 @@ class MegatronRun:
             raise UsageError(f"checkpoint {checkpoint.path}", "was not written by a Megatron run", "name another folder")
         state = self._state(is_loading=True)
         try:
-            loaded = dist_checkpointing.load(state, str(checkpoint.path))
+            with _quiet():
+                loaded = dist_checkpointing.load(state, str(checkpoint.path))
         except Exception as error:
             # It is intact (its digests match), so what it holds is another model.
             what = f"does not fit this model: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -248,6 +261,14 @@ class MegatronRun:
         return model(tokens, positions, mask, labels=labels), partial(_mean_loss)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Megatron's warnings of what torch will drop some day: they would bury a user's own output."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _mean_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = output.float().mean()
     # A copy: Megatron divides the loss in place.
@@ -262,36 +283,37 @@ def _transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Tran
         recompute = {"recompute_granularity": "selective"}
     elif plan.recompute != "none":
         raise UsageError("plan", f"recompute={plan.recompute}", "none, selective or full")
-    return TransformerConfig(
-        num_layers=spec.layers,
-        hidden_size=spec.hidden,
-        num_attention_heads=spec.heads,
-        num_query_groups=spec.kv_heads,
-        ffn_hidden_size=spec.ffn,
-        gated_linear_unit=spec.gated,
-        activation_func=torch.nn.functional.silu if spec.gated else torch.nn.functional.gelu,
-        add_bias_linear=not spec.gated,
-        normalization="RMSNorm" if spec.gated else "LayerNorm",
-        # Dropout would draw other numbers on other plans.
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=plan.tp,
-        pipeline_model_parallel_size=plan.pp,
-        sequence_parallel=plan.sequence_parallel and plan.tp > 1,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
-        use_cpu_initialization=True,
-        # Megatron's own draw depends on the plan; see initialise().
-        perform_initialization=False,
-        # Fusions need apex, Transformer Engine or a compiler.
-        gradient_accumulation_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        **recompute,
-    )
+    with _quiet():
+        return TransformerConfig(
+            num_layers=spec.layers,
+            hidden_size=spec.hidden,
+            num_attention_heads=spec.heads,
+            num_query_groups=spec.kv_heads,
+            ffn_hidden_size=spec.ffn,
+            gated_linear_unit=spec.gated,
+            activation_func=torch.nn.functional.silu if spec.gated else torch.nn.functional.gelu,
+            add_bias_linear=not spec.gated,
+            normalization="RMSNorm" if spec.gated else "LayerNorm",
+            # Dropout would draw other numbers on other plans.
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            tensor_model_parallel_size=plan.tp,
+            pipeline_model_parallel_size=plan.pp,
+            sequence_parallel=plan.sequence_parallel and plan.tp > 1,
+            params_dtype=dtype,
+            pipeline_dtype=dtype,
+            bf16=dtype is torch.bfloat16,
+            use_cpu_initialization=True,
+            # Not skipped although initialise() overwrites it: it also marks what is split, for clipping counts by that.
+            perform_initialization=True,
+            # Fusions need apex, Transformer Engine or a compiler.
+            gradient_accumulation_fusion=False,
+            bias_dropout_fusion=False,
+            bias_activation_fusion=False,
+            masked_softmax_fusion=False,
+            apply_rope_fusion=False,
+            **recompute,
+        )
 
 
 def _mark_sequence_parallel(model: torch.nn.Module) -> None:
