@@ -1,7 +1,8 @@
 """A GPT on megatron-core, trained and checkpointed under any plan: the same run whatever its (tp, pp, dp).
 
 Initial weights are drawn per parameter by its global name, samples by their number in the run, and checkpoints are
-torch_dist ones that load under any other degrees. Works on GPUs (NCCL) and, through launch.megatron_cpu, on CPUs (gloo).
+torch_dist ones that load under any other degrees. Works on GPUs (NCCL) and, through launch.megatron_cpu, on CPUs
+(gloo).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from launch import megatron_cpu
-from launch.checkpoint import Checkpoint
+from launch.checkpoint import Checkpoint, reason
 from launch.data_order import rank_samples
 from launch.ranks import TorchRanks
 from synergyd.errors import UsageError
@@ -87,7 +89,7 @@ def check_model(spec: ModelSpec, plan: Plan) -> None:
 
 
 def padded_vocab(spec: ModelSpec) -> int:
-    """The vocabulary as laid out: a multiple of 128 on every plan, for padding that varied with tp would change the loss."""
+    """The vocabulary as laid out: a multiple of 128 on every plan, or padding would change losses with tp."""
     return -(-spec.vocab // 128) * 128
 
 
@@ -158,7 +160,9 @@ class MegatronRun:
             ),
             module=model,
         )
-        self.noise = GradientNoise(self.model, plan, ranks, spec.tied_embeddings, distributed_optimizer) if noise else None
+        self.noise = (
+            GradientNoise(self.model, plan, ranks, spec.tied_embeddings, distributed_optimizer) if noise else None
+        )
         self.config.finalize_model_grads_func = (
             self.noise.wrap(finalize_model_grads) if self.noise else finalize_model_grads
         )
@@ -203,13 +207,11 @@ class MegatronRun:
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Write a checkpoint that any other plan can load; the metadata to keep with it."""
-        # A save that is waited for needs no queue between processes; Megatron's default starts a process (5 s) to hold it.
+        # A save that is waited for needs no queue between processes; Megatron's own takes 5 s to start one for it.
         filesystem_async._results_queue = queue.Queue()
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
         with _quiet():
-            dist_checkpointing.save(
-                self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA
-            )
+            dist_checkpointing.save(self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA)
         return {
             "kind": "megatron",
             "samples": self.samples,
@@ -231,24 +233,26 @@ class MegatronRun:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         if checkpoint.meta.get("kind") != "megatron":
-            raise UsageError(f"checkpoint {checkpoint.path}", "was not written by a Megatron run", "name another folder")
+            raise UsageError(
+                f"checkpoint {checkpoint.path}", "was not written by a Megatron run", "name another folder"
+            )
         state = self._state(is_loading=True)
         try:
             with _quiet():
                 loaded = dist_checkpointing.load(state, str(checkpoint.path))
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             # It is intact (its digests match), so what it holds is another model.
-            what = f"does not fit this model: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            what = f"does not fit this model: {reason(error)}"
             raise UsageError(f"checkpoint {checkpoint.path}", what, "use the model sizes it was made with") from error
         self.model.module.load_state_dict(loaded["model"])
-        load_optimizer(self.optimizer, loaded["optimizer"], self.distributed_optimizer)
+        load_optimizer(self.optimizer, loaded["optimizer"])
         self.step, self.samples = checkpoint.step, int(checkpoint.meta["samples"])
         if self.noise and checkpoint.meta.get("noise"):
             self.noise.scale.restore(checkpoint.meta["noise"])
 
     def _state(self, is_loading: bool) -> dict[str, Any]:
         state: dict[str, Any] = {"model": self.model.module.sharded_state_dict(metadata=METADATA)}
-        state["optimizer"] = optimizer_state(self.optimizer, state, is_loading, METADATA, self.distributed_optimizer)
+        state["optimizer"] = optimizer_state(self.optimizer, state, is_loading, METADATA)
         return state
 
     def _forward(self, numbers: Any, model: Any) -> tuple[Any, Any]:
@@ -317,19 +321,19 @@ def _transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Tran
 
 
 def _mark_sequence_parallel(model: torch.nn.Module) -> None:
-    """torch's norms don't know of sequence parallelism: their gradients must be summed over the tensor-parallel ranks."""
+    """torch's norms don't know of sequence parallelism: their gradients must be summed over tensor-parallel ranks."""
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
             for parameter in module.parameters():
-                parameter.sequence_parallel = True
+                setattr(parameter, "sequence_parallel", True)  # noqa: B010
 
 
 @torch.no_grad()
 def initialise(model: Any, seed: int, layers: int) -> None:
     """Draw every weight from a generator seeded by its global name (and layer): the same model on every plan.
 
-    Matrices: normal, std 0.02, those that feed the residual stream 0.02 / sqrt(2 layers) (Radford et al. 2019, section 2.3);
-    norms one, biases zero.
+    Matrices: normal, std 0.02, those that feed the residual stream 0.02 / sqrt(2 layers) (Radford et al. 2019,
+    section 2.3); norms one, biases zero.
     """
     for part in _sharded_tensors(model.sharded_state_dict(metadata=METADATA)):
         assert part.data is not None

@@ -23,14 +23,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 from launch.agent import Agent, AgentSettings, check_plan
-from launch.checkpoint import Checkpoint
+from launch.checkpoint import Checkpoint, reason
 from launch.data_order import SampleOrder, rank_samples
 from launch.gradient_noise import NoiseScale
 from launch.memory import peak_memory
@@ -43,8 +45,9 @@ class SynergyTask:
     """One rank's side of a run. All ranks make it, after the process group, with the same arguments.
 
     `global_batch` and `micro_batch` (examples; None: the global batch over the ranks) hold where Synergy gave no plan.
-    `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in steps,
-    0: on request and at the end. `scheduler` is stepped and kept with the optimizer. `clip` bounds the gradient's norm.
+    `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in
+    steps, 0: on request and at the end. `scheduler` is stepped and kept with the optimizer. `clip` bounds the norm of
+    the gradient.
     `tokens_per_sample` turns samples into the tokens that are reported.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
@@ -95,7 +98,9 @@ class SynergyTask:
         self._watching.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._watching.__exit__(kind, error, trace)
 
     def batches(
@@ -160,7 +165,7 @@ class SynergyTask:
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
         with _quiet():
-            dcp.save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, Alone))
+            dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, Alone))
         return {
             "kind": "pytorch",
             "samples": self.samples,
@@ -175,13 +180,13 @@ class SynergyTask:
         state = self._state()
         try:
             with _quiet():
-                dcp.load(state, checkpoint_id=str(found.path), no_dist=isinstance(self.ranks, Alone))
+                dcp_load(state, checkpoint_id=str(found.path), no_dist=isinstance(self.ranks, Alone))
             set_state_dict(
                 self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             # It is intact (its digests match), so it holds another model or optimizer.
-            what = f"does not fit this model and optimizer ({type(error).__name__})"
+            what = f"does not fit this model and optimizer: {reason(error)}"
             raise UsageError(where, what, "use what it was made with, or another folder") from error
         if self.scheduler is not None and found.meta.get("scheduler"):
             self.scheduler.load_state_dict(found.meta["scheduler"])
@@ -205,7 +210,7 @@ class _GradientNorms:
         self._small: list[torch.Tensor] = []
         if self._useful and not self._sharded:
             for parameter in self._parameters:
-                parameter.register_hook(self._seen)
+                parameter.register_hook(self._seen)  # type: ignore[no-untyped-call]
 
     def synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
         """DDP averages on the last micro-batch of a step only."""
@@ -256,7 +261,8 @@ class _Indices:
 def _square(tensor: torch.Tensor) -> torch.Tensor:
     """Squared norm of what this rank holds of `tensor`."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return torch.linalg.vector_norm(local.detach(), dtype=torch.float32).square()
+    square: torch.Tensor = torch.linalg.vector_norm(local.detach(), dtype=torch.float32).square()
+    return square
 
 
 def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:

@@ -23,7 +23,10 @@ from launch.examples.text import TextWindows
 
 
 class ByteModel(nn.Module):
-    """Logits of the next byte at each position from the 2 * layers + 1 bytes up to it; tokens (batch, seq) -> (batch, seq, 256)."""
+    """Logits of the next byte at each position, from the 2 * layers + 1 bytes up to it.
+
+    Tokens (batch, seq) -> logits (batch, seq, 256).
+    """
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
@@ -51,8 +54,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
-    parser.add_argument("--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end")
-    parser.add_argument("--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it")
+    parser.add_argument(
+        "--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end"
+    )
+    parser.add_argument(
+        "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
+    )
     return parser.parse_args(argv)
 
 
