@@ -89,7 +89,7 @@ class AgentSettings:
 
 
 def parse_plan(text: str, world: int) -> Plan:
-    """A Plan from its JSON object. Raises UsageError where it is malformed, impossible, or not for `world` processes."""
+    """A Plan from its JSON object. Raises UsageError if it is malformed, impossible, or not for `world` processes."""
     where = "SYNERGY_PLAN_JSON"
     right = "a JSON object with the fields of a plan, such as " + json.dumps(asdict(Plan()))
     try:

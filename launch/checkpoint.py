@@ -42,7 +42,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Found:
-    """The newest good checkpoint (None: start afresh) and what was passed over on the way, as sentences ("" if nothing)."""
+    """The newest good checkpoint (None: start afresh) and, in sentences, what was passed over on the way."""
 
     checkpoint: Checkpoint | None
     note: str = ""
@@ -173,7 +173,7 @@ def prune(directory: Path, keep: int = 2) -> None:
 
 
 def digest(path: Path) -> str:
-    """BLAKE2b of a file's content; of a file above 64 MiB, of 64 evenly spread 1-MiB blocks, the first and last included."""
+    """BLAKE2b of a file's content; above 64 MiB of 64 evenly spread 1-MiB blocks, the first and last included."""
     total = hashlib.blake2b(digest_size=16)
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -185,6 +185,12 @@ def digest(path: Path) -> str:
                 stream.seek((size - _BLOCK) * i // 63)
                 total.update(stream.read(_BLOCK))
     return total.hexdigest()
+
+
+def reason(error: BaseException) -> str:
+    """What a library's error comes down to: the last line of its text, which for torch's nested ones is the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else type(error).__name__, 300)
 
 
 class Checkpoints:
@@ -220,8 +226,10 @@ class Checkpoints:
         meta: Mapping[str, Any] = {}
         try:
             meta = write(folder)
-        except Exception as problem:  # whatever the library raises: a failed save must not end training
-            error = one_line(f"{type(problem).__name__}: {problem}", 300)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as problem:  # torch's CheckpointException is no Exception; a failed save must not end training
+            error = reason(problem)
         if self.ranks.maximum([1 if error else 0])[0]:
             raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not write its part")
 

@@ -1,7 +1,7 @@
 """Which example comes when: a pure function of the seed and the example's number in the run.
 
-A run counts the samples it has trained on. Sample n is the same example on every plan and after every restart, so none is
-skipped or seen twice when the data-parallel degree, or even the global batch, changes.
+A run counts the samples it has trained on. Sample n is the same example on every plan and after every restart, so none
+is skipped or seen twice when the data-parallel degree, or even the global batch, changes.
 """
 
 from __future__ import annotations
@@ -51,6 +51,4 @@ def rank_samples(start: int, global_batch: int, dp: int, rank: int, micro_batch:
     Over all ranks these are exactly start .. start + global_batch - 1.
     """
     steps = global_batch // (dp * micro_batch)
-    return [
-        [start + (m * dp + rank) * micro_batch + j for j in range(micro_batch)] for m in range(steps)
-    ]
+    return [[start + (m * dp + rank) * micro_batch + j for j in range(micro_batch)] for m in range(steps)]

@@ -1,7 +1,7 @@
 """The gradient noise scale from two gradient norms per step.
 
-McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1: with the squared norms of a gradient over
-B_small and over B_big samples,
+McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1: with the squared norms of a gradient
+over B_small and over B_big samples,
 
     G2 = (B_big |g_big|^2 - B_small |g_small|^2) / (B_big - B_small)        estimates |true gradient|^2
     S  = (|g_small|^2 - |g_big|^2) / (1 / B_small - 1 / B_big)              estimates tr(covariance)

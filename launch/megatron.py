@@ -1,29 +1,36 @@
 """A GPT on megatron-core, trained and checkpointed under any plan: the same run whatever its (tp, pp, dp).
 
 Initial weights are drawn per parameter by its global name, samples by their number in the run, and checkpoints are
-torch_dist ones that load under any other degrees. Works on GPUs (NCCL) and, through launch.megatron_cpu, on CPUs (gloo).
+torch_dist ones that load under any other degrees. Works on GPUs (NCCL) and, through launch.megatron_cpu, on CPUs
+(gloo).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
+import queue
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from launch import megatron_cpu
-from launch.checkpoint import Checkpoint
+from launch.checkpoint import Checkpoint, reason
 from launch.data_order import rank_samples
 from launch.ranks import TorchRanks
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
+
+# Megatron orders communication before computation by it when tp > 1; it must be there before CUDA starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 with warnings.catch_warnings():
     # "Transformer Engine and Apex are not installed": Megatron's own fallbacks are what is wanted then.
@@ -31,6 +38,8 @@ with warnings.catch_warnings():
     CPU = megatron_cpu.install()  # before the rest of megatron is imported; None where there is a GPU
     from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -80,7 +89,7 @@ def check_model(spec: ModelSpec, plan: Plan) -> None:
 
 
 def padded_vocab(spec: ModelSpec) -> int:
-    """The vocabulary as laid out: a multiple of 128 on every plan, for padding that varied with tp would change the loss."""
+    """The vocabulary as laid out: a multiple of 128 on every plan, or padding would change losses with tp."""
     return -(-spec.vocab // 128) * 128
 
 
@@ -151,7 +160,9 @@ class MegatronRun:
             ),
             module=model,
         )
-        self.noise = GradientNoise(self.model, plan, ranks, spec.tied_embeddings, distributed_optimizer) if noise else None
+        self.noise = (
+            GradientNoise(self.model, plan, ranks, spec.tied_embeddings, distributed_optimizer) if noise else None
+        )
         self.config.finalize_model_grads_func = (
             self.noise.wrap(finalize_model_grads) if self.noise else finalize_model_grads
         )
@@ -196,8 +207,11 @@ class MegatronRun:
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Write a checkpoint that any other plan can load; the metadata to keep with it."""
-        state = self._state(is_loading=False)
-        dist_checkpointing.save(state, str(folder), ("torch_dist", 1), content_metadata=METADATA)
+        # A save that is waited for needs no queue between processes; Megatron's own takes 5 s to start one for it.
+        filesystem_async._results_queue = queue.Queue()
+        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+        with _quiet():
+            dist_checkpointing.save(self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA)
         return {
             "kind": "megatron",
             "samples": self.samples,
@@ -219,23 +233,26 @@ class MegatronRun:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         if checkpoint.meta.get("kind") != "megatron":
-            raise UsageError(f"checkpoint {checkpoint.path}", "was not written by a Megatron run", "name another folder")
+            raise UsageError(
+                f"checkpoint {checkpoint.path}", "was not written by a Megatron run", "name another folder"
+            )
         state = self._state(is_loading=True)
         try:
-            loaded = dist_checkpointing.load(state, str(checkpoint.path))
-        except Exception as error:
+            with _quiet():
+                loaded = dist_checkpointing.load(state, str(checkpoint.path))
+        except (Exception, CheckpointException) as error:
             # It is intact (its digests match), so what it holds is another model.
-            what = f"does not fit this model: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            what = f"does not fit this model: {reason(error)}"
             raise UsageError(f"checkpoint {checkpoint.path}", what, "use the model sizes it was made with") from error
         self.model.module.load_state_dict(loaded["model"])
-        load_optimizer(self.optimizer, loaded["optimizer"], self.distributed_optimizer)
+        load_optimizer(self.optimizer, loaded["optimizer"])
         self.step, self.samples = checkpoint.step, int(checkpoint.meta["samples"])
         if self.noise and checkpoint.meta.get("noise"):
             self.noise.scale.restore(checkpoint.meta["noise"])
 
     def _state(self, is_loading: bool) -> dict[str, Any]:
         state: dict[str, Any] = {"model": self.model.module.sharded_state_dict(metadata=METADATA)}
-        state["optimizer"] = optimizer_state(self.optimizer, state, is_loading, METADATA, self.distributed_optimizer)
+        state["optimizer"] = optimizer_state(self.optimizer, state, is_loading, METADATA)
         return state
 
     def _forward(self, numbers: Any, model: Any) -> tuple[Any, Any]:
@@ -246,6 +263,14 @@ class MegatronRun:
         positions = torch.arange(self.spec.seq, device=self.device).expand(len(rows), -1)
         mask = torch.ones((1, 1, self.spec.seq, self.spec.seq), dtype=torch.bool, device=self.device).triu(1)
         return model(tokens, positions, mask, labels=labels), partial(_mean_loss)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Megatron's warnings of what torch will drop some day: they would bury a user's own output."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _mean_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -262,52 +287,53 @@ def _transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Tran
         recompute = {"recompute_granularity": "selective"}
     elif plan.recompute != "none":
         raise UsageError("plan", f"recompute={plan.recompute}", "none, selective or full")
-    return TransformerConfig(
-        num_layers=spec.layers,
-        hidden_size=spec.hidden,
-        num_attention_heads=spec.heads,
-        num_query_groups=spec.kv_heads,
-        ffn_hidden_size=spec.ffn,
-        gated_linear_unit=spec.gated,
-        activation_func=torch.nn.functional.silu if spec.gated else torch.nn.functional.gelu,
-        add_bias_linear=not spec.gated,
-        normalization="RMSNorm" if spec.gated else "LayerNorm",
-        # Dropout would draw other numbers on other plans.
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=plan.tp,
-        pipeline_model_parallel_size=plan.pp,
-        sequence_parallel=plan.sequence_parallel and plan.tp > 1,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
-        use_cpu_initialization=True,
-        # Megatron's own draw depends on the plan; see initialise().
-        perform_initialization=False,
-        # Fusions need apex, Transformer Engine or a compiler.
-        gradient_accumulation_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        **recompute,
-    )
+    with _quiet():
+        return TransformerConfig(
+            num_layers=spec.layers,
+            hidden_size=spec.hidden,
+            num_attention_heads=spec.heads,
+            num_query_groups=spec.kv_heads,
+            ffn_hidden_size=spec.ffn,
+            gated_linear_unit=spec.gated,
+            activation_func=torch.nn.functional.silu if spec.gated else torch.nn.functional.gelu,
+            add_bias_linear=not spec.gated,
+            normalization="RMSNorm" if spec.gated else "LayerNorm",
+            # Dropout would draw other numbers on other plans.
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            tensor_model_parallel_size=plan.tp,
+            pipeline_model_parallel_size=plan.pp,
+            sequence_parallel=plan.sequence_parallel and plan.tp > 1,
+            params_dtype=dtype,
+            pipeline_dtype=dtype,
+            bf16=dtype is torch.bfloat16,
+            use_cpu_initialization=True,
+            # Not skipped although initialise() overwrites it: it also marks what is split, for clipping counts by that.
+            perform_initialization=True,
+            # Fusions need apex, Transformer Engine or a compiler.
+            gradient_accumulation_fusion=False,
+            bias_dropout_fusion=False,
+            bias_activation_fusion=False,
+            masked_softmax_fusion=False,
+            apply_rope_fusion=False,
+            **recompute,
+        )
 
 
 def _mark_sequence_parallel(model: torch.nn.Module) -> None:
-    """torch's norms don't know of sequence parallelism: their gradients must be summed over the tensor-parallel ranks."""
+    """torch's norms don't know of sequence parallelism: their gradients must be summed over tensor-parallel ranks."""
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
             for parameter in module.parameters():
-                parameter.sequence_parallel = True
+                setattr(parameter, "sequence_parallel", True)  # noqa: B010
 
 
 @torch.no_grad()
 def initialise(model: Any, seed: int, layers: int) -> None:
     """Draw every weight from a generator seeded by its global name (and layer): the same model on every plan.
 
-    Matrices: normal, std 0.02, those that feed the residual stream 0.02 / sqrt(2 layers) (Radford et al. 2019, section 2.3);
-    norms one, biases zero.
+    Matrices: normal, std 0.02, those that feed the residual stream 0.02 / sqrt(2 layers) (Radford et al. 2019,
+    section 2.3); norms one, biases zero.
     """
     for part in _sharded_tensors(model.sharded_state_dict(metadata=METADATA)):
         assert part.data is not None

@@ -1,7 +1,8 @@
 """Megatron-core on machines without a GPU: what it takes for granted of torch.cuda, answered by the CPU.
 
-No arithmetic, schedule or collective is replaced: only where tensors live, and names that need a CUDA driver. Used where
-`torch.cuda.is_available()` is False and nowhere else; each interception is counted by name, so that nothing hides.
+No arithmetic, schedule or collective is replaced: only where tensors live, and names that need a CUDA driver. Used
+where `torch.cuda.is_available()` is False and nowhere else; each interception is counted by name, so that nothing
+hides.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def install() -> CpuInPlaceOfCuda | None:
     if _installed is None:
         mode = CpuInPlaceOfCuda()
         _replace_names(mode.intercepted)
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
         _installed = mode
     return _installed
 

@@ -1,7 +1,7 @@
 """Gradient noise of a Megatron run, from the gradients that pass by anyway; Megatron's files stay as they are.
 
-Small batch: every micro-batch's own gradient, seen by a hook on each parameter as it is accumulated (so that it works on
-every schedule, and for one replica as well as many). Big batch: the averaged gradient after Megatron has reduced it.
+Small batch: every micro-batch's own gradient, seen by a hook on each parameter as it is accumulated (so that it works
+on every schedule, and for one replica as well as many). Big batch: the averaged gradient after Megatron has reduced it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GradientNoise:
     def __init__(self, model: Any, plan: Plan, ranks: Ranks, tied_embeddings: bool, distributed: bool) -> None:
         self.scale = NoiseScale()
         self._model, self._plan, self._ranks, self._distributed = model, plan, ranks, distributed
-        self._weights: dict[torch.nn.Parameter, float] = {}
+        self._weights: dict[Any, float] = {}
         for name, parameter in model.module.named_parameters():
             if tied_embeddings and ("word_embeddings" in name or "output_layer" in name):
                 continue
@@ -43,7 +43,7 @@ class GradientNoise:
     def _seen(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-            self._small.append(norm * norm * self._weights[parameter])  # type: ignore[index]
+            self._small.append(norm * norm * self._weights[parameter])
 
     def wrap(self, finalize: Callable[..., None]) -> Callable[..., None]:
         """Megatron's finalize_model_grads, after which the two norms of the step are taken in."""

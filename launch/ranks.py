@@ -1,4 +1,4 @@
-"""The few collective operations that the agent and the checkpoints need, over the host network (gloo), never over the GPUs'.
+"""The few collective operations that the agent and the checkpoints need, over the host network (gloo).
 
 `Alone` is the same thing for one process and needs no torch.
 """

@@ -2,13 +2,14 @@
 
     torchrun --nproc-per-node 4 -m launch.examples.gpt --steps 20 --checkpoint /tmp/gpt
 
-Degrees and batch come from Synergy's plan; without one every process is a data-parallel replica. The losses are the same
-on every plan, and a run may go on from its checkpoint under any other.
+Degrees and batch come from Synergy's plan; without one every process is a data-parallel replica. The losses are the
+same on every plan, and a run may go on from its checkpoint under any other.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -33,8 +34,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
-    parser.add_argument("--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end")
-    parser.add_argument("--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it")
+    parser.add_argument(
+        "--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end"
+    )
+    parser.add_argument(
+        "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
+    )
     return parser.parse_args(argv)
 
 
@@ -96,7 +101,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         train(args, AgentSettings.from_environment())
     except SynergyError as error:
-        print(f"synergy: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
+            print(f"synergy: {error}", file=sys.stderr)
         return 2
     return 0
 

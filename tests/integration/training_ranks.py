@@ -1,0 +1,176 @@
+"""Training runs for tests: one process a rank, forked from a server that has imported torch and Megatron once.
+
+A plan then takes 1 to 4 seconds in place of 15. What `run` is given to call executes in the ranks; rank 0's result comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.checkpoint import Checkpoints
+from launch.examples.text import TextWindows
+from synergyd.records import ModelSpec, Plan
+
+ROOT = Path(__file__).parents[2]
+SPEC = ModelSpec("test", layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocab=256, seq=32)
+
+
+class Call:
+    """A function of this module (or "module:name") with its arguments, as it can be sent to a rank."""
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        module, _, self.name = name.rpartition(":")
+        self.module, self.args, self.kwargs = module or __name__, args, kwargs
+
+    def __call__(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)(*self.args, **self.kwargs)
+
+
+class Failed(AssertionError):
+    """A rank ended with another code than was expected."""
+
+
+def context() -> Any:
+    """Where processes are forked from."""
+    forkserver: Any = multiprocessing.get_context("forkserver")
+    # The server does not take over sys.path (Python 3.11).
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    forkserver.set_forkserver_preload(["launch.megatron", "launch.pytorch", "torch.distributed.fsdp"])
+    return forkserver
+
+
+def run(
+    folder: Path,
+    world: int,
+    call: Call,
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 90.0,
+    code: int = 0,
+) -> tuple[Any, str]:
+    """Run `call` in `world` ranks; (rank 0's result, all ranks' output). Raises Failed with that output."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = context()
+    ranks = []
+    for rank in range(world):
+        values = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            **(environment or {}),
+        }
+        ranks.append(server.Process(target=_rank, args=(folder, rank, values, call)))
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + timeout_s
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    output = "".join((folder / f"rank{rank}.out").read_text(errors="replace") for rank in range(world))
+    codes = [process.exitcode for process in ranks]
+    if any(answer != code for answer in codes):
+        raise Failed(f"exit codes {codes} instead of {code}\n{output[-6000:]}")
+    result = folder / "result"
+    return (pickle.loads(result.read_bytes()) if code == 0 and result.exists() else None), output
+
+
+def _rank(folder: Path, rank: int, values: Mapping[str, str], call: Call) -> None:
+    os.environ.update(values)
+    with (folder / f"rank{rank}.out").open("w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    result = call()
+    if rank == 0:
+        (folder / "result").write_bytes(pickle.dumps(result))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through Python's own shutdown: gloo's threads have nothing left to do, and waiting for them takes a second.
+    os._exit(0)
+
+
+def gpt(
+    plan: Plan,
+    steps: int,
+    *,
+    spec: ModelSpec = SPEC,
+    checkpoint: Path | None = None,
+    save: bool = False,
+    die_in_save: bool = False,
+    distributed_optimizer: bool = False,
+    lr: float = 3e-3,
+    bf16: bool = False,
+    decay: float | None = None,
+) -> dict[str, Any]:
+    """Train up to `steps` steps, from the newest good checkpoint in `checkpoint` if there is one."""
+    from launch.megatron import CPU, MegatronRun, start_process_group
+
+    ranks = start_process_group()
+    store = Checkpoints(checkpoint, ranks) if checkpoint else None
+    found = store.find() if store else None
+    run = MegatronRun(
+        spec,
+        plan,
+        ranks,
+        TextWindows(spec.seq).sample,
+        lr=lr,
+        bf16=bf16,
+        distributed_optimizer=distributed_optimizer,
+        checkpoint=found.checkpoint if found else None,
+    )
+    if decay is not None and run.noise is not None:
+        run.noise.scale._decay = decay
+    first = run.step
+    losses = [run.train_step() for _ in range(first, steps)]
+    if save and store:
+
+        def write(folder: Path) -> Mapping[str, Any]:
+            meta = run.save(folder)
+            if die_in_save:
+                ranks.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return meta
+
+        store.save(run.step, write)
+    return {
+        "first": first,
+        "losses": losses,
+        "note": found.note if found else "",
+        "noise": run.noise_scale,
+        "samples": run.samples,
+        "intercepted": dict(CPU.intercepted) if CPU else {},
+    }
+
+
+def example(module: str, argv: list[str]) -> int:
+    """`python -m module argv`; its exit code."""
+    code: object = 0
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(ROOT)
+    try:
+        code = importlib.import_module(module).main(argv)
+    except SystemExit as end:
+        code = end.code
+    if code:
+        sys.stdout.flush()
+        os._exit(int(str(code)))
+    return 0
