@@ -18,7 +18,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """One GPU type. TFLOP/s are 1e12 FLOP/s, GB/s 1e9 bytes/s in one direction, GiB 2^30 bytes; see hardware.toml for each."""
+    """One GPU type. TFLOP/s are 1e12 FLOP/s, GB/s 1e9 bytes/s in one direction, GiB 2^30 bytes; see hardware.toml for
+    each."""
 
     gpu_type: str
     peak_tflops: float
@@ -100,8 +101,8 @@ def canonical(gpu_type: str) -> str | None:
 def figures(gpu_type: str, overrides: Mapping[str, Mapping[str, float]] | None = None) -> GpuFigures:
     """Figures of `gpu_type` as Slurm names it, with the admin's `overrides` (type name -> figure -> number) on top.
 
-    Overrides of the Gres name win over those of the built-in name it stands for. A type that is not known is taken for `generic`,
-    and `note` says so, unless overrides give all five main figures.
+    Overrides of the Gres name win over those of the built-in name it stands for. A type that is not known is taken for
+    `generic`, and `note` says so, unless overrides give all five main figures.
     Raises UsageError: an override that names no figure, is not a finite number, or lies out of bounds.
     """
     types, _ = _table()
@@ -116,7 +117,9 @@ def figures(gpu_type: str, overrides: Mapping[str, Mapping[str, float]] | None =
             changes[figure] = float(value)
     note = ""
     if name is None:
-        missing = [f for f in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs") if f not in changes]
+        missing = [
+            f for f in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs") if f not in changes
+        ]
         if missing:
             note = f"GPU type {gpu_type!r} is not known: taken for a generic GPU in {', '.join(missing)}"
     return replace(base, gpu_type=gpu_type, note=note, **changes)  # type: ignore[arg-type]

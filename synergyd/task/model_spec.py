@@ -124,7 +124,9 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
     if spec.hidden % spec.heads:
         raise UsageError(where, f"hidden {spec.hidden} is not a multiple of heads {spec.heads}", "heads must divide it")
     if spec.heads % spec.kv_heads:
-        raise UsageError(where, f"heads {spec.heads} is not a multiple of kv_heads {spec.kv_heads}", "kv_heads must divide it")
+        raise UsageError(
+            where, f"heads {spec.heads} is not a multiple of kv_heads {spec.kv_heads}", "kv_heads must divide it"
+        )
     return spec
 
 
@@ -144,9 +146,9 @@ _MEGATRON_NUMBERS = {
 def from_megatron_args(argv: Sequence[str]) -> ModelSpec | None:
     """ModelSpec of a Megatron-LM command line, or None where it does not describe one whole model.
 
-    Both `--key value` and `--key=value` are read, the last one of a key counts. As in Megatron: ffn is 4 * hidden, with --swiglu
-    int(4 * hidden * 2/3 / 64) * 64; --num-query-groups only counts with --group-query-attention. Vocabulary 50257 (GPT-2's
-    tokenizer) where --vocab-size is not said.
+    Both `--key value` and `--key=value` are read, the last one of a key counts. As in Megatron: ffn is 4 * hidden,
+    with --swiglu int(4 * hidden * 2/3 / 64) * 64; --num-query-groups only counts with --group-query-attention.
+    Vocabulary 50257 (GPT-2's tokenizer) where --vocab-size is not said.
     """
     values: dict[str, int] = {}
     flags: set[str] = set()
@@ -177,7 +179,8 @@ def from_megatron_args(argv: Sequence[str]) -> ModelSpec | None:
 
 
 def layer_parameters(model: ModelSpec) -> int:
-    """Parameters of one layer: attention h^2 (2 + 2k), MLP g*h*f, norms; biases only where the MLP is not gated (GPT, BERT).
+    """Parameters of one layer: attention h^2 (2 + 2k), MLP g*h*f, norms; biases only where the MLP is not gated (GPT,
+    BERT).
 
     k = kv_heads / heads, g = 3 gated else 2. Checked against the published counts of GPT-2 and Llama by test.
     """
@@ -195,7 +198,8 @@ def embedding_parameters(model: ModelSpec) -> int:
 
 
 def parameters(model: ModelSpec) -> int:
-    """All parameters: embedding (and output layer if untied), learnt positions unless gated (rotary), layers, final norm."""
+    """All parameters: embedding (and output layer if untied), learnt positions unless gated (rotary), layers, final
+    norm."""
     positions = 0 if model.gated else model.seq * model.hidden
     final_norm = model.hidden * (1 if model.gated else 2)
     embeddings = embedding_parameters(model) * (1 if model.tied_embeddings else 2)
@@ -204,7 +208,8 @@ def parameters(model: ModelSpec) -> int:
 
 def flops_per_token(model: ModelSpec) -> float:
     """Model FLOPs of one token, forward and backward, attention counted in full:
-    12 L h^2 (1 + k + s/h) + 6 g L f h + 6 V h (Narayanan et al. SC'21, appendix, without recompute; GQA and gated units added)."""
+    12 L h^2 (1 + k + s/h) + 6 g L f h + 6 V h (Narayanan et al. SC'21, appendix, without recompute; GQA and gated
+    units added)."""
     h, k = model.hidden, model.kv_heads / model.heads
     gates = 3 if model.gated else 2
     attention = 12 * model.layers * h * h * (1 + k + model.seq / h)
@@ -218,7 +223,8 @@ def flops_per_step(model: ModelSpec, global_batch: int) -> float:
 
 def hardware_flops_per_step(model: ModelSpec, global_batch: int, recompute: str) -> float:
     """FLOPs done in one step: with full recompute each layer's forward runs twice, so a GPT's step is SC'21 eq. 3,
-    96 B s L h^2 (1 + s/6h + V/16Lh); with selective recompute (Korthikanti et al. 2022) only the attention core does."""
+    96 B s L h^2 (1 + s/6h + V/16Lh); with selective recompute (Korthikanti et al. 2022) only the attention core
+    does."""
     tokens = model.seq * global_batch
     extra = 0.0
     if recompute == "full":

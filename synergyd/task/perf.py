@@ -1,7 +1,8 @@
 """Step time of transformer plans and where it goes, for whole arrays of plans at once.
 
-Symbols: b sequences of s tokens a micro-batch, T = s*b, h hidden, f ffn, a heads, k = kv_heads/heads, L layers, V vocabulary;
-t, p, d the tensor-, pipeline- and data-parallel degrees; m micro-batches. All times are seconds, all arrays have shape (N,).
+Symbols: b sequences of s tokens a micro-batch, T = s*b, h hidden, f ffn, a heads, k = kv_heads/heads, L layers, V
+vocabulary; t, p, d the tensor-, pipeline- and data-parallel degrees; m micro-batches. All times are seconds, all
+arrays have shape (N,).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from synergyd.task.arrays import Floats, Ints, PlanArrays
 from synergyd.task.hardware import GpuFigures
 from synergyd.task.model_spec import embedding_parameters, layer_parameters
 
-# Bytes of Adam with fp32 master weights: read gradient, master, two moments; write master, two moments and the bf16 copy.
+# Bytes of Adam with fp32 master weights: read gradient, master, two moments; write master, two moments and the bf16
+# copy.
 _OPTIMIZER_BYTES = 4 * 4 + 3 * 4 + 2
 _GRADIENT_BYTES = 4  # Megatron accumulates and reduces in fp32 when it trains in bf16
 _WEIGHT_BYTES = 2
@@ -57,9 +59,9 @@ class _Links:
 def _links(gpu: GpuFigures, plans: PlanArrays) -> _Links:
     """Two link classes: a group whose ranks span more GPUs than a node gives it goes over the network.
 
-    Megatron's rank order is tp, dp, pp from inside out, so tp groups span t ranks, dp groups t*d and a pipeline the whole job. A
-    collective's ring enters a node once per network port that its members there own, so a group with n members on a node has
-    min(in-node rate, n * inter_gbs) (NCCL uses one channel per port).
+    Megatron's rank order is tp, dp, pp from inside out, so tp groups span t ranks, dp groups t*d and a pipeline the
+    whole job. A collective's ring enters a node once per network port that its members there own, so a group with n
+    members on a node has min(in-node rate, n * inter_gbs) (NCCL uses one channel per port).
     """
     gpus = plans.tp * plans.pp * plans.dp
     intra = gpu.intra_gbs * 1e9 * gpu.link_efficiency
@@ -88,11 +90,12 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
 
     Whole (1F1B, Narayanan et al. SC'21 section 2.2): m * (L/p layers + logits + p2p) + (p-1) * (L/p layers + p2p)
     + dp + optimizer + fixed.
-    - GEMM of x FLOPs: (x + x0) / (e * peak), the same as efficiency e*x/(x+x0) with x0 = kernel_s * e * peak; element-wise work and
-      unfused scores by memory bandwidth; a pass through a layer takes at least launch_s. Backward is twice forward; full
-      recompute adds a forward, selective (Korthikanti et al. 2022) the attention core alone.
-    - tp: 2 all-reduces of 2*T*h bytes a layer forward and 2 backward, +2 with full recompute (Shoeybi et al. 2019; sequence parallel
-      turns each into reduce-scatter + all-gather of the same volume).
+    - GEMM of x FLOPs: (x + x0) / (e * peak), the same as efficiency e*x/(x+x0) with x0 = kernel_s * e * peak;
+      element-wise work and unfused scores by memory bandwidth; a pass through a layer takes at least launch_s.
+      Backward is twice forward; full recompute adds a forward, selective (Korthikanti et al. 2022) the attention core
+      alone.
+    - tp: 2 all-reduces of 2*T*h bytes a layer forward and 2 backward, +2 with full recompute (Shoeybi et al. 2019;
+      sequence parallel turns each into reduce-scatter + all-gather of the same volume).
     - pp: 2*T*h bytes to and from the next stage (/t with sequence parallel).
     - dp: fp32 gradients reduce-scattered and bf16 weights all-gathered (distributed optimizer), else fp32 gradients
       all-reduced; less the part that the last micro-batch's backward pass hides (gpu.overlap).
@@ -120,8 +123,13 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     else:
         # full scores: two batched GEMMs; the softmax, its mask and dropout read or write them five times in 2 bytes
         scores = tokens * s * model.heads / t
-        core = tokens * 4 * s * h / t / (flops_rate * gpu.attention_efficiency) + 10 * scores / memory_rate + 2 * gpu.kernel_s
-    # two norms (read, write), two dropout-residuals (read two, write one); bias, gelu or gate; rotary and biases of q, k, v
+        core = (
+            tokens * 4 * s * h / t / (flops_rate * gpu.attention_efficiency)
+            + 10 * scores / memory_rate
+            + 2 * gpu.kernel_s
+        )
+    # two norms (read, write), two dropout-residuals (read two, write one); bias, gelu or gate; rotary and biases of q,
+    # k, v
     outer = tokens * 2 * h * (2 * 2 + 2 * 3) / spread
     inner = tokens * 2 * (2 * f * (gates - 1) + 2 * h * (1 + 2 * k)) / t
     elementwise = (outer + inner) / memory_rate
@@ -130,7 +138,8 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     again = np.where(plans.recompute == 2, forward, np.where(plans.recompute == 1, core, 0.0))
     layer = forward + backward + again
 
-    # output layer and loss on the last stage: the GEMM forward and twice backward, logits in fp32 read and written thrice
+    # output layer and loss on the last stage: the GEMM forward and twice backward, logits in fp32 read and written
+    # thrice
     logits = 3 * (tokens * 2 * vocab * h / t / flops_rate + gpu.kernel_s) + 3 * 8 * tokens * vocab / t / memory_rate
 
     boundary = 2 * tokens * h

@@ -1,0 +1,38 @@
+"""Statistical efficiency of a batch size, goodput, and the batch sizes worth trying."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synergyd.task.arrays import Floats, Ints
+
+
+def efficiency(batch: Ints | Floats, noise_scale: float, smallest: float) -> Floats:
+    """EFF(M) = (phi + M0) / (phi + M): progress of one sample at batch M relative to one at M0, in (0, 1] for M >= M0.
+
+    phi is the gradient noise scale tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), M0 = `smallest` the
+    low end of the job's range; the ratio is Pollux's eq. 4 (Qiao et al., OSDI 2021), from McCandlish et al. eq. 2.11.
+    A larger phi (noisier gradients, later in training) makes large batches cheaper.
+    """
+    return (noise_scale + smallest) / (noise_scale + np.asarray(batch, dtype=np.float64))
+
+
+def goodput(
+    throughput: Floats, batch: Ints | Floats, noise_scale: float | None, smallest: float
+) -> tuple[Floats, Floats]:
+    """(goodput, efficiency) of `throughput` sequences/s at `batch`: their product (Pollux eq. 5).
+
+    Without a noise scale the batch is one fixed number, so efficiency is 1 for every plan.
+    """
+    if noise_scale is None:
+        return throughput, np.ones_like(throughput)
+    share = efficiency(batch, noise_scale, smallest)
+    return throughput * share, share
+
+
+def batch_points(low: int, high: int, points: int) -> Floats:
+    """Up to `points` batch sizes in [low, high], geometric as in Pollux's search, both ends included; callers round
+    them to multiples."""
+    if low >= high or points < 2:
+        return np.array([float(low)])
+    return np.unique(np.geomspace(low, high, min(points, high - low + 1)))

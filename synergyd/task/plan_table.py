@@ -1,0 +1,127 @@
+"""The best plans of a model on given GPU counts, with where their time and memory go: what `synergyctl plan` prints.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from synergyd.errors import UsageError
+from synergyd.records import Cell, ModelSpec, Shape
+from synergyd.task.hardware import figures
+from synergyd.task.memory import peak_memory
+from synergyd.task.model_spec import flops_per_step
+from synergyd.task.plans import Limits, check_fixed
+from synergyd.task.search import rank
+from synergyd.task.synergy_task import memory_reason
+
+MAX_GPUS = 100_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan. `time` seconds by part (compute, bubble, tp, pp, dp, optimizer, fixed) sums to the Cell's step_s,
+    `memory` bytes by part; `mfu` is model FLOPs over peak."""
+
+    rank: int  # 1 is the best of its GPU count
+    cell: Cell
+    time: dict[str, float]
+    memory: dict[str, float]
+    tokens_per_s: float
+    mfu: float
+
+
+@dataclass(frozen=True)
+class GpuCount:
+    """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by
+    reason."""
+
+    gpus: int
+    rows: tuple[Row, ...]
+    fitting: int
+    ruled_out: dict[str, int]
+    why_none: str
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Answer for one model and GPU type; `note` says if the type's figures are a guess."""
+
+    model: ModelSpec
+    gpu_type: str
+    gpus_per_node: int
+    counts: tuple[GpuCount, ...]
+    note: str
+
+
+def plan_table(
+    model: ModelSpec,
+    gpu_type: str,
+    gpus: Sequence[int],
+    gpus_per_node: int,
+    global_batch: tuple[int, int],
+    *,
+    noise_scale: float | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    micro_batch: int | None = None,
+    top: int = 10,
+    overrides: Mapping[str, Mapping[str, float]] | None = None,
+) -> PlanTable:
+    """The `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
+
+    Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Raises
+    UsageError for numbers out of bounds and for fixed degrees that contradict the model.
+    """
+    for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
+        if number < 1:
+            raise UsageError(name, f"{number} is too small", "it must be at least 1")
+    if max(gpus) > MAX_GPUS:
+        raise UsageError("gpus", f"{max(gpus)} is too many", f"at most {MAX_GPUS}")
+    if noise_scale is not None and not 0 < noise_scale < 1e15:
+        raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
+    low, high = global_batch
+    if high > 10_000_000:
+        raise UsageError("global-batch", f"{high} is too large", "at most 10,000,000 sequences")
+    check_fixed(model, Limits(low, high, micro_batch=micro_batch, tp=tp, pp=pp), "plan", max(gpus))
+    limits = Limits(low, low if noise_scale is None else high, points=50, micro_batch=micro_batch, tp=tp, pp=pp)
+    check_fixed(model, limits, "plan", max(gpus))
+    gpu = figures(gpu_type, overrides)
+    counts = [_count(model, gpu_type, n, gpus_per_node, limits, noise_scale, top, overrides) for n in sorted(set(gpus))]
+    return PlanTable(model, gpu_type, gpus_per_node, tuple(counts), gpu.note)
+
+
+def _count(
+    model: ModelSpec,
+    gpu_type: str,
+    gpus: int,
+    gpus_per_node: int,
+    limits: Limits,
+    noise_scale: float | None,
+    top: int,
+    overrides: Mapping[str, Mapping[str, float]] | None,
+) -> GpuCount:
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        return GpuCount(gpus, (), 0, {}, f"{gpus} GPUs are not whole nodes of {gpus_per_node}")
+    shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
+    gpu = figures(gpu_type, overrides)
+    ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
+    best = ranked.order[:top]
+    peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
+    rows: list[Row] = []
+    for position, i in enumerate(best):
+        cell = ranked.cell(int(i))
+        achieved = flops_per_step(model, cell.plan.global_batch) / cell.step_s
+        mfu = achieved / (gpus * gpu.peak_tflops * 1e12)
+        tokens = cell.throughput * model.seq
+        rows.append(Row(position + 1, cell, ranked.times.parts(int(i)), peaks.parts(position), tokens, mfu))
+    ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
+    why = ""
+    if not rows:
+        closest = ranked.candidates.closest
+        why = (
+            memory_reason(model, gpu, *closest)
+            if closest is not None
+            else "no plan is valid: " + (", ".join(ruled_out) or "the fixed degrees need more GPUs")
+        )
+    return GpuCount(gpus, tuple(rows), len(ranked.order), ruled_out, why)

@@ -1,0 +1,60 @@
+"""Which shapes of GPUs a job may have on a cluster."""
+
+from __future__ import annotations
+
+from synergyd.records import Cluster, Directive, Job, Node, Shape
+from synergyd.task.hardware import canonical
+
+
+def bounds(job: Job) -> tuple[int, int]:
+    """(fewest, most) GPUs: the directive's, else 1 and what sbatch asked for (at least min_gpus)."""
+    directive = job.directive or Directive()
+    low = directive.min_gpus or 1
+    return low, directive.max_gpus or max(job.asked.gpus, low)
+
+
+def usable_nodes(job: Job, cluster: Cluster) -> list[Node]:
+    """Nodes that may run the job: with GPUs, up or held by the job now, and in one of its partitions."""
+    wanted = {name for name in job.partition.split(",") if name}
+    return [
+        node
+        for node in cluster.nodes
+        if node.gpus > 0
+        and (node.up or node.name in job.node_names)
+        and (not wanted or not node.partitions or wanted & set(node.partitions))
+    ]
+
+
+def allows_type(job: Job, gpu_type: str) -> bool:
+    """Whether the directive's gpu_types (all, if none) name `gpu_type`, in Slurm's spelling or the built-in name's."""
+    wanted = job.directive.gpu_types if job.directive else ()
+    if not wanted:
+        return True
+    name = canonical(gpu_type)
+    return any(w.lower() == gpu_type.lower() or (name is not None and canonical(w) == name) for w in wanted)
+
+
+def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
+    """GPU type -> shapes within the job's bounds: one node with 1, 2, 4, ... or all of its GPUs; two or more whole
+    nodes (Sia's configurations, SOSP 2023, section 3.1); and the shape it asked for or holds, where those nodes exist.
+    Sorted, without repeats."""
+    low, high = bounds(job)
+    by_type: dict[str, list[int]] = {}
+    for node in usable_nodes(job, cluster):
+        if allows_type(job, node.gpu_type):
+            by_type.setdefault(node.gpu_type, []).append(node.gpus)
+    result: dict[str, tuple[Shape, ...]] = {}
+    for gpu_type in sorted(by_type):
+        sizes = by_type[gpu_type]
+        found: set[tuple[int, int]] = set()
+        for size in set(sizes):
+            found |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
+            count = sum(1 for s in sizes if s >= size)
+            found |= {(nodes, size) for nodes in range(2, min(count, high // size) + 1)}
+        for own in (job.asked, job.shape):
+            if own.gpu_type in ("", gpu_type) and sum(1 for s in sizes if s >= own.gpus_per_node) >= own.nodes:
+                found.add((own.nodes, own.gpus_per_node))
+        kept = sorted((nodes, per) for nodes, per in found if nodes > 0 and per > 0 and low <= nodes * per <= high)
+        if kept:
+            result[gpu_type] = tuple(Shape(gpu_type, nodes, per) for nodes, per in kept)
+    return result

@@ -1,0 +1,229 @@
+"""SynergyTask: what one job could achieve on each shape of a cluster. Pure: the same records in, the same Cells out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from synergyd.errors import UsageError
+from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
+from synergyd.task import plain
+from synergyd.task.arrays import from_plans
+from synergyd.task.hardware import GIB, GpuFigures, figures
+from synergyd.task.memory import peak_memory
+from synergyd.task.model_spec import checked
+from synergyd.task.perf import step_time
+from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed, enumerate_plans
+from synergyd.task.search import rank
+from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
+
+# Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
+# for divides it.
+_ASSUMED_SEQUENCES = 8
+
+
+@dataclass(frozen=True)
+class SynergyTask:
+    """One job with what is known of it.
+
+    `model` is None for a plain PyTorch job; a model that the running job reported (profile.model) is preferred.
+    `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
+    the job runs with, or ran with last: where its checkpoint can't be resharded, its tp and pp are kept.
+    """
+
+    job: Job
+    profile: Profile
+    model: ModelSpec | None
+    figures: Mapping[str, GpuFigures]
+    present: Plan | None = None
+
+    def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
+        """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
+        Never raises: empty where the directive contradicts itself or nothing fits, and `why_no_cell` says why."""
+        if self._contradiction():
+            return ()
+        result: list[Cell] = []
+        for gpu_type, shapes in job_shapes(self.job, cluster).items():
+            result += self._cells(gpu_type, shapes)
+        return tuple(result)
+
+    def best_plan(self, shape: Shape) -> Cell | None:
+        """The Cell of best goodput on `shape`, whether or not the job's bounds allow that size; None if no plan
+        fits."""
+        if self._contradiction() or shape.gpus < 1:
+            return None
+        return max(self._cells(shape.gpu_type, [shape]), key=lambda cell: cell.goodput, default=None)
+
+    def predict(self, shape: Shape, plan: Plan) -> tuple[float, int] | None:
+        """(step seconds, peak bytes a GPU) of `plan` on `shape` by the model alone: what `update_profile` compares with.
+
+        The profile's corrections are left out. Peak is 0 where no model is known; None if the plan does not fit the
+        shape's GPU count or its own batch.
+        """
+        if plan.gpus != shape.gpus or plan.gpus < 1 or plan.micro_batch < 1 or plan.micro_batches < 1:
+            return None
+        gpu = self._figures(shape.gpu_type)
+        model = self._model
+        if model is None:
+            return plain.step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
+        plans = from_plans([plan], shape.gpus_per_node)
+        return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
+
+    def why_no_cell(self, cluster: Cluster) -> str:
+        """One line for the user why `cells` is empty; "" if it is not."""
+        if self.job.directive_error:
+            return self.job.directive_error
+        if contradiction := self._contradiction():
+            return contradiction
+        nodes = usable_nodes(self.job, cluster)
+        if not nodes:
+            place = f" in partition {self.job.partition}" if self.job.partition else ""
+            return f"no node with GPUs is up{place}"
+        have = {t: sum(n.gpus for n in nodes if n.gpu_type == t) for t in sorted({n.gpu_type for n in nodes})}
+        allowed = {t: count for t, count in have.items() if allows_type(self.job, t)}
+        low, high = bounds(self.job)
+        if not allowed:
+            wanted = ",".join(self.job.directive.gpu_types) if self.job.directive else ""
+            return f"gpu_types={wanted}: no usable node has them; the cluster has {', '.join(have)}"
+        if low > high:
+            return f"min_gpus={low} is above max_gpus={high}"
+        if low > max(allowed.values()):
+            largest = ", ".join(f"{count} {t}" for t, count in allowed.items())
+            return f"min_gpus={low} is more GPUs of one type than the cluster has for this job ({largest})"
+        shapes = job_shapes(self.job, cluster)
+        if not shapes:
+            return f"no whole-node or power-of-two size lies in {low} to {high} GPUs; widen min_gpus or max_gpus"
+        if any(self._cells(gpu_type, some) for gpu_type, some in shapes.items()):
+            return ""
+        return self._nothing_fits(shapes)
+
+    @property
+    def _model(self) -> ModelSpec | None:
+        """The reported model, if it can exist, else the named one."""
+        if self.profile.model is not None:
+            try:
+                return checked(self.profile.model, "report")
+            except UsageError:
+                return self.model
+        return self.model
+
+    def _figures(self, gpu_type: str) -> GpuFigures:
+        return self.figures.get(gpu_type) or figures(gpu_type)
+
+    def _directive(self) -> Directive:
+        return self.job.directive or Directive()
+
+    @property
+    def _reshardable(self) -> bool:
+        said = self._directive().reshard
+        return self.profile.resharding if said is None else said
+
+    def _batch(self) -> int:
+        """The batch the job has now: as reported, else the low end of its range, else an assumed one that asked-for
+        GPUs divide."""
+        directive = self._directive()
+        if self.profile.global_batch:
+            return self.profile.global_batch
+        if directive.global_batch:
+            return directive.global_batch[0]
+        return self.job.asked.gpus * _ASSUMED_SEQUENCES * (directive.micro_batch or 1)
+
+    def limits(self) -> Limits:
+        """What the search may choose. The batch moves only inside the directive's range and once a noise scale is
+        known."""
+        directive = self._directive()
+        batch = self._batch()
+        low, high = batch, batch
+        if directive.global_batch is not None and self.profile.noise_scale is not None:
+            low, high = directive.global_batch
+        tp, pp = directive.tp, directive.pp
+        if self.present is not None and not self._reshardable:
+            tp, pp = self.present.tp, self.present.pp
+        return Limits(low, high, micro_batch=directive.micro_batch, tp=tp, pp=pp)
+
+    def _contradiction(self) -> str:
+        """What the fixed degrees contradict, "" if nothing."""
+        if self.job.directive_error:
+            return self.job.directive_error
+        try:
+            check_fixed(self._model, self.limits(), f"job {self.job.job_id}", bounds(self.job)[1])
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def _smallest_batch(self) -> int:
+        """M0 of the statistical efficiency."""
+        directive = self._directive()
+        return directive.global_batch[0] if directive.global_batch else self._batch()
+
+    def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
+        gpu, model, limits, profile = self._figures(gpu_type), self._model, self.limits(), self.profile
+        # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
+        noise = profile.noise_scale if limits.low < limits.high else None
+        if model is None:
+            return plain.cells(
+                gpu,
+                shapes,
+                limits,
+                self.job.asked.gpus,
+                noise_scale=noise,
+                smallest_batch=self._smallest_batch(),
+                present_batch=self._batch(),
+                speed=profile.speed,
+                samples=profile.samples,
+            )
+        return rank(
+            model,
+            gpu,
+            shapes,
+            limits,
+            noise_scale=noise,
+            smallest_batch=self._smallest_batch(),
+            speed=profile.speed,
+            memory=profile.memory,
+            samples=profile.samples,
+        ).best_cells()
+
+    def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
+        """Why no plan on any of `shapes` is valid."""
+        model, limits = self._model, self.limits()
+        degrees = "".join(f" {key}={value}" for key, value in (("tp", limits.tp), ("pp", limits.pp)) if value)
+        batch = (
+            f"global_batch={limits.low}" if limits.low == limits.high else f"global_batch={limits.low}:{limits.high}"
+        )
+        micro = f" micro_batch={limits.micro_batch}" if limits.micro_batch else ""
+        sizes = sorted({s.gpus for some in shapes.values() for s in some})
+        sized = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        if model is None:
+            return f"no size of {sized} GPUs divides {batch}{micro}{degrees} evenly"
+        closest: list[tuple[float, str]] = []
+        batches = False
+        for gpu_type, some in shapes.items():
+            gpu = self._figures(gpu_type)
+            found = enumerate_plans(model, gpu, some, limits, self.profile.memory)
+            batches |= found.ruled_out[NOT_BATCH] > 0 and found.ruled_out[TOO_BIG] == 0
+            if found.closest is not None:
+                peak, parts, plan = found.closest
+                closest.append((peak - gpu.usable_bytes, memory_reason(model, gpu, peak, parts, plan)))
+        if closest:
+            return min(closest)[1]
+        if batches:
+            return f"no plan on {sized} GPUs divides {batch}{micro}{degrees} evenly; change global_batch or micro_batch"
+        return f"no tp x pp that {model.name} allows{degrees and ' with' + degrees} divides {sized} GPUs inside a node"
+
+
+def memory_reason(model: ModelSpec, gpu: GpuFigures, peak: float, parts: Mapping[str, float], plan: Plan) -> str:
+    """Which part of the memory is over where nothing fits, and what would help."""
+    largest = max(parts, key=lambda name: parts[name])
+    helps = {
+        "weights": "more GPUs (higher tp or pp) or GPUs with more memory",
+        "optimizer": "more GPUs or GPUs with more memory",
+        "activations": "a shorter sequence, a smaller micro_batch or more GPUs",
+        "logits": "a smaller micro_batch or a higher tp",
+        "other": "GPUs with more memory",
+    }[largest]
+    return (
+        f"{model.name} does not fit {gpu.gpu_type}: the leanest plan (tp={plan.tp} pp={plan.pp} dp={plan.dp} "
+        f"micro_batch={plan.micro_batch}) needs {peak / GIB:.1f} GiB a GPU of {gpu.usable_bytes / GIB:.1f} usable, "
+        f"{parts[largest] / GIB:.1f} of it {largest}; {helps} would help"
+    )
