@@ -22,6 +22,10 @@ T = TypeVar("T")
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
+class RefusedError(UsageError):
+    """The database is there but this very row can't be written, now or later."""
+
+
 def clean(text: str) -> str:
     """`text` as both databases can hold it: NUL and lone surrogates (a job name that is not UTF-8) become escapes."""
     if text.isascii() and "\x00" not in text:
@@ -33,7 +37,7 @@ def encode(value: object) -> Any:
     """A record, or anything made of records, containers, numbers and text, as JSON-able values.
 
     Dataclasses become dicts of their fields, enums their value, tuples and sets lists, float infinities and NaN text.
-    Raises UsageError for anything else.
+    Raises RefusedError for anything else.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -53,7 +57,7 @@ def encode(value: object) -> Any:
         return [encode(v) for v in value]
     if isinstance(value, (set, frozenset)):
         return sorted((encode(v) for v in value), key=repr)
-    raise UsageError("store", f"can't store a {type(value).__name__}", "store records, containers, numbers and text")
+    raise RefusedError("store", f"can't store a {type(value).__name__}", "store records, containers, numbers and text")
 
 
 def decode(cls: type[T], data: object, where: str = "") -> T:

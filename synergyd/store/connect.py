@@ -26,15 +26,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, StaticPool
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError
+from synergyd.store.codec import RefusedError
 
 RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:password@host/database"
 UPGRADE = "run: synergyctl db upgrade"
 BUSY_S = 5.0  # how long a connection attempt or another process's SQLite lock is waited for
 STATEMENT_MS = 30_000
-
-
-class RefusedError(UsageError):
-    """The database is there but refuses this very row; the same row will be refused again."""
 
 
 def parse_url(url: str) -> URL:
@@ -51,6 +48,8 @@ def parse_url(url: str) -> URL:
             raise UsageError(
                 show(parsed), "a SQLite URL has no host", "write three slashes and the path: sqlite:////path"
             )
+        if parsed.query:
+            raise UsageError(show(parsed), "a SQLite URL takes no ?options", "write sqlite:////path alone")
         return parsed.set(drivername="sqlite")
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         if not parsed.database:
@@ -81,11 +80,11 @@ def make_engine(url: URL, *, create: bool = False, migrating: bool = False, pool
     A SQLite file that is not there is made only with `create`. Raises UsageError for a missing driver, folder or file.
     """
     if url.drivername == "sqlite":
-        return _sqlite(url, create, migrating, pooled)
+        return _sqlite(url, create, migrating)
     return _postgresql(url, migrating, pooled)
 
 
-def _sqlite(url: URL, create: bool, migrating: bool, pooled: bool) -> Engine:
+def _sqlite(url: URL, create: bool, migrating: bool) -> Engine:
     path = sqlite_path(url)
     if path is None:
         engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
@@ -101,8 +100,8 @@ def _sqlite(url: URL, create: bool, migrating: bool, pooled: bool) -> Engine:
         def connect() -> sqlite3.Connection:
             return sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)
 
-        pool = {} if pooled else {"poolclass": NullPool}
-        engine = create_engine("sqlite://", creator=connect, **({"pool_size": 2} | pool if pooled else pool))
+        # opened anew for each transaction, so that a file put in its place (a restored copy) is seen
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:

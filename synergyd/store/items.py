@@ -61,7 +61,7 @@ class StoredReport:
 
 @dataclass(frozen=True)
 class LeaderRecord:
-    """Who leads or led last. `holder` is empty after a clean release."""
+    """Who leads or led last; `pid` is 0 after a clean release."""
 
     holder: str
     host: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -14,6 +15,8 @@ from sqlalchemy import Connection
 import sql
 from synergyd.errors import UsageError
 from synergyd.store.connect import UPGRADE, make_engine, parse_url, plain_errors, show, sqlite_path
+
+_ALEMBIC = threading.Lock()  # alembic.context is one for the whole process
 
 
 def config() -> Config:
@@ -74,7 +77,8 @@ def upgrade_on(connection: Connection, where: str) -> tuple[str | None, str]:
     made = config()
     made.attributes["connection"] = connection
     try:
-        command.upgrade(made, "head")
+        with _ALEMBIC:
+            command.upgrade(made, "head")
     except CommandError as error:
         raise UsageError(
             where, f"the migration can't run: {error}", "restore the database or install a newer Synergy"

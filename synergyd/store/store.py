@@ -99,7 +99,7 @@ class Store:
         """Writes `changes` in one transaction; returns the rows of state left out since somebody else leads.
 
         History under a write key that is already there is not written again, so that a transaction whose end was not
-        heard can be tried again. At most 8 statements plus 2 an epoch, however many jobs (deletes: one per 500 jobs).
+        heard can be tried again. At most 9 statements plus 2 an epoch, however many jobs (deletes: one per 500 jobs).
         """
         with self._writing() as connection:
             return writes.apply(connection, changes)

@@ -12,9 +12,8 @@ from sqlalchemy import Connection, Table, delete, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from synergyd.errors import UsageError
 from synergyd.records import Profile
-from synergyd.store.codec import clean, encode
+from synergyd.store.codec import RefusedError, clean, encode
 from synergyd.store.items import Changes, EpochRecord, Event, Keyed, Lifecycle, StoredReport
 from synergyd.store.tables import (
     Base,
@@ -101,7 +100,7 @@ def _history(connection: Connection, items: Sequence[Keyed]) -> None:
 
 def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
     if len({d.job_id for d in epoch.decisions}) != len(epoch.decisions):
-        raise UsageError("epoch", "two decisions for one job", "one decision a job")
+        raise RefusedError("epoch", "two decisions for one job", "one decision a job")
     row = {
         "write_key": write_key,
         "started_s": _finite(epoch.started_s, "started_s"),
@@ -201,7 +200,7 @@ def _flag(job_id: int, flag: str, submit_s: float, at_s: float) -> Row:
 
 def _finite(value: float, name: str) -> float:
     if not math.isfinite(value):
-        raise UsageError("store", f"{name} is {value}", "only finite numbers are stored")
+        raise RefusedError("store", f"{name} is {value}", "only finite numbers are stored")
     return float(value)
 
 

@@ -1,0 +1,74 @@
+"""`synergyctl db`: the database's schema."""
+
+from __future__ import annotations
+
+import click
+
+from synergyd.store import schema
+from synergyd.store.connect import parse_url, show
+
+
+@click.group()
+def db() -> None:
+    """Create the database's schema, bring it up to date, or show its revision.
+
+    The database is the one of `#SYNERGY Database=` in slurm.conf (a SQLite file in StateDir if that is not set), or
+    the one of --url.
+    """
+
+
+_url = click.option(
+    "--url",
+    metavar="URL",
+    help="Database to work on, in place of the configured one: sqlite:////path/synergy.db or"
+    " postgresql+psycopg://user:password@host/database.",
+)
+
+
+@db.command()
+@_url
+@click.pass_context
+def upgrade(ctx: click.Context, url: str | None) -> None:
+    """Bring the schema to the revision that this version of Synergy needs.
+
+    Creates it in an empty database. All in one transaction: if it fails, nothing has changed. Stop the daemon before
+    you upgrade from an older version, and start the new one after.
+
+    \b
+    Example:
+      createdb synergy
+      synergyctl db upgrade --url postgresql+psycopg://synergy@dbhost/synergy
+    """
+    target = _target(ctx, url)
+    before, after = schema.upgrade(target)
+    where = show(parse_url(target))
+    if before == after:
+        click.echo(f"{where}: schema is at revision {after} already")
+    elif before is None:
+        click.echo(f"{where}: schema created, revision {after}")
+    else:
+        click.echo(f"{where}: schema upgraded from revision {before} to {after}")
+
+
+@db.command()
+@_url
+@click.pass_context
+def current(ctx: click.Context, url: str | None) -> None:
+    """Show the schema's revision, and the one that this version needs.
+
+    Ends with exit code 1 if they differ.
+    """
+    target = _target(ctx, url)
+    found, needed = schema.revision(target), schema.needed()
+    where = show(parse_url(target))
+    if found == needed:
+        click.echo(f"{where}: schema is at revision {found}, as needed")
+        return
+    has = "the database has no schema" if found is None else f"schema is at revision {found}"
+    click.echo(f"{where}: {has}, revision {needed} is needed; run: synergyctl db upgrade")
+    ctx.exit(1)
+
+
+def _target(ctx: click.Context, url: str | None) -> str:
+    """The URL to work on. slurm.conf is read only if none was given."""
+    return url if url is not None else str(ctx.obj.settings.database_url())

@@ -1,0 +1,277 @@
+"""The daemon's view of the store: a database that is away for a while stops nothing.
+
+Reads come from memory, which `refresh` fills once an epoch; writes go into a bounded queue, which `flush` empties. Both
+return at once while the back-off runs. History (epochs, events) is written in order, each item once; of a lifecycle,
+profile, report or flag only the newest value waits, so that an outage of any length needs no more room than there are
+jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from synergyd.errors import SynergyError, UnavailableError
+from synergyd.records import Profile
+from synergyd.store.codec import RefusedError
+from synergyd.store.items import Changes, EpochRecord, Event, Lifecycle, Remembered, StoredReport
+from synergyd.store.store import Store
+from synergyd.store.waiting import Batch, Dropped, StateKey, Waiting, batch_rows
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+
+
+class BufferedStore:
+    """Wraps `open_store` (a callable that returns a Store or raises). May be used from several threads.
+
+    `clock` counts seconds, monotonic. `term` gives the leadership term of this daemon (synergyd/store/leader.py),
+    None to go without. `room` bounds the rows of history that wait. A UsageError of the first opening (wrong URL,
+    schema missing) is raised from `refresh` or `flush`; once the store was open, whatever goes wrong is an outage,
+    told by `healthy` and `problem`.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        clock: Callable[[], float],
+        *,
+        term: Callable[[], int | None] = lambda: None,
+        room: int = 50_000,
+    ) -> None:
+        self._open = open_store
+        self._clock = clock
+        self._term = term
+        self._io = threading.Lock()  # one thread at a time talks to the database
+        self._store: Store | None = None
+        self._was_open = False
+        self._lock = threading.Lock()  # guards the queue and the memory; never held while talking to the database
+        self._waiting = Waiting(room)
+        self._memory = _Memory(Remembered())
+        self._loaded = False
+        self._healthy = False
+        self._problem = ""
+        self._failures = 0
+        self._retry_at = float("-inf")
+
+    @property
+    def healthy(self) -> bool:
+        """The last talk with the database went well."""
+        return self._healthy
+
+    @property
+    def loaded(self) -> bool:
+        """`remembered` was read from the database at least once; before, it holds only what was put since the start."""
+        return self._loaded
+
+    @property
+    def lag(self) -> int:
+        """Rows that wait to be written."""
+        with self._lock:
+            return len(self._waiting)
+
+    @property
+    def problem(self) -> str:
+        """One line: what went wrong last; "" while all is well."""
+        return self._problem
+
+    @property
+    def dropped(self) -> Dropped:
+        """What was given up since the start."""
+        return self._waiting.dropped
+
+    @property
+    def retry_in_s(self) -> float:
+        """Seconds until the database is tried again; 0 if that is now."""
+        return max(0.0, self._retry_at - self._clock())
+
+    @property
+    def remembered(self) -> Remembered:
+        """What the daemon works from: as last read, with all that was put since. A copy: take it once an epoch."""
+        with self._lock:
+            return self._memory.copy()
+
+    # Writes go into the queue: they never fail and never wait for the database
+
+    def save_epoch(self, epoch: EpochRecord) -> None:
+        with self._lock:
+            self._waiting.add(epoch)
+
+    def append_events(self, events: Sequence[Event]) -> None:
+        if events:
+            with self._lock:
+                self._waiting.add(tuple(events))
+
+    def put_lifecycles(self, lifecycles: Iterable[Lifecycle]) -> None:
+        for x in lifecycles:
+            self._put(("lifecycle", x.job_id), Changes(lifecycles=(x,), term=self._term()))
+
+    def delete_lifecycles(self, job_ids: Iterable[int]) -> None:
+        for job_id in job_ids:
+            self._put(("lifecycle", job_id), Changes(gone=(job_id,), term=self._term()))
+
+    def put_profiles(self, profiles: Mapping[str, Profile], updated_s: float) -> None:
+        for key, profile in profiles.items():
+            self._put(("profile", key), Changes(profiles=((key, profile, updated_s),), term=self._term()))
+
+    def put_reports(self, reports: Iterable[StoredReport]) -> None:
+        for x in reports:
+            self._put(("report", x.report.job_id), Changes(reports=(x,), term=self._term()))
+
+    def set_paused(self, job_id: int, paused: bool, at_s: float) -> None:
+        self._put(("paused", job_id), Changes(paused=((job_id, paused, at_s),)))
+
+    def add_no_directive(self, submissions: Iterable[tuple[int, float]], at_s: float) -> None:
+        for job_id, submit_s in submissions:
+            self._put(("no_directive", (job_id, submit_s)), Changes(no_directive=((job_id, submit_s, at_s),)))
+
+    def _put(self, key: StateKey, change: Changes) -> None:
+        with self._lock:
+            self._waiting.put(key, change)
+            self._memory.take(change)
+
+    # Talks with the database
+
+    def refresh(self) -> bool:
+        """Writes what waits, then reads lifecycles, profiles, flags and reports (four statements).
+
+        False, and everything as it was, if the database is away. Raises UsageError only at the first opening.
+        """
+        with self._io:
+            store = self._flush_if_due()
+            if store is None:
+                return False
+            try:
+                read = store.remembered()
+            except SynergyError as error:
+                self._failed(error)
+                return False
+            with self._lock:
+                self._memory = _Memory(read)
+                for change in self._waiting.state():  # put while we were reading
+                    self._memory.take(change)
+            self._loaded = True
+            if read.unreadable:
+                self._problem = read.unreadable[0]
+            return True
+
+    def flush(self) -> bool:
+        """Writes what waits. False if some of it still waits: the database is away, or the back-off runs."""
+        with self._io:
+            return self._flush_if_due() is not None
+
+    def prune(self, older_than_s: float) -> int:
+        """`Store.prune`; 0 while the database is away."""
+        with self._io:
+            store = self._flush_if_due()
+            if store is None:
+                return 0
+            try:
+                return store.prune(older_than_s)
+            except SynergyError as error:
+                self._failed(error)
+                return 0
+
+    def close(self) -> bool:
+        """Writes what waits, whatever the back-off says, and closes. False if something could not be written."""
+        with self._io:
+            self._retry_at = float("-inf")
+            try:
+                done = not len(self._waiting) or self._flush_if_due() is not None
+            except SynergyError:
+                done = False
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            return done
+
+    def _flush_if_due(self) -> Store | None:
+        """The open store with nothing waiting any more, or None."""
+        if self._clock() < self._retry_at:
+            return None
+        refusal = ""
+        try:
+            if self._store is None:
+                self._store = self._open()
+                self._was_open = True
+            while batch := self._take():
+                refusal = self._write(self._store, batch) or refusal
+        except SynergyError as error:
+            self._failed(error)
+            if not self._was_open and not isinstance(error, UnavailableError):
+                raise
+            return None
+        self._healthy, self._failures, self._problem = True, 0, refusal
+        return self._store
+
+    def _failed(self, error: SynergyError) -> None:
+        wait = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 16))
+        self._healthy, self._problem = False, str(error)
+        self._failures += 1
+        self._retry_at = self._clock() + wait
+        if self._store is not None and not isinstance(error, UnavailableError):
+            # the file or schema was taken away under us: opening again looks at both anew
+            self._store.close()
+            self._store = None
+
+    def _take(self) -> Batch | None:
+        with self._lock:
+            return self._waiting.take()
+
+    def _write(self, store: Store, batch: Batch) -> str:
+        """Writes one batch, item by item if the database refuses it whole; returns the last refusal ("" if none)."""
+        refusal = ""
+        try:
+            self._apply(store, batch)
+        except RefusedError:
+            for item in batch.singly():
+                try:
+                    self._apply(store, item)
+                except RefusedError as error:
+                    refusal = str(error)
+                    with self._lock:
+                        self._waiting.count(refused=batch_rows(item))
+                        self._waiting.written(item)
+        return refusal
+
+    def _apply(self, store: Store, batch: Batch) -> None:
+        fenced = sum(store.apply(changes) for changes in batch.transactions())
+        with self._lock:
+            self._waiting.count(fenced=fenced)
+            self._waiting.written(batch)
+
+
+class _Memory:
+    """What was read, and every change since."""
+
+    def __init__(self, read: Remembered) -> None:
+        self._lifecycles = dict(read.lifecycles)
+        self._profiles = dict(read.profiles)
+        self._paused = set(read.paused)
+        self._no_directive = set(read.no_directive)
+        self._reports = dict(read.reports)
+        self._unreadable = read.unreadable
+
+    def take(self, change: Changes) -> None:
+        for x in change.lifecycles:
+            self._lifecycles[x.job_id] = x
+        for job_id in change.gone:
+            self._lifecycles.pop(job_id, None)
+        for key, profile, _ in change.profiles:
+            self._profiles[key] = profile
+        for report in change.reports:
+            self._reports[report.report.job_id] = report
+        for job_id, on, _ in change.paused:
+            (self._paused.add if on else self._paused.discard)(job_id)
+        for job_id, submit_s, _ in change.no_directive:
+            self._no_directive.add((job_id, submit_s))
+
+    def copy(self) -> Remembered:
+        return Remembered(
+            dict(self._lifecycles),
+            dict(self._profiles),
+            frozenset(self._paused),
+            frozenset(self._no_directive),
+            dict(self._reports),
+            self._unreadable,
+        )

@@ -1,0 +1,206 @@
+"""The store's contract on a real PostgreSQL, and what only a server can do: crash, cut a session off, refuse a role."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from synergyd.errors import UnavailableError, UsageError
+from synergyd.store import connect, schema
+from synergyd.store.buffer import BufferedStore
+from synergyd.store.items import Event
+from synergyd.store.leader import Leader
+from synergyd.store.store import open_store
+from tests.throwaway.postgres import Postgres, PostgresMissing, programs
+from tests.unit.test_store_contract import Clock, StoreContract, lifecycle
+
+pytest_plugins = ["tests.throwaway.fixtures_postgres"]
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def server(postgres_server: Postgres) -> Iterator[Postgres]:
+    """The server, running before the test and after it."""
+    postgres_server.start()
+    yield postgres_server
+    postgres_server.start()
+
+
+class TestPostgresql(StoreContract):
+    @pytest.fixture
+    def url(self, postgres_database: str) -> str:
+        return postgres_database
+
+    @pytest.fixture
+    def outage(self, server: Postgres) -> Callable[[], Callable[[], None]]:
+        def take_away() -> Callable[[], None]:
+            server.stop()
+            return server.start
+
+        return take_away
+
+
+def test_crash_after_crash_loses_nothing(server: Postgres, postgres_database: str) -> None:
+    """The server is killed again and again, at any moment of a write, while a daemon writes on."""
+    schema.upgrade(postgres_database)
+    clock = Clock()
+    buffer = BufferedStore(lambda: open_store(postgres_database), clock)
+    assert buffer.refresh()
+    done = threading.Event()
+    crashes = 0
+
+    def crash() -> None:
+        nonlocal crashes
+        while not done.wait(0.05):
+            server.stop()
+            crashes += 1
+            server.start()
+
+    saboteur = threading.Thread(target=crash)
+    saboteur.start()
+    expected: list[Event] = []
+    try:
+        while crashes < 8:
+            n = len(expected)
+            expected.append(Event(1, float(n), "RUNNING", f"step {n}"))
+            buffer.append_events([expected[-1]])
+            buffer.put_lifecycles([lifecycle(1, f"S{n}")])
+            clock.now += 0.5
+            buffer.flush()
+    finally:
+        done.set()
+        saboteur.join()
+    clock.now += 120.0
+    assert buffer.flush()
+    with open_store(postgres_database) as store:
+        assert store.story(1) == expected
+        assert store.lifecycles()[1].state == f"S{len(expected) - 1}"
+    buffer.close()
+
+
+def test_leadership_goes_with_the_server_and_comes_back(server: Postgres, postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    one, two = Leader(postgres_database, clock=Clock()), Leader(postgres_database, clock=Clock())
+    assert one.try_lead() and not two.try_lead()
+    server.stop()
+    assert (
+        not one.try_lead() and one.away and not one.leads and one.problem.startswith("postgresql+psycopg://127.0.0.1")
+    )
+    assert not two.try_lead() and two.away
+    server.start()
+    assert one.try_lead() and one.term == 1 and not one.away  # nobody led in between: its writes are still good
+    server.stop()
+    server.start()
+    assert two.try_lead() and two.term == 2
+    assert not one.try_lead() and not one.away
+    two.release()
+    assert one.try_lead() and one.term == 3
+    one.release()
+
+
+def test_a_session_that_is_cut_off_leads_no_more(server: Postgres, postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    leader = Leader(postgres_database, clock=Clock())
+    assert leader.try_lead()
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+    assert server.run(cut) == [(True,)]
+    other = Leader(postgres_database, clock=Clock())
+    assert other.try_lead()
+    assert not leader.try_lead() and not leader.leads and not leader.away
+    assert server.run(cut) == [(True,)]
+    assert other.try_lead() and other.term == 2  # nobody took it in between
+    other.release()
+
+
+def test_a_session_cut_off_between_two_epochs_is_not_noticed(server: Postgres, postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    with open_store(postgres_database) as store:
+        store.append_events([Event(1, 1.0, "RUNNING", "a")])
+        server.stop()
+        server.start()
+        store.append_events([Event(1, 2.0, "RUNNING", "b")])
+        assert len(store.story(1)) == 2
+
+
+def test_a_statement_that_hangs_is_given_up(
+    server: Postgres, postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema.upgrade(postgres_database)
+    monkeypatch.setattr(connect, "STATEMENT_MS", 200)
+    clock = Clock()
+    with open_store(postgres_database) as other, other.engine.connect() as connection:
+        connection.execute(text("LOCK TABLE lifecycles"))
+        buffer = BufferedStore(lambda: open_store(postgres_database), clock)
+        buffer.put_lifecycles([lifecycle(1)])
+        assert not buffer.flush() and "statement timeout" in buffer.problem
+        connection.rollback()
+        clock.now += 1.0
+        assert buffer.flush()
+        buffer.close()
+
+
+def test_unix_socket(server: Postgres, postgres_database: str) -> None:
+    name = postgres_database.rpartition("/")[2]
+    schema.upgrade(server.url(name, socket=True))
+    open_store(postgres_database).close()
+
+
+def test_create_is_for_sqlite_alone(postgres_database: str) -> None:
+    with pytest.raises(UsageError, match=r"no schema, revision 0001 is needed; run: synergyctl db upgrade"):
+        open_store(postgres_database, create=True)
+    assert schema.revision(postgres_database) is None
+
+
+def test_what_the_admin_is_told(server: Postgres, postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    url = connect.parse_url(postgres_database)
+    wrong = url.set(password="hidden-secret").render_as_string(hide_password=False)
+    with pytest.raises(UnavailableError) as refused:
+        open_store(wrong)
+    assert "password authentication failed" in str(refused.value)
+    with pytest.raises(UnavailableError) as absent:
+        open_store(url.set(database="nowhere").render_as_string(hide_password=False))
+    assert 'database "nowhere" does not exist' in str(absent.value)
+    for error in (refused, absent):
+        assert (
+            "\n" not in str(error.value)
+            and "secret" not in str(error.value)
+            and server.password not in str(error.value)
+        )
+
+
+def test_a_role_without_rights(server: Postgres, postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    url = connect.parse_url(postgres_database)
+    server.run("CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    server.run("GRANT SELECT ON alembic_version, lifecycles TO guest", database=url.database or "")
+    with open_store(url.set(username="guest", password="guest").render_as_string(hide_password=False)) as store:
+        assert store.lifecycles() == {}
+        with pytest.raises(UsageError, match=r"permission denied for table events; grant it"):
+            store.append_events([Event(1, 1.0, "RUNNING", "a")])
+
+
+def test_the_server_leaves_no_trace() -> None:
+    try:
+        server = Postgres()
+    except PostgresMissing as missing:
+        pytest.skip(str(missing))
+    process = server._process
+    assert server.running and process is not None
+    server.stop(clean=True)
+    server.start()
+    assert server.run("SELECT 1") == [(1,)]
+    process = server._process
+    assert process is not None
+    server.close()
+    assert process.poll() is not None and not server.folder.exists()
+
+
+def test_no_server_programs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PostgresMissing, match=r"not installed \(Debian: apt-get install postgresql\)"):
+        programs(tmp_path)
