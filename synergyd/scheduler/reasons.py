@@ -31,6 +31,7 @@ class Outcome:
         self.empty, self.left = Bins(problem.rooms), Bins(problem.rooms)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
+        self._free: dict[tuple[str, str], int] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
             ask = problem.asks[i]
@@ -67,8 +68,11 @@ class Outcome:
 
     def free(self, ask: Ask, gpu_type: str) -> int:
         """GPUs left over on nodes that the job may use."""
-        rooms = self.problem.rooms
-        return sum(self.left.free[r.name] for r in rooms if r.gpu_type == gpu_type and r.admits(ask.partition))
+        key = ask.partition, gpu_type
+        if key not in self._free:
+            rooms = [r for r in self.problem.rooms if r.gpu_type == gpu_type and r.admits(ask.partition)]
+            self._free[key] = sum(self.left.free[r.name] for r in rooms)
+        return self._free[key]
 
 
 def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
@@ -121,8 +125,8 @@ def _goodput(ask: Ask, choice: int) -> str:
         return "its goodput can't be predicted"
     text = f"predicted goodput {_rate(goodput)} sequences/s"
     if ask.asked is not None and ask.asked != choice:
-        share = goodput / ask.cells[ask.asked].goodput
-        text += f", {share * 100:.0f} % of that of the size asked for ({ask.cells[ask.asked].shape.gpus} GPUs)"
+        share, asked = goodput / ask.cells[ask.asked].goodput, ask.cells[ask.asked].shape.gpus
+        text += f", {share * 100:.0f} % of that of the size asked for ({asked} GPU{'s' * (asked != 1)})"
     return text
 
 
