@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from launch.script import Request, command_in, render as rendered
+from launch.script import Request, command_in
+from launch.script import render as rendered
 from synergyd.cli.context import Context, pass_context
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine

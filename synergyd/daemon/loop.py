@@ -27,12 +27,12 @@ from synergyd.lifecycle import (
     State,
     Target,
     Tick,
-    Unwanted,
     Wanted,
     advance,
 )
-from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
+from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
+from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
@@ -113,7 +113,7 @@ class Daemon:
         }
         self._jobs = {j.job_id: j for j in snapshot.jobs}
         decisions = decide(
-            snapshot,
+            arrived(snapshot, self._under_way()),
             self.settings,
             {i: f.cells for i, f in forecasts.items()},
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
@@ -189,7 +189,8 @@ class Daemon:
             if job_id not in self.lives:
                 plan = self.reports[job_id].plan if job_id in self.reports else None
                 self.lives[job_id] = Life(job_id, row.submit_s, since_s=now_s, restarts=row.restarts, plan=plan)
-            self.ages_s[job_id] = max(0.0, now_s - row.start_s) if row.start_s and row.start_s < now_s else 0.0
+            # since the first sbatch: Slurm resets SubmitTime at each requeue
+            self.ages_s[job_id] = max(0.0, now_s - self.lives[job_id].submit_s)
             self._advance(job_id, _observed(row))
         for job_id in [i for i in self.lives if i not in self._rows]:
             self._advance(job_id, Observed("GONE"))
@@ -204,14 +205,22 @@ class Daemon:
             job = job_of(row, known, types, paused=job_id in paused, reported=reported)
             begin_s = self.registry.begin_s.get(job_id)
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
-            if life.state in IN_TRANSIT:
-                fixed = f"it is being resized ({life.state.value.lower()})"
-                asked = life.target.shape if life.target and job.state is JobState.PENDING else job.asked
-                job = replace(job, fixed=fixed, asked=asked)
-            elif job.state is JobState.RUNNING and not job.fixed and now_s < life.retry_after_s:
+            if job.state is JobState.RUNNING and not job.fixed and now_s < life.retry_after_s:
                 job = replace(job, fixed=f"its last resize failed; tried again in {life.retry_after_s - now_s:.0f} s")
             jobs.append(job)
         return Snapshot(now_s, cluster, tuple(jobs), dict(self.profiles))
+
+    def _under_way(self) -> dict[int, Decision]:
+        """Decisions of earlier epochs that are being carried out: their GPUs are spoken for."""
+        found = {}
+        for job_id, life in self.lives.items():
+            if life.state in IN_TRANSIT and life.target is not None:
+                shape = life.target.shape
+                cell = Cell(
+                    shape, life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus), 0.0, 1.0, 0.0, 0.0, 0
+                )
+                found[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, life.cause)
+        return found
 
     def _plans(self) -> dict[int, Plan]:
         """Plans of running jobs: the one Synergy gave, or the one the job reports."""
@@ -271,9 +280,6 @@ class Daemon:
                 continue
             if decision.action is Action.WAIT:
                 self._keep_parked(job, life, job.job_id in schedulable, now_s)
-            elif decision.action is Action.KEEP:
-                if life.state is State.CHECKPOINTING and not job.fixed:
-                    self._advance(job.job_id, Unwanted(decision.why))
             elif (
                 decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot)
             ):

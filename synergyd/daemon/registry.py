@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from synergyd.errors import UsageError
-from synergyd.records import Directive, Shape
+from synergyd.records import Directive
 from synergyd.slurm import stamp
 from synergyd.slurm.client import SlurmError, SlurmWriter
 from synergyd.slurm.directive import canonical, parse_script, parse_stamp

@@ -1,7 +1,9 @@
 """temporary"""
 
 from __future__ import annotations
+
 from collections.abc import Mapping
+
 from synergyd.slurm.client import SlurmReader
 from synergyd.slurm.command_line import CommandLine
 

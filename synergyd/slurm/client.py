@@ -63,5 +63,5 @@ class SlurmWriter(Protocol):
         ...
 
     def signal(self, job_id: int, name: str) -> None:
-        """Sends a signal to all processes of the job."""
+        """Sends a signal to all processes of the job's steps, not to its batch shell."""
         ...

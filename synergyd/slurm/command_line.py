@@ -8,8 +8,8 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from synergyd.slurm.client import SlurmError
 from launch.hostlist import expand
+from synergyd.slurm.client import SlurmError
 from synergyd.slurm.rows import JobRow, NodeRow
 
 # Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row.
@@ -123,7 +123,8 @@ class CommandLine:
         self._run("scontrol", "requeue", str(int(job_id)))
 
     def signal(self, job_id: int, name: str) -> None:
-        self._run("scancel", f"--signal={name}", "--full", str(int(job_id)))
+        # the steps only: with --full or --batch the batch shell gets it as well, and an untrapped USR2 ends the job
+        self._run("scancel", f"--signal={name}", str(int(job_id)))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
