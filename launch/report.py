@@ -61,10 +61,10 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
     """A training process's status file as a report; values out of bounds are left out rather than refused."""
     kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
     for name, (low, high) in _LIMITS.items():
-        value = status.get(name)
-        if name not in ("job_id", "restarts") and isinstance(value, int | float) and not isinstance(value, bool):
-            if math.isfinite(value) and low <= value <= high:
-                kept[name] = int(value) if name in _WHOLE else float(value)
+        value: Any = status.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and name not in ("job_id", "restarts") and math.isfinite(value) and low <= value <= high:
+            kept[name] = int(value) if name in _WHOLE else float(value)
     try:
         plan: Plan | None = plan_from(status["plan"], "status") if status.get("plan") else None
         model = _model(status.get("model"))

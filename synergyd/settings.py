@@ -24,7 +24,7 @@ class Settings:
     checkpoint_timeout_s: float = 300.0
     park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job
     max_growth: float = 0.0  # 0: no bound; 2: at most doubled in an epoch
-    # gpu type -> {"peak_tflops": .., "memory_gib": .., "bandwidth_gbs": .., "intra_gbs": .., "inter_gbs": ..}: overrides of the built-in figures
+    # GPU type -> peak_tflops, memory_gib, bandwidth_gbs, intra_gbs, inter_gbs: they override the built-in figures
     gpu_figures: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def database_url(self) -> str:

@@ -276,7 +276,7 @@ class Daemon:
         jobs = {j.job_id: j for j in snapshot.jobs}
         for decision in decisions:
             job, life = jobs[decision.job_id], self.lives.get(decision.job_id)
-            if life is None or job.directive is None or job.held or job.paused:
+            if life is None or job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
                 continue
             if decision.action is Action.WAIT:
                 self._keep_parked(job, life, job.job_id in schedulable, now_s)
@@ -296,7 +296,8 @@ class Daemon:
         present = Target(job.shape, job.node_names, life.plan)
         report = self.reports.get(job.job_id)
         acks = report.checkpoint_requests if report and report.restarts == life.restarts else 0
-        cause = f"{_words(job.shape)} -> {_words(shape)}" if decision.action is Action.RESIZE else _words(shape)
+        words = _words(shape, target.plan)
+        cause = f"{_words(job.shape, life.plan)} -> {words}" if decision.action is Action.RESIZE else words
         self._advance(job.job_id, Wanted(target, cause, acks, present))
 
     def _keep_parked(self, job: Job, life: Life, schedulable: bool, now_s: float) -> None:
@@ -354,8 +355,9 @@ def _observed(row: JobRow | None) -> Observed:
     return Observed(state.value, row.restarts, row.eligible_s if state is JobState.PENDING else None)
 
 
-def _words(shape: Shape) -> str:
-    return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type})"
+def _words(shape: Shape, plan: Plan | None) -> str:
+    degrees = f"; tp {plan.tp} pp {plan.pp} dp {plan.dp}" if plan else ""
+    return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type}{degrees})"
 
 
 def _remove_plan(state_dir: Path, job_id: int) -> None:
