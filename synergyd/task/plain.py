@@ -14,7 +14,7 @@ import numpy as np
 from synergyd.records import Cell, Plan, Shape
 from synergyd.task.efficiency import batch_points, goodput
 from synergyd.task.hardware import GpuFigures
-from synergyd.task.plans import Limits
+from synergyd.task.plans import Limits, divisors
 from synergyd.task.search import uncertainty
 
 # Prior: a model of 100 M parameters that needs 25 GFLOP a sample, between ResNet-50 (12) and BERT-base at 128 tokens
@@ -48,7 +48,7 @@ def step_s(gpu: GpuFigures, shape: Shape, replicas: int, micro_batch: int, passe
 
 def largest_divisor(n: int, limit: int) -> int:
     """Largest divisor of `n` that is at most `limit` (both >= 1)."""
-    return next(m for m in range(min(n, limit), 0, -1) if n % m == 0)
+    return max(m for m in divisors(n) if m <= limit)
 
 
 def cells(
