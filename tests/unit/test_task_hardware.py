@@ -21,6 +21,8 @@ from synergyd.task.hardware import canonical, figures, known_types
         ("nvidia_geforce_rtx_4090", "rtx4090"),
         ("tesla_v100-sxm2-16gb", "v100-16"),
         ("tesla_t4", "t4"),
+        ("nvidia_l40", "l40"),
+        ("nvidia_l40s", "l40s"),
         ("a100_1g.5gb", None),
         ("tpu", None),
         ("", None),

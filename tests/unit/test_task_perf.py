@@ -114,19 +114,19 @@ def test_recompute_trades_time_for_memory(tp, pp, dp, micro, passes, sequence_pa
 
 
 def test_memory_of_a_whole_gpt_on_one_gpu() -> None:
-    """Rajbhandari et al.: 18 bytes a parameter; Korthikanti et al. eq. 2: 34*s*b*h a layer."""
+    """Rajbhandari et al.: 18 bytes a parameter; Korthikanti et al.: 34*s*b*h a layer."""
     s, h, b = GPT.seq, GPT.hidden, 2
     peak = peak_memory(GPT, NO_EXTRAS, from_plans([Plan(1, 1, 1, b, 8)], 8))
     assert peak.weights[0] + peak.optimizer[0] == pytest.approx(18 * parameters(GPT))
     assert peak.activations[0] == pytest.approx(34 * s * b * h * GPT.layers)
     assert peak.logits[0] == pytest.approx(8 * s * b + s * b * h + 4 * s * b * h * (1 + GPT.vocab / h))
     unfused = peak_memory(GPT, replace(NO_EXTRAS, flash=False), from_plans([Plan(1, 1, 1, b, 8)], 8))
-    # eq. 2 with its attention term: s*b*h*(34 + 5*a*s/h)
+    # with the attention term: s*b*h*(34 + 5*a*s/h)
     assert unfused.activations[0] == pytest.approx(s * b * h * (34 + 5 * GPT.heads * s / h) * GPT.layers)
 
 
 def test_memory_under_tensor_and_sequence_parallel() -> None:
-    """Korthikanti et al. eqs. 3 and 4: s*b*h*(10 + 24/t), and 34*s*b*h/t with sequence parallel."""
+    """Korthikanti et al.: s*b*h*(10 + 24/t), and 34*s*b*h/t with sequence parallel."""
     t, b = 8, 1
     base = GPT.seq * b * GPT.hidden * GPT.layers
     plans = from_plans([Plan(t, 1, 1, b, 8), Plan(t, 1, 1, b, 8, "none", True)], 8)
