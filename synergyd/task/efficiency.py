@@ -11,7 +11,7 @@ def efficiency(batch: Ints | Floats, noise_scale: float, smallest: float) -> Flo
     """EFF(M) = (phi + M0) / (phi + M): progress of one sample at batch M relative to one at M0, in (0, 1] for M >= M0.
 
     phi is the gradient noise scale tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), M0 = `smallest` the
-    low end of the job's range; the ratio is Pollux's eq. 4 (Qiao et al., OSDI 2021), from McCandlish et al. eq. 2.11.
+    low end of the job's range; the ratio is Pollux's (Qiao et al., OSDI 2021).
     A larger phi (noisier gradients, later in training) makes large batches cheaper.
     """
     return (noise_scale + smallest) / (noise_scale + np.asarray(batch, dtype=np.float64))
@@ -20,7 +20,7 @@ def efficiency(batch: Ints | Floats, noise_scale: float, smallest: float) -> Flo
 def goodput(
     throughput: Floats, batch: Ints | Floats, noise_scale: float | None, smallest: float
 ) -> tuple[Floats, Floats]:
-    """(goodput, efficiency) of `throughput` sequences/s at `batch`: their product (Pollux eq. 5).
+    """(goodput, efficiency) of `throughput` sequences/s at `batch`: their product (Pollux).
 
     Without a noise scale the batch is one fixed number, so efficiency is 1 for every plan.
     """

@@ -21,7 +21,7 @@ def update_profile(
 
     speed = predicted / measured time, memory = measured / predicted peak: each ratio is clipped to [1/20, 20] and its
     logarithm averaged, weight 1/(n+1) down to 0.2. The first measurement counts in full; after n of them the step is
-    at most 3/n (at least 0.5) before weighting, so from the sixth on one odd report moves a correction by at most a
+    at most 3/n (at least 0.5) before weighting, so after six one odd report moves a correction by at most a
     tenth. Values that are missing, not finite or not positive are passed over. Model, batch and resharding are taken
     as reported.
     """

@@ -37,9 +37,9 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
 
     - Bytes a parameter, bf16 weights and fp32 gradients with Adam: 6 + 12, the 12 divided by d with the distributed
       optimizer (Rajbhandari et al. 2020; Megatron-LM's theoretical_memory_usage).
-    - Activations a layer and micro-batch (Korthikanti et al. 2022, eqs. 1-6, written out for any k, f and g = 3 gated
-      units else 2): T*h * (10 + (4 + 4k + 2*g*f/h)/t) without sequence parallel, all divided by t with it (34*T*h/t for a
-      GPT); plus 5*a*s*T/t of scores unless fused or recomputed (selective); 2*T*h with full recompute, and then one
+    - Activations a layer and micro-batch (Korthikanti et al. 2022, written out for any k, f and g = 3 gated
+      units else 2): T*h * (10 + (4 + 4k + 2*g*f/h)/t) without sequence parallel, all divided by t with it (34*T*h/t
+      for GPT); plus 5*a*s*T/t of scores unless fused or recomputed (selective); 2*T*h with full recompute, and then one
       whole layer while it is recomputed.
     - In flight on the first stage of 1F1B: min(m, p). Embedding input and dropout: 8T + T*h each in flight; output
       layer and loss: 4*T*h*(1 + V/h)/t.

@@ -222,7 +222,7 @@ def flops_per_step(model: ModelSpec, global_batch: int) -> float:
 
 
 def hardware_flops_per_step(model: ModelSpec, global_batch: int, recompute: str) -> float:
-    """FLOPs done in one step: with full recompute each layer's forward runs twice, so a GPT's step is SC'21 eq. 3,
+    """FLOPs done in one step: with full recompute each layer's forward runs twice, so a GPT's step is SC'21's
     96 B s L h^2 (1 + s/6h + V/16Lh); with selective recompute (Korthikanti et al. 2022) only the attention core
     does."""
     tokens = model.seq * global_batch

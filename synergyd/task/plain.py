@@ -14,7 +14,7 @@ import numpy as np
 from synergyd.records import Cell, Plan, Shape
 from synergyd.task.efficiency import batch_points, goodput
 from synergyd.task.hardware import GpuFigures
-from synergyd.task.plans import Limits
+from synergyd.task.plans import Limits, divisors
 from synergyd.task.search import uncertainty
 
 # Prior: a model of 100 M parameters that needs 25 GFLOP a sample, between ResNet-50 (12) and BERT-base at 128 tokens
@@ -23,14 +23,14 @@ _PARAMETERS = 1e8
 _SAMPLE_FLOPS = 25e9
 _EFFICIENCY = 0.3  # of peak, for code that nobody tuned
 _LAYERS = 50  # launch floors in one forward and backward pass
-_OVERLAP = 3.0  # gamma of Pollux eq. 10: 1 = communication after computation, large = fully hidden
+_OVERLAP = 3.0  # gamma of Pollux's T_iter: 1 = communication after computation, large = fully hidden
 _UNCERTAINTY = 0.6
 
 
 def step_s(gpu: GpuFigures, shape: Shape, replicas: int, micro_batch: int, passes: int) -> float:
     """Seconds of one step of `passes` micro-batches a replica: (passes-1) T_grad + (T_grad^g + T_sync^g)^(1/g).
 
-    T_grad = a + b * micro_batch and T_sync of a ring all-reduce (Pollux, OSDI 2021, eqs. 8-11, with priors in place of
+    T_grad = a + b * micro_batch and T_sync of a ring all-reduce (Pollux, OSDI 2021, with priors in place of
     fitted constants).
     """
     replica_gpus = max(1, shape.gpus // replicas)
@@ -48,7 +48,7 @@ def step_s(gpu: GpuFigures, shape: Shape, replicas: int, micro_batch: int, passe
 
 def largest_divisor(n: int, limit: int) -> int:
     """Largest divisor of `n` that is at most `limit` (both >= 1)."""
-    return next(m for m in range(min(n, limit), 0, -1) if n % m == 0)
+    return max(m for m in divisors(n) if m <= limit)
 
 
 def cells(

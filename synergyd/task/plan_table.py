@@ -81,11 +81,9 @@ def plan_table(
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
-    if high > 10_000_000:
-        raise UsageError("global-batch", f"{high} is too large", "at most 10,000,000 sequences")
-    check_fixed(model, Limits(low, high, micro_batch=micro_batch, tp=tp, pp=pp), "plan", max(gpus))
+    check_fixed(model, Limits(low, high, micro_batch=micro_batch, tp=tp, pp=pp), "", max(gpus))
     limits = Limits(low, low if noise_scale is None else high, points=50, micro_batch=micro_batch, tp=tp, pp=pp)
-    check_fixed(model, limits, "plan", max(gpus))
+    check_fixed(model, limits, "", max(gpus))
     gpu = figures(gpu_type, overrides)
     counts = [_count(model, gpu_type, n, gpus_per_node, limits, noise_scale, top, overrides) for n in sorted(set(gpus))]
     return PlanTable(model, gpu_type, gpus_per_node, tuple(counts), gpu.note)

@@ -15,6 +15,7 @@ from synergyd.task.efficiency import batch_points
 from synergyd.task.hardware import GpuFigures
 from synergyd.task.memory import peak_memory
 
+MAX_BATCH = 10_000_000  # sequences; keeps a stranger's number from costing time
 MICRO_BATCH_LIMIT = 64  # larger ones gain nothing that a GEMM of 64 sequences does not have
 
 # Why plans were ruled out, as `synergyctl plan` and `explain` print them.
@@ -76,6 +77,8 @@ def check_fixed(model: ModelSpec | None, limits: Limits, where: str, max_gpus: i
             raise UsageError(where, f"{key}={value}", "it must be at least 1")
     if not 1 <= limits.low <= limits.high:
         raise UsageError(where, f"global_batch={limits.low}:{limits.high}", "it must be LO:HI with 1 <= LO <= HI")
+    if limits.high > MAX_BATCH:
+        raise UsageError(where, f"global_batch={limits.high} is too large", f"at most {MAX_BATCH} sequences")
     if model is not None:
         if limits.tp is not None and limits.tp not in (good := tensor_degrees(model)):
             raise UsageError(
@@ -95,8 +98,11 @@ def check_fixed(model: ModelSpec | None, limits: Limits, where: str, max_gpus: i
         wrong = f"micro_batch={limits.micro_batch} does not divide global_batch={limits.low}"
         if limits.low != limits.high:
             wrong = f"no multiple of micro_batch={limits.micro_batch} lies in global_batch={limits.low}:{limits.high}"
-        fits = [m for m in divisors(limits.high) if m <= MICRO_BATCH_LIMIT]
-        raise UsageError(where, wrong, f"micro_batch may be {_listed(fits)}")
+        raise UsageError(where, wrong, f"micro_batch may be {_listed(_micro_divisors(limits.high))}")
+
+
+def _micro_divisors(batch: int) -> list[int]:
+    return [m for m in range(1, MICRO_BATCH_LIMIT + 1) if batch % m == 0]
 
 
 def _listed(numbers: Iterable[int]) -> str:
@@ -114,7 +120,8 @@ def enumerate_plans(
     geometric points of [low, high] rounded to multiples of dp * micro-batch; a fixed batch must be one.
     """
     inside = _search(model, gpu, shapes, limits, memory_factor, leave_node=False)
-    missing = [i for i in range(len(shapes)) if shapes[i].nodes > 1 and not np.any(inside.shape == i)]
+    plenty = np.bincount(inside.shape, minlength=len(shapes))
+    missing = [i for i in range(len(shapes)) if shapes[i].nodes > 1 and not plenty[i]]
     if not missing or (limits.tp is not None and all(limits.tp <= shapes[i].gpus_per_node for i in missing)):
         return inside
     outside = _search(model, gpu, [shapes[i] for i in missing], limits, memory_factor, leave_node=True)
@@ -209,7 +216,7 @@ def micro_batches(limits: Limits) -> list[int]:
     if limits.micro_batch is not None:
         return [limits.micro_batch]
     if limits.low == limits.high:
-        return [m for m in divisors(limits.low) if m <= MICRO_BATCH_LIMIT]
+        return _micro_divisors(limits.low)
     return [m for m in (2**i for i in range(MICRO_BATCH_LIMIT.bit_length())) if m <= limits.high]
 
 

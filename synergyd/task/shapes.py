@@ -36,7 +36,7 @@ def allows_type(job: Job, gpu_type: str) -> bool:
 
 def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
     """GPU type -> shapes within the job's bounds: one node with 1, 2, 4, ... or all of its GPUs; two or more whole
-    nodes (Sia's configurations, SOSP 2023, section 3.1); and the shape it asked for or holds, where those nodes exist.
+    nodes (Sia's configurations, SOSP 2023); and the shape it asked for or holds, where those nodes exist.
     Sorted, without repeats."""
     low, high = bounds(job)
     by_type: dict[str, list[int]] = {}

@@ -20,6 +20,8 @@ from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
 # Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
 # for divides it.
 _ASSUMED_SEQUENCES = 8
+# Plans of more shapes than this at once fall out of the processor's cache, which costs more than the extra calls.
+_SHAPES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class SynergyTask:
         return max(self._cells(shape.gpu_type, [shape]), key=lambda cell: cell.goodput, default=None)
 
     def predict(self, shape: Shape, plan: Plan) -> tuple[float, int] | None:
-        """(step seconds, peak bytes a GPU) of `plan` on `shape` by the model alone: what `update_profile` compares with.
+        """(step seconds, peak bytes a GPU) of `plan` on `shape` by the model alone, for `update_profile`.
 
-        The profile's corrections are left out. Peak is 0 where no model is known; None if the plan does not fit the
+        Without the profile's corrections. Peak is 0 where no model is known; None if the plan does not fit the
         shape's GPU count or its own batch.
         """
         if plan.gpus != shape.gpus or plan.gpus < 1 or plan.micro_batch < 1 or plan.micro_batches < 1:
@@ -172,17 +174,21 @@ class SynergyTask:
                 speed=profile.speed,
                 samples=profile.samples,
             )
-        return rank(
-            model,
-            gpu,
-            shapes,
-            limits,
-            noise_scale=noise,
-            smallest_batch=self._smallest_batch(),
-            speed=profile.speed,
-            memory=profile.memory,
-            samples=profile.samples,
-        ).best_cells()
+        result: list[Cell] = []
+        for start in range(0, len(shapes), _SHAPES_AT_ONCE):
+            ranked = rank(
+                model,
+                gpu,
+                shapes[start : start + _SHAPES_AT_ONCE],
+                limits,
+                noise_scale=noise,
+                smallest_batch=self._smallest_batch(),
+                speed=profile.speed,
+                memory=profile.memory,
+                samples=profile.samples,
+            )
+            result += ranked.best_cells()
+        return result
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""
