@@ -36,13 +36,14 @@ PLAIN = "launch.examples.ddp"
 FIRST = (
     DemoJob("gpt-narrow", GPT, 4, "min_gpus=1 max_gpus=4 global_batch=2 micro_batch=1",
             ("--steps", "4000", "--global-batch", "2", "--step-delay", "0.2", "--checkpoint-interval", "200")),
-    DemoJob("gpt-wide", GPT, 4, "min_gpus=1 max_gpus=4 global_batch=8 micro_batch=1",
+    DemoJob("gpt-wide", GPT, 2, "min_gpus=1 max_gpus=2 global_batch=8",
             ("--steps", "4000", "--global-batch", "8", "--step-delay", "0.2", "--checkpoint-interval", "200")),
     DemoJob("plain-ddp", PLAIN, 2, "min_gpus=1 max_gpus=2 global_batch=32",
             ("--steps", "4000", "--global-batch", "32", "--step-delay", "0.2", "--checkpoint-interval", "200")),
 )  # fmt: skip
-FOURTH = DemoJob("gpt-short", GPT, 2, "min_gpus=2 max_gpus=2 global_batch=4 weight=2",
-                 ("--steps", "60", "--global-batch", "4", "--step-delay", "0.2"))  # fmt: skip
+FOURTH = DemoJob("gpt-short", GPT, 4, "min_gpus=4 max_gpus=4 global_batch=4 weight=2",
+                 ("--steps", "40", "--global-batch", "4", "--step-delay", "0.1"))  # fmt: skip
+FOURTH_STEPS = 40
 
 
 def submit(cluster: SlurmCluster, job: DemoJob) -> int:
