@@ -228,7 +228,9 @@ class Checkpoints:
             meta = write(folder)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as problem:  # torch's CheckpointException is no Exception; a failed save must not end training
+        except (
+            BaseException
+        ) as problem:  # torch's CheckpointException is no Exception; a failed save must not end training
             error = reason(problem)
         if self.ranks.maximum([1 if error else 0])[0]:
             raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not write its part")
