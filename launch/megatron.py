@@ -322,8 +322,8 @@ def _transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Tran
 class _TorchNorm:
     """torch's norm in every place of the model, on all machines alike; made as Megatron makes its own.
 
-    Megatron's wrapper of it refuses sequence parallelism, which asks only that the parameters be marked: their gradients
-    are then summed over the tensor-parallel ranks, each of which has seen a part of the sequence.
+    Megatron's wrapper of it refuses sequence parallelism, which asks only that the parameters be marked: their
+    gradients are then summed over the tensor-parallel ranks, each of which has seen a part of the sequence.
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **others: Any) -> Any:

@@ -89,7 +89,7 @@ def wait_for(condition: Any, what: str, timeout_s: float = 60.0) -> None:
 
 
 def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
-    """As in a job: a request is acknowledged with a checkpoint and a wait; SIGTERM ends with one, and nothing is lost."""
+    """As in a job: a request is acknowledged with a checkpoint and a wait; SIGTERM ends with one: no step is lost."""
     run_dir = make_run_dir(tmp_path / "job")
     environment = {
         **os.environ,

@@ -1,6 +1,7 @@
 """Training runs for tests: one process a rank, forked from a server that has imported torch and Megatron once.
 
-A plan then takes 1 to 4 seconds in place of 15. What `run` is given to call executes in the ranks; rank 0's result comes back.
+A plan then takes 1 to 4 seconds in place of 15. What `run` is given to call executes in the ranks; rank 0's result
+comes back.
 """
 
 from __future__ import annotations
