@@ -63,11 +63,14 @@ _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def start_process_group() -> TorchRanks:
-    """torch.distributed from torchrun's environment (NCCL on GPUs, else gloo)."""
+    """torch.distributed from torchrun's environment, or of this process alone (NCCL on GPUs, else gloo)."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if not dist.is_initialized() and "RANK" in os.environ:
+        dist.init_process_group(backend)
+    elif not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return TorchRanks()
 
 

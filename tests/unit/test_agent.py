@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from launch.agent import Agent, AgentSettings, StepTimer, check_plan, parse_plan
 from launch.ranks import Alone
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
+
+ROOT = Path(__file__).parents[2]
 
 
 class Clock:
@@ -342,3 +346,9 @@ def test_step_timer_takes_the_median_of_the_recent() -> None:
     for seconds in (50.0, 40.0, 9.0, 1.0, 2.0, 30.0):
         timer.add(seconds)
     assert timer.median_s == 2.0
+
+
+def test_the_agent_needs_neither_torch_nor_the_server() -> None:
+    code = "import sys, launch, launch.agent; print([m for m in sys.modules if m in ('torch', 'numpy', 'sqlalchemy')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
