@@ -46,6 +46,7 @@ with warnings.catch_warnings():
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.enums import ModelType
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launch.megatron_noise import GradientNoise
@@ -62,11 +63,14 @@ _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def start_process_group() -> TorchRanks:
-    """torch.distributed from torchrun's environment (NCCL on GPUs, else gloo)."""
+    """torch.distributed from torchrun's environment, or of this process alone (NCCL on GPUs, else gloo)."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if not dist.is_initialized() and "RANK" in os.environ:
+        dist.init_process_group(backend)
+    elif not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return TorchRanks()
 
 
@@ -137,7 +141,7 @@ class MegatronRun:
         self.config = _transformer_config(spec, plan, dtype)
         model = GPTModel(
             config=self.config,
-            transformer_layer_spec=get_gpt_layer_local_spec(normalization=self.config.normalization),
+            transformer_layer_spec=_layers(self.config),
             vocab_size=padded_vocab(spec),
             max_sequence_length=spec.seq,
             pre_process=self.first,
@@ -146,8 +150,6 @@ class MegatronRun:
             position_embedding_type="rope",
         )
         model.model_type = ModelType.encoder_or_decoder
-        if plan.sequence_parallel:
-            _mark_sequence_parallel(model)
         model.to(self.device, dtype)
         if checkpoint is None:
             initialise(model, seed, spec.layers)
@@ -320,12 +322,26 @@ def _transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Tran
         )
 
 
-def _mark_sequence_parallel(model: torch.nn.Module) -> None:
-    """torch's norms don't know of sequence parallelism: their gradients must be summed over tensor-parallel ranks."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
-            for parameter in module.parameters():
-                setattr(parameter, "sequence_parallel", True)  # noqa: B010
+class _TorchNorm:
+    """torch's norm in every place of the model, on all machines alike; made as Megatron makes its own.
+
+    Megatron's wrapper of it refuses sequence parallelism, which asks only that the parameters be marked: their
+    gradients are then summed over the tensor-parallel ranks, each of which has seen a part of the sequence.
+    """
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **others: Any) -> Any:
+        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        norm: torch.nn.Module = kind(hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010
+        return norm
+
+
+def _layers(config: TransformerConfig) -> Any:
+    """What this pipeline stage is made of."""
+    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _TorchNorm
+    return TransformerBlockSubmodules([layer] * get_num_layers_to_build(config), _TorchNorm)
 
 
 @torch.no_grad()

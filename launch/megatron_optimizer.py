@@ -1,7 +1,8 @@
 """Megatron's optimizer state to and from a checkpoint that reshards.
 
 The plain optimizer's state needs nothing. The distributed optimizer's does where torch's Adam stands in for Apex's or
-Transformer Engine's (megatron-core 0.16): without the three repairs below loading fails, or, worse, goes on with wrong steps.
+Transformer Engine's (megatron-core 0.16): without the three repairs below loading fails, or, worse, goes on with wrong
+steps.
 """
 
 from __future__ import annotations

@@ -72,10 +72,11 @@ class SynergyTask:
         self.step_count = 0
         self.samples = 0
         self._tokens_per_sample = tokens_per_sample
-        self.ranks: Ranks = TorchRanks() if dist.is_available() and dist.is_initialized() else Alone()
+        together = dist.is_available() and dist.is_initialized()
         with _one_line(int(os.environ.get("RANK", "0"))):
             settings = AgentSettings.from_environment()
-            self.plan = _plan(settings.plan, self.ranks.world, global_batch, micro_batch)
+            self.plan = _plan(settings.plan, dist.get_world_size() if together else 1, global_batch, micro_batch)
+            self.ranks: Ranks = TorchRanks() if together else Alone()
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory)
             self.agent.install_signals()
             found = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None)

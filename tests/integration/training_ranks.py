@@ -1,6 +1,7 @@
 """Training runs for tests: one process a rank, forked from a server that has imported torch and Megatron once.
 
-A plan then takes 1 to 4 seconds in place of 15. What `run` is given to call executes in the ranks; rank 0's result comes back.
+A plan then takes 1 to 4 seconds in place of 15. What `run` is given to call executes in the ranks; rank 0's result
+comes back.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def context() -> Any:
     # The server does not take over sys.path (Python 3.11).
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    forkserver.set_forkserver_preload(["launch.megatron", "launch.pytorch", "torch.distributed.fsdp"])
+    forkserver.set_forkserver_preload(["launch.megatron", "launch.pytorch", "torch.distributed.fsdp", "torch._dynamo"])
     return forkserver
 
 
@@ -174,3 +175,57 @@ def example(module: str, argv: list[str]) -> int:
         sys.stdout.flush()
         os._exit(int(str(code)))
     return 0
+
+
+def gpt_noise_by_brute_force(samples: int, spec: ModelSpec = SPEC) -> float:
+    """Noise scale at the initial weights from one gradient per sample: tr(covariance) / |mean|^2, both unbiased."""
+    import torch
+
+    from launch.megatron import MegatronRun, start_process_group
+
+    run = MegatronRun(spec, Plan(), start_process_group(), TextWindows(spec.seq).sample, noise=False)
+    model = run.model.module
+    total: list[Any] = []
+    squares = 0.0
+    for number in range(samples):
+        # An autograd of its own, past Megatron's accumulation and averaging.
+        output, loss_of = run._forward(iter([[number]]), model)
+        chosen = [p for name, p in model.named_parameters() if "word_embeddings" not in name]
+        gradients = torch.autograd.grad(loss_of(output)[0], chosen)
+        squares += sum(float(g.double().square().sum()) for g in gradients)
+        total = (
+            [a + g.double() for a, g in zip(total, gradients, strict=True)]
+            if total
+            else [g.double() for g in gradients]
+        )
+    mean_square = sum(float((t / samples).square().sum()) for t in total)
+    trace = (squares / samples - mean_square) * samples / (samples - 1)
+    return trace / (mean_square - trace / samples)
+
+
+def sharded(checkpoint: Path, steps: int) -> list[float]:
+    """A small model under FSDP2 with SynergyTask; the losses of the steps made."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from launch import SynergyTask
+    from launch.examples.ddp import ByteModel
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = ByteModel(16, 2)
+    fully_shard(model)  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses: list[float] = []
+    with SynergyTask(model, optimizer, global_batch=8, micro_batch=1, checkpoint=checkpoint) as task:
+        for rows in task.batches(
+            TextWindows(32), steps, collate=lambda items: torch.tensor([list(item) for item in items])
+        ):
+            logits = model(rows[:, :-1])
+            before = task.step_count
+            task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+            if task.step_count > before:
+                losses.append(float(task.agent._status["loss"]))
+        assert task.noise.state()["weight"] > 0  # every step had two norms to compare
+    return losses
