@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -121,15 +122,14 @@ class StoreContract:
                 act(url)
 
     def test_two_upgrades_at_once(self, url: str) -> None:
-        code = "import sys; from synergyd.store import schema; sys.stdin.readline(); schema.upgrade(sys.argv[1])"
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, url], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(2)
-        ]
+        code = (
+            "import sys; from synergyd.store import schema; schema.needed(); print('ready', flush=True);"
+            " sys.stdin.readline(); schema.upgrade(sys.argv[1])"
+        )
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        children = [subprocess.Popen([sys.executable, "-c", code, url], text=True, **pipes) for _ in range(2)]
+        assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
         for child in children:
-            assert child.stdin is not None
             child.stdin.write("go\n")
             child.stdin.flush()
         assert [(child.communicate()[1], child.returncode) for child in children] == [("", 0)] * 2
@@ -245,7 +245,7 @@ class StoreContract:
         store.append_events([Event(1, 2.0, "DONE", "ended")])
         store.forget_jobs([1])
         assert list(store.lifecycles()) == [2]
-        assert (store.paused(), store.reports()) == (frozenset(), {})
+        assert store.paused() == set() and store.reports() == {}
         assert len(store.story(1)) == 1
 
     def test_prune(self, store: Store) -> None:
@@ -263,7 +263,7 @@ class StoreContract:
         assert [d.at_s for d in store.decisions_of(1, 100)] == [float(s) for s in range(449, 439, -1)]
         assert len(store.story(1)) == 1 and [e.event for e in store.story(2)] == ["c"]
         assert set(store.profiles()) == {"job:1", "model:m/a100"} and set(store.reports()) == {1}
-        assert (store.no_directive(), store.paused()) == (frozenset(), {3})
+        assert store.no_directive() == set() and store.paused() == {3}
         with store.engine.connect() as connection:
             assert connection.execute(text("SELECT count(*) FROM decisions")).scalar() == 10
 
