@@ -77,7 +77,7 @@ def sqlite_path(url: URL) -> Path | None:
 
 
 def file_exists(url: URL, path: Path) -> bool:
-    """Whether the SQLite file is there. Raises UsageError if it never could be: no folder, no rights, a folder itself."""
+    """Whether the SQLite file is there. Raises UsageError if it can't be: no folder, no rights, a folder itself."""
     try:
         if not path.parent.is_dir():
             raise UsageError(show(url), f"there is no folder {path.parent}", "make it, or name another file")

@@ -4,13 +4,10 @@ other."""
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic import command
@@ -120,20 +117,6 @@ class StoreContract:
         for act in (open_store, schema.upgrade):
             with pytest.raises(UsageError, match="at revision abcd, this version knows up to 0001; install a newer"):
                 act(url)
-
-    def test_two_upgrades_at_once(self, url: str) -> None:
-        code = (
-            "import sys; from synergyd.store import schema; schema.needed(); print('ready', flush=True);"
-            " sys.stdin.readline(); schema.upgrade(sys.argv[1])"
-        )
-        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        children = [subprocess.Popen([sys.executable, "-c", code, url], text=True, **pipes) for _ in range(2)]
-        assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
-        for child in children:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        assert [(child.communicate()[1], child.returncode) for child in children] == [("", 0)] * 2
-        open_store(url).close()
 
     # Records in and out
 
@@ -249,8 +232,8 @@ class StoreContract:
         assert len(store.story(1)) == 1
 
     def test_prune(self, store: Store) -> None:
-        for at_s in range(450):  # more than one transaction's worth
-            store.save_epoch(epoch(float(at_s), 1))
+        # more than one transaction's worth
+        store.apply(Changes(history=tuple(Keyed(f"e{at_s}", epoch(float(at_s), 1)) for at_s in range(450))))
         store.append_events(
             [Event(1, 1.0, "RUNNING", "a"), Event(2, 1.0, "RUNNING", "b"), Event(2, 500.0, "DONE", "c")]
         )
