@@ -40,6 +40,8 @@ def parse_url(url: str) -> URL:
     Raises UsageError; the text of a wrong URL is not repeated, since it may hold a password.
     """
     try:
+        if not url.isprintable():
+            raise ValueError("control characters")
         parsed = make_url(url.strip())
     except (ArgumentError, ValueError):
         raise UsageError("database URL", "can't be read as a URL", RIGHT_URL) from None
@@ -74,6 +76,20 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(str(url.database))
 
 
+def file_exists(url: URL, path: Path) -> bool:
+    """Whether the SQLite file is there. Raises UsageError if it can't be: no folder, no rights, a folder itself."""
+    try:
+        if not path.parent.is_dir():
+            raise UsageError(show(url), f"there is no folder {path.parent}", "make it, or name another file")
+        if path.is_dir():
+            raise UsageError(show(url), "is a folder", "name a file in it")
+        return path.exists()
+    except OSError as error:
+        raise UsageError(
+            show(url), f"can't be looked at: {error.strerror}", "run this as a user who may read it"
+        ) from None
+
+
 def make_engine(url: URL, *, create: bool = False, migrating: bool = False, pooled: bool = True) -> Engine:
     """An engine with the time limits and transaction habits Synergy counts on; connects to nothing yet.
 
@@ -89,11 +105,7 @@ def _sqlite(url: URL, create: bool, migrating: bool) -> Engine:
     if path is None:
         engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:
-        if not path.parent.is_dir():
-            raise UsageError(show(url), f"there is no folder {path.parent}", "make it, or name another file")
-        if path.is_dir():
-            raise UsageError(show(url), "is a folder", "name a file in it")
-        if not create and not path.exists():
+        if not file_exists(url, path) and not create:
             raise UsageError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
         uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if create else 'rw'}"
 

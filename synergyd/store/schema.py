@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 import sql
 from synergyd.errors import UsageError
-from synergyd.store.connect import UPGRADE, make_engine, parse_url, plain_errors, show, sqlite_path
+from synergyd.store.connect import UPGRADE, file_exists, make_engine, parse_url, plain_errors, show, sqlite_path
 
 _ALEMBIC = threading.Lock()  # alembic.context is one for the whole process
 
@@ -90,7 +90,7 @@ def revision(url: str) -> str | None:
     """The revision of the database at `url`; None for one that is empty, or a SQLite file that is not there."""
     parsed = parse_url(url)
     path = sqlite_path(parsed)
-    if path is not None and path.parent.is_dir() and not path.exists():
+    if path is not None and not file_exists(parsed, path):
         return None
     engine = make_engine(parsed, pooled=False)
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -80,6 +83,23 @@ def test_crash_after_crash_loses_nothing(server: Postgres, postgres_database: st
         assert store.story(1) == expected
         assert store.lifecycles()[1].state == f"S{len(expected) - 1}"
     buffer.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_two_upgrades_at_once(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db" if kind == "sqlite" else request.getfixturevalue("postgres_database")
+    code = (
+        "import sys; from synergyd.store import schema; schema.needed(); print('ready', flush=True);"
+        " sys.stdin.readline(); schema.upgrade(sys.argv[1])"
+    )
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    children = [subprocess.Popen([sys.executable, "-c", code, url], text=True, **pipes) for _ in range(2)]
+    assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    assert [(child.communicate()[1], child.returncode) for child in children] == [("", 0)] * 2
+    open_store(url).close()
 
 
 def test_leadership_goes_with_the_server_and_comes_back(server: Postgres, postgres_database: str) -> None:

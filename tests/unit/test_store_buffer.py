@@ -11,7 +11,7 @@ import pytest
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import Profile
 from synergyd.store.buffer import LAST_RETRY_S, BufferedStore
-from synergyd.store.items import EpochRecord, Event
+from synergyd.store.items import Changes, EpochRecord, Event
 from synergyd.store.store import Store, open_store
 from synergyd.store.waiting import Waiting, size
 from tests.unit.test_store_contract import Clock, epoch, lifecycle
@@ -82,8 +82,7 @@ def test_a_long_queue_goes_in_several_transactions_state_last() -> None:
     waiting = Waiting(100_000)
     for n in range(30):
         waiting.add(tuple(Event(j, float(n), "RUNNING", "x") for j in range(400)))
-    buffer_state = ("lifecycle", 1)
-    waiting.put(buffer_state, _lifecycle_change())
+    waiting.put(("lifecycle", 1), _lifecycle_change())
     seen: list[tuple[int, int]] = []
     while batch := waiting.take():
         seen.append((sum(size(k.item) for k in batch.history), len(batch.state)))
@@ -178,7 +177,5 @@ def test_close_tries_once_more(opener: Callable[[], Store]) -> None:
         assert store.latest_epoch() == EpochRecord(1.0, 0.1, False)
 
 
-def _lifecycle_change():  # type: ignore[no-untyped-def]
-    from synergyd.store.items import Changes
-
+def _lifecycle_change() -> Changes:
     return Changes(lifecycles=(lifecycle(1),))

@@ -4,8 +4,6 @@ other."""
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -120,21 +118,6 @@ class StoreContract:
             with pytest.raises(UsageError, match="at revision abcd, this version knows up to 0001; install a newer"):
                 act(url)
 
-    def test_two_upgrades_at_once(self, url: str) -> None:
-        code = "import sys; from synergyd.store import schema; sys.stdin.readline(); schema.upgrade(sys.argv[1])"
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, url], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(2)
-        ]
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        assert [(child.communicate()[1], child.returncode) for child in children] == [("", 0)] * 2
-        open_store(url).close()
-
     # Records in and out
 
     def test_epoch_and_decisions(self, store: Store) -> None:
@@ -245,12 +228,12 @@ class StoreContract:
         store.append_events([Event(1, 2.0, "DONE", "ended")])
         store.forget_jobs([1])
         assert list(store.lifecycles()) == [2]
-        assert (store.paused(), store.reports()) == (frozenset(), {})
+        assert store.paused() == set() and store.reports() == {}
         assert len(store.story(1)) == 1
 
     def test_prune(self, store: Store) -> None:
-        for at_s in range(450):  # more than one transaction's worth
-            store.save_epoch(epoch(float(at_s), 1))
+        # more than one transaction's worth
+        store.apply(Changes(history=tuple(Keyed(f"e{at_s}", epoch(float(at_s), 1)) for at_s in range(450))))
         store.append_events(
             [Event(1, 1.0, "RUNNING", "a"), Event(2, 1.0, "RUNNING", "b"), Event(2, 500.0, "DONE", "c")]
         )
@@ -263,7 +246,7 @@ class StoreContract:
         assert [d.at_s for d in store.decisions_of(1, 100)] == [float(s) for s in range(449, 439, -1)]
         assert len(store.story(1)) == 1 and [e.event for e in store.story(2)] == ["c"]
         assert set(store.profiles()) == {"job:1", "model:m/a100"} and set(store.reports()) == {1}
-        assert (store.no_directive(), store.paused()) == (frozenset(), {3})
+        assert store.no_directive() == set() and store.paused() == {3}
         with store.engine.connect() as connection:
             assert connection.execute(text("SELECT count(*) FROM decisions")).scalar() == 10
 

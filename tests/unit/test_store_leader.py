@@ -20,7 +20,8 @@ from tests.unit.test_store_contract import Clock
 CHILD = """
 import sys, time
 from synergyd.store.leader import Leader
-print(Leader(sys.argv[1], clock=time.time).try_lead() or "no", flush=True)
+leader = Leader(sys.argv[1], clock=time.time)
+print(leader.try_lead(), flush=True)
 sys.stdin.read()
 """
 
@@ -38,7 +39,6 @@ def test_kill_9_frees_the_lock(url: str) -> None:
     )
     assert child.stdout is not None and child.stdin is not None
     try:
-        # the second half of `or "no"` would raise here: an object without leadership is dropped, and with it the lock
         assert child.stdout.readline() == "True\n"
         leader = Leader(url, clock=Clock())
         assert not leader.try_lead()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sqlite3
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.store import connect, schema
-from synergyd.store.connect import parse_url, show, translate
+from synergyd.store.connect import parse_url, show
 from synergyd.store.items import Event
+from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
 
 
@@ -31,6 +36,7 @@ from synergyd.store.store import open_store
         ("sqlite:////tmp/x.db?mode=ro", "takes no ?options"),
         ("sqlite:////no/such/folder/x.db", "there is no folder /no/such/folder"),
         ("sqlite:////tmp", "is a folder"),
+        ("sqlite:////tmp/x\x00.db", "can't be read as a URL"),
     ],
 )
 @pytest.mark.parametrize("create", [False, True])
@@ -99,15 +105,62 @@ def test_in_memory() -> None:
         open_store("sqlite://")
 
 
-def test_no_permission_to_write(tmp_path: Path) -> None:
-    """Root may write everywhere, so SQLite is made to refuse by its own switch, which gives the same error."""
-    connection = sqlite3.connect(tmp_path / "x.db")
-    connection.execute("CREATE TABLE t (x)")
-    connection.execute("PRAGMA query_only = ON")
-    with pytest.raises(sqlite3.OperationalError) as caught:
-        connection.execute("INSERT INTO t VALUES (1)")
-    error = translate(parse_url("sqlite:////x.db"), caught.value)
-    assert isinstance(error, UsageError) and "no permission to write" in str(error)
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """As a user who owns nothing (root may do everything)."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that everybody may enter; pytest's own are the owner's alone."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_who_may_only_read_can_read(shared_folder: Path) -> None:
+    url = f"sqlite:///{shared_folder / 'x.db'}"
+    with open_store(url, create=True) as store:
+        store.append_events([Event(1, 1.0, "RUNNING", "a")])
+    (shared_folder / "x.db").chmod(0o444)
+    shared_folder.chmod(0o555)
+    with somebody_else(), open_store(url) as store:
+        assert len(store.story(1)) == 1
+        with pytest.raises(UsageError, match="no permission to write; run this as the user that synergyd runs as"):
+            store.append_events([Event(1, 1.0, "RUNNING", "a")])
+        with pytest.raises(UsageError, match="can't be locked: Permission denied"):
+            Leader(url, clock=lambda: 0.0).try_lead()
+    shared_folder.chmod(0o755)
+
+
+def test_who_may_not_even_look(shared_folder: Path) -> None:
+    url = f"sqlite:///{shared_folder / 'x.db'}"
+    open_store(url, create=True).close()
+    (shared_folder / "x.db").chmod(0)
+    with somebody_else():
+        for act in (open_store, schema.revision, schema.upgrade):
+            with pytest.raises(UsageError, match="can't be opened; check that"):
+                act(url)
+    shared_folder.chmod(0)
+    with somebody_else():
+        for act in (open_store, schema.revision, schema.upgrade):
+            with pytest.raises(UsageError, match="can't be looked at: Permission denied"):
+                act(url)
+    shared_folder.chmod(0o755)
+
+
+def test_a_folder_that_may_not_be_written(shared_folder: Path) -> None:
+    shared_folder.chmod(0o555)
+    with somebody_else(), pytest.raises(UsageError, match="can't be opened; check that"):
+        open_store(f"sqlite:///{shared_folder / 'x.db'}", create=True)
+    shared_folder.chmod(0o755)
 
 
 def test_a_busy_database_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
