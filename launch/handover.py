@@ -14,10 +14,13 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan
 
 FORMAT = 1
+MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "do": "distributed_optimizer",
 }  # fmt: skip
+_FLAGS = {"0": False, "1": True}
+_WHOLE = re.compile(r"[0-9]{1,9}\Z")
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z")
 
 
@@ -39,7 +42,9 @@ def plan_path(state_dir: Path, job_id: int) -> Path:
 def write(handover: Handover, state_dir: Path) -> Path:
     """Writes the file atomically, readable by all (it holds no secret). Raises OSError."""
     path = plan_path(state_dir, handover.job_id)
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o755)  # mkdir's mode is cut by the umask of a daemon that systemd started
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(handover)}, sort_keys=True) + "\n")
     fresh.chmod(0o644)
@@ -51,7 +56,7 @@ def read(path: Path, job_id: int) -> Handover:
     """Reads a hand-over file; raises UsageError when it is not one for this job."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(str(path), f"can't be read as a plan ({error})") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("job_id") != job_id:
         raise UsageError(str(path), f"is no plan of format {FORMAT} for job {job_id}")
@@ -68,10 +73,11 @@ def plan_from(data: Any, where: str) -> Plan:
     for field in dataclasses.fields(Plan):
         value = data.get(field.name, field.default)
         kind = type(field.default)
-        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise UsageError(where, f"plan's {field.name} is {value!r}", "expected a whole number of 1 or more")
+        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_NUMBER):
+            what = f"plan's {field.name} is {value!r:.40}"
+            raise UsageError(where, what, f"expected a whole number from 1 to {MAX_NUMBER}")
         if not isinstance(value, kind):
-            raise UsageError(where, f"plan's {field.name} is {value!r}", f"expected {kind.__name__}")
+            raise UsageError(where, f"plan's {field.name} is {value!r:.40}", f"expected {kind.__name__}")
         values[field.name] = value
     plan = Plan(**values)
     if plan.recompute not in ("none", "selective", "full"):
@@ -98,15 +104,15 @@ def plan_from_text(text: str, where: str = "plan") -> Plan:
         if name is None:
             raise UsageError(where, f"unknown field {key!r}", f"expected {', '.join(_SHORT)}")
         if key in ("sp", "do"):
-            data[name] = value == "1"
+            data[name] = _FLAGS.get(value, value)
         else:
-            data[name] = value if key == "rc" else int(value) if value.isdigit() else value
+            data[name] = int(value) if key != "rc" and _WHOLE.match(value) else value
     return plan_from(data, where)
 
 
 def from_admin_comment(text: str, job_id: int) -> Handover | None:
     """The hand-over inside an AdminComment (`synergy:1 ... | plan=... report=...`); None where there is none. Raises UsageError."""
-    if not text.startswith("synergy:1"):
+    if not text.startswith("synergy:1 "):
         return None
     fields = dict(word.partition("=")[::2] for word in text.partition(" | ")[2].split())
     if "plan" not in fields and "report" not in fields:

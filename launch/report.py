@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import socket
 from typing import Any
 
@@ -31,9 +30,11 @@ def to_json(report: Report) -> bytes:
 
 def from_json(payload: bytes) -> Report:
     """Reads a report a stranger sent; every number within bounds. Raises UsageError naming the field."""
+    if len(payload) > MAX_BYTES:
+        raise UsageError("report", f"has {len(payload)} bytes", f"expected at most {MAX_BYTES}")
     try:
         data = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError("report", f"is no JSON ({error})") from None
     if not isinstance(data, dict):
         raise UsageError("report", "is no JSON object")
@@ -45,15 +46,15 @@ def from_json(payload: bytes) -> Report:
                 raise UsageError("report", f"{name} is missing")
             continue
         if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
-            raise UsageError("report", f"{name} is {str(value)[:40]!r}", "expected a number")
-        if not math.isfinite(value) or not low <= value <= high:
+            raise UsageError("report", f"{name} is {_shown(value)}", "expected a number")
+        if not low <= value <= high:  # false for NaN too; a comparison takes whole numbers that no float holds
             raise UsageError("report", f"{name} is {value!r:.40}", f"expected {low:g} to {high:g}")
         values[name] = value
     plan = data.get("plan")
-    values["plan"] = plan_from(plan, "report") if plan else None
+    values["plan"] = plan_from(plan, "report") if plan is not None else None
     values["model"] = _model(data.get("model"))
     values["resharding"] = data.get("resharding") is True
-    values["note"] = one_line(str(data.get("note") or ""), 300)
+    values["note"] = _note(data.get("note"))
     return Report(**values)
 
 
@@ -63,15 +64,16 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
     for name, (low, high) in _LIMITS.items():
         value: Any = status.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and name not in ("job_id", "restarts") and math.isfinite(value) and low <= value <= high:
+        if name not in ("job_id", "restarts") and number and low <= value <= high:
             kept[name] = int(value) if name in _WHOLE else float(value)
     try:
         plan: Plan | None = plan_from(status["plan"], "status") if status.get("plan") else None
         model = _model(status.get("model"))
     except UsageError:
         plan, model = None, None
-    note = one_line(str(status.get("note") or ""), 300)
-    return Report(**kept, plan=plan, model=model, resharding=status.get("resharding") is True, note=note)
+    return Report(
+        **kept, plan=plan, model=model, resharding=status.get("resharding") is True, note=_note(status.get("note"))
+    )
 
 
 def send(report: Report, address: str, timeout_s: float = 5.0) -> None:
@@ -83,23 +85,36 @@ def send(report: Report, address: str, timeout_s: float = 5.0) -> None:
             connection.sendall(line)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(64)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
 
 
+def _note(data: Any) -> str:
+    return one_line(data[:300], 300) if isinstance(data, str) else ""
+
+
+def _shown(value: Any) -> str:
+    """A wrong value for an error, without walking through what a stranger nested."""
+    return repr(value)[:40] if isinstance(value, str | int | float | None) else type(value).__name__
+
+
 def _model(data: Any) -> ModelSpec | None:
-    if not isinstance(data, dict):
+    if data is None:
         return None
+    if not isinstance(data, dict):
+        raise UsageError("report", f"model is {_shown(data)}", "expected a mapping")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(ModelSpec):
         value = data.get(field.name, field.default)
         if field.name == "name":
-            value = one_line(str(value), 100)
+            if not isinstance(value, str):
+                raise UsageError("report", "model's name is no text")
+            value = one_line(value, 100)
         elif field.type == "bool":
             value = value is True
         elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
             raise UsageError(
-                "report", f"model's {field.name} is {str(value)[:40]!r}", "expected a whole number of 1 or more"
+                "report", f"model's {field.name} is {_shown(value)}", "expected a whole number of 1 or more"
             )
         values[field.name] = value
     return ModelSpec(**values)

@@ -67,6 +67,7 @@ class Life:
     target: Target | None = None
     origin: Target | None = None  # what it had before: taken again when the new size is refused
     sent_s: float = 0.0  # when the last instruction went out
+    asked_s: float = 0.0  # when the job was first signalled for the checkpoint that is awaited; 0: not yet
     acks_before: int = 0  # checkpoints acknowledged before this one was asked for
     attempts: int = 0
     retry_after_s: float = 0.0
@@ -93,7 +94,7 @@ class Wanted:
     target: Target
     cause: str
     acks: int = 0  # checkpoint acknowledgements of this incarnation so far
-    present: Target | None = None  # what a running job has now: taken again if the new size is refused
+    present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ def advance(life: Life, event: Event, now_s: float, limits: Limits) -> Step:
 
 def validate(life: Life) -> str:
     """What is inconsistent in a life, or '' (used when lives are read back from a store)."""
-    if life.state in (State.CHECKPOINTING, State.REQUEUING, State.HELD, State.RESIZED) and life.target is None:
+    # RESIZED without a target: every update was refused, and the job is released with the size Slurm has for it
+    if life.state in (State.CHECKPOINTING, State.REQUEUING, State.HELD) and life.target is None:
         return f"state {life.state} without a target"
     if life.attempts < 0 or life.restarts < 0:
         return "negative count"
@@ -226,6 +228,7 @@ def _observed(life: Life, event: Observed, now_s: float, limits: Limits) -> Step
         return _to(life, State.GONE, now_s, f"left the queue while {life.state}")
     running = event.state in ("RUNNING", "SUSPENDED")
     newer = event.restarts > life.restarts
+    soon_s = now_s + min(30.0, limits.park_s / 3)
     match life.state:
         case State.QUEUED if running:
             return _runs(life, event, now_s, None, "started by Slurm as a plain job")
@@ -233,31 +236,31 @@ def _observed(life: Life, event: Observed, now_s: float, limits: Limits) -> Step
             # requeued by Slurm (node failure) or by the user
             moved = replace(life, restarts=event.restarts, plan=None)
             return _to(moved, State.QUEUED, now_s, "requeued by Slurm or its user")
-        case State.RUNNING if running and newer:
+        case State.RUNNING if running and event.restarts != life.restarts:
             return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
         case State.CHECKPOINTING if newer and running:
             return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
         case State.CHECKPOINTING | State.REQUEUING if event.state == "PENDING":
             return _to_held(replace(life, restarts=event.restarts), now_s, limits, "requeued")
-        case State.CHECKPOINTING if event.state == "COMPLETING":
-            return _to(
-                life, State.REQUEUING, now_s, "is ending: node failure, or requeued by someone else", sent_s=now_s
-            )
+        case State.CHECKPOINTING if event.state == "SUSPENDED":
+            text = "suspended while its checkpoint was awaited: resize given up"
+            return _to(replace(life, target=None), State.RUNNING, now_s, text)
         case State.REQUEUING if running and newer:
             again = replace(life, retry_after_s=now_s + limits.retry_s)
             return _runs(again, event, now_s, None, "started again before it could be resized")
-        case State.HELD | State.RESIZED if running:
+        case State.HELD if running:
             again = replace(life, retry_after_s=now_s + limits.retry_s)
             return _runs(again, event, now_s, None, "started before its new size was complete")
-        case State.HELD | State.RESIZED if (
-            event.state == "PENDING"
-            and event.begin_s is not None
-            and event.begin_s < now_s + min(30.0, limits.park_s / 3)
-        ):
-            return Step(life, (Park(life.job_id, limits.park_s),), ())
-        case State.RELEASED if running:
-            plan = life.target.plan if life.target else None
-            return _runs(life, event, now_s, plan, "started with its new size")
+        case State.RESIZED | State.RELEASED if running:
+            # from RESIZED: the release took effect, only its answer was lost
+            size = "its new size" if life.target else "the size Slurm had for it"
+            return _runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
+        case State.HELD if event.state == "PENDING" and event.begin_s is not None and event.begin_s < soon_s:
+            seen = replace(life, restarts=max(life.restarts, event.restarts))
+            return Step(seen, (Park(life.job_id, limits.park_s),))
+        case State.RESIZED if event.state == "PENDING" and event.begin_s is not None and event.begin_s <= now_s:
+            seen = replace(life, restarts=max(life.restarts, event.restarts))
+            return _to(seen, State.RELEASED, now_s, "released")
         case _:
             return Step(
                 replace(life, restarts=max(life.restarts, event.restarts)) if event.state == "PENDING" else life
@@ -270,11 +273,11 @@ def _wanted(life: Life, event: Wanted, now_s: float, limits: Limits) -> Step:
     aimed = replace(life, target=event.target, cause=event.cause, attempts=0)
     match life.state:
         case State.QUEUED:
-            return _to_held(replace(aimed, origin=None), now_s, limits, f"start decided: {event.cause}")
+            return _to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
         case State.RELEASED if life.target != event.target:
             return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
         case State.RUNNING:
-            asked = replace(aimed, acks_before=event.acks, origin=event.present)
+            asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present)
             text = f"resize decided: {event.cause}; checkpoint asked for"
             return _to(asked, State.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
         case _:
@@ -301,51 +304,71 @@ def _done(life: Life, instruction: Instruction, now_s: float) -> Step:
             return _to(replace(life, attempts=0), State.RESIZED, now_s, text, (Release(life.job_id),))
         case Release() if life.state is State.RESIZED:
             return _to(life, State.RELEASED, now_s, "released")
+        case AskCheckpoint(restarts=r) if life.state is State.CHECKPOINTING and r == life.restarts and not life.asked_s:
+            return Step(replace(life, asked_s=now_s))  # from now on it has `checkpoint_timeout_s` to answer
         case _:
             return Step(life)
 
 
 def _refused(life: Life, event: Refused, now_s: float, limits: Limits) -> Step:
+    if event.instruction not in _awaited(life, limits):
+        return Step(life)  # a late answer, or one that another instruction makes good
     tried = replace(life, attempts=life.attempts + 1)
+    # a refusal that is called transient and yet lasts as long as a job may be parked is none
+    give_up = now_s - life.since_s >= limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
+    back = replace(tried, target=None, retry_after_s=now_s + limits.retry_s)
     match event.instruction:
-        case Update() if life.state is State.HELD:
-            if event.transient or tried.attempts < limits.attempts:
-                return Step(tried, (), (f"update refused, will be tried again: {event.error}",))
-            if life.origin is not None and life.target != life.origin:
-                back = replace(tried, target=life.origin, attempts=0, retry_after_s=now_s + limits.retry_s)
-                text = f"new size refused ({event.error}): back to {_words(life.origin)}"
-                return _to(
-                    back, State.HELD, now_s, text, (Update(life.job_id, life.origin, limits.park_s),), sent_s=now_s
-                )
-            # nothing better is known than Slurm's own view of the job
-            text = f"update refused ({event.error}): released as Slurm has it"
-            back = replace(tried, retry_after_s=now_s + limits.retry_s)
-            return _to(back, State.RESIZED, now_s, text, (Release(life.job_id),))
-        case Requeue() if life.state is State.REQUEUING and not event.transient and tried.attempts >= limits.attempts:
-            back = replace(tried, target=None, retry_after_s=now_s + limits.retry_s)
+        case Update() if give_up and life.origin is not None and life.target != life.origin:
+            again = replace(back, target=life.origin, attempts=0)
+            text = f"new size refused ({event.error}): back to {_words(life.origin)}"
+            return _to(again, State.HELD, now_s, text, (Update(life.job_id, life.origin, limits.park_s),))
+        case Update() if give_up:
+            return _to_unchanged(back, now_s, f"update refused ({event.error})")
+        case Requeue() if give_up:
             return _to(back, State.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
-        case AskCheckpoint() if life.state is State.CHECKPOINTING and not event.transient:
-            back = replace(tried, target=None, retry_after_s=now_s + limits.retry_s)
+        case AskCheckpoint() if give_up or not event.transient:
             return _to(back, State.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
+        case Release() if give_up:
+            text = f"release refused ({event.error}): it starts by itself when its start time comes"
+            return _to(tried, State.RELEASED, now_s, text)
         case _:
-            return Step(tried, (), (f"{type(event.instruction).__name__} failed, will be tried again: {event.error}",))
+            # the story tells of the first one only: a slurmctld that is away for an hour is one line
+            told = f"{type(event.instruction).__name__} failed, will be tried again: {event.error}"
+            return Step(tried, (), (told,) if tried.attempts == 1 or not event.transient else ())
+
+
+def _awaited(life: Life, limits: Limits) -> tuple[Instruction, ...]:
+    """The instruction whose answer moves `life` on."""
+    match life.state:
+        case State.CHECKPOINTING:
+            return (AskCheckpoint(life.job_id, life.restarts),)
+        case State.REQUEUING:
+            return (Requeue(life.job_id, life.restarts),)
+        case State.HELD if life.target is not None:
+            return (Update(life.job_id, life.target, limits.park_s),)
+        case State.RESIZED:
+            return (Release(life.job_id),)
+        case _:
+            return ()
 
 
 def _tick(life: Life, now_s: float, limits: Limits) -> Step:
     late = now_s - life.sent_s >= limits.resend_s
     sent = replace(life, sent_s=now_s)
     match life.state:
-        case State.CHECKPOINTING if now_s - life.since_s >= limits.checkpoint_timeout_s:
+        case State.CHECKPOINTING if life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s:
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
             return _to_requeuing(life, now_s, text)
-        case State.CHECKPOINTING if late:
-            return Step(sent, (AskCheckpoint(life.job_id, life.restarts),))
-        case State.REQUEUING if late:
-            return Step(sent, (Requeue(life.job_id, life.restarts),))
-        case State.HELD if late and life.target is not None:
-            return Step(sent, (Update(life.job_id, life.target, limits.park_s),))
-        case State.RESIZED if late:
-            return Step(sent, (Release(life.job_id),))
+        case State.CHECKPOINTING if not life.asked_s and now_s - life.since_s >= limits.checkpoint_timeout_s:
+            # a job that was never asked must not lose the work since its last checkpoint
+            back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
+            return _to(back, State.RUNNING, now_s, "its checkpoint could not be asked for in time: resize given up")
+        case State.HELD if now_s - life.since_s >= 2 * limits.park_s:
+            # each update parks the job anew: one that never gets an answer must not hold it for ever
+            back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
+            return _to_unchanged(back, now_s, "no update was answered")
+        case State.CHECKPOINTING | State.REQUEUING | State.HELD | State.RESIZED if late:
+            return Step(sent, _awaited(life, limits))
         case State.RELEASED if now_s - life.since_s >= limits.release_timeout_s:
             # its GPUs went to someone else or a node is away: decide anew
             return _to(
@@ -358,17 +381,9 @@ def _tick(life: Life, now_s: float, limits: Limits) -> Step:
 # -- moves ---------------------------------------------------------------------------------------------------------
 
 
-def _to(
-    life: Life,
-    state: State,
-    now_s: float,
-    text: str,
-    instructions: tuple[Instruction, ...] = (),
-    *,
-    sent_s: float | None = None,
-) -> Step:
-    sent = sent_s if sent_s is not None else (now_s if instructions else life.sent_s)
-    return Step(replace(life, state=state, since_s=now_s, sent_s=sent), instructions, (text,))
+def _to(life: Life, state: State, now_s: float, text: str, instructions: tuple[Instruction, ...] = ()) -> Step:
+    sent_s = now_s if instructions else life.sent_s
+    return Step(replace(life, state=state, since_s=now_s, sent_s=sent_s), instructions, (text,))
 
 
 def _runs(life: Life, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
@@ -384,7 +399,13 @@ def _to_held(life: Life, now_s: float, limits: Limits, text: str) -> Step:
     if life.target is None:
         return _to(life, State.QUEUED, now_s, text)
     update = Update(life.job_id, life.target, limits.park_s)
-    return _to(life, State.HELD, now_s, text, (update,))
+    return _to(replace(life, attempts=0), State.HELD, now_s, text, (update,))
+
+
+def _to_unchanged(life: Life, now_s: float, why: str) -> Step:
+    """Nothing better is known than Slurm's own view of the job: it is released with that. No target, so no plan of ours."""
+    freed = replace(life, target=None, attempts=0)
+    return _to(freed, State.RESIZED, now_s, f"{why}: released as Slurm has it", (Release(life.job_id),))
 
 
 def _words(target: Target) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch import handover
 from synergyd.lifecycle import AskCheckpoint, Done, Instruction, Park, Refused, Release, Requeue, Target, Update
-from synergyd.records import JobState, Plan
+from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm import stamp
 from synergyd.slurm.client import SlurmError, SlurmWriter
-from synergyd.slurm.observe import Known, state_of
-from synergyd.slurm.rows import gpus_of
+from synergyd.slurm.observe import Known, not_resizable, state_of
+from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
@@ -37,7 +37,8 @@ class Actuator:
         except SlurmError as problem:
             return Refused(instruction, str(problem), problem.transient)
         except OSError as problem:
-            return Refused(instruction, f"{problem.filename}: {problem.strerror}", transient=True)
+            # a full or read-only folder may last: called transient, it would park the job again and again
+            return Refused(instruction, f"{problem.filename or self.state_dir}: {problem.strerror}", transient=False)
         return Refused(instruction, *error) if error else Done(instruction)
 
     def adopt(self, job_id: int, plan: Plan | None) -> None:
@@ -58,6 +59,8 @@ class Actuator:
         row = self.slurm.job(job_id)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
+        if row.array or row.het:
+            return "it is part of a job array or a heterogeneous job: its id names several jobs", False
         state = state_of(row)
         match instruction:
             case AskCheckpoint(restarts=restarts):
@@ -65,6 +68,8 @@ class Actuator:
                     return f"it is {row.state}, restart {row.restarts}", True
                 self.slurm.signal(job_id, CHECKPOINT_SIGNAL)
             case Requeue(restarts=restarts):
+                if row.restarts == restarts and state is JobState.SUSPENDED:
+                    return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self.slurm.requeue(job_id)
             case Park(park_s=park_s):
@@ -74,31 +79,30 @@ class Actuator:
             case Update(target=target, park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
+                size = _size(target.shape, row, known)
+                if isinstance(size, str):
+                    return size, False
+                # parked first and alone: a refused update may set some fields and not the start time, and then
+                # the job would start half-changed
+                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
+                self.slurm.update(job_id, {**size, **self._fields(target, known)})
+                difference = self._difference(job_id, target)
+                if difference:
+                    return difference
+                # last, so that a refused size leaves the plan of the size the job has
                 self._hand_over(job_id, known, target.plan)
-                typed = gpus_of(row.tres_per_node)[0]
-                self.slurm.update(job_id, self._fields(target, known, typed, park_s))
-                return self._difference(job_id, target)
             case Release():
                 if state is JobState.PENDING:
                     self.slurm.update(job_id, {"StartTime": "now"})
         return None
 
-    def _fields(self, target: Target, known: Known, typed: str, park_s: float) -> dict[str, str]:
-        shape = target.shape
-        kind = f":{typed}" if typed else ""
-        return {
-            "StartTime": f"now+{int(park_s)}",
-            # Slurm refuses a node count that the present task count does not allow: both in one update
-            "NumTasks": str(shape.nodes),
-            "NumNodes": f"{shape.nodes}-{shape.nodes}",
-            "NumCPUs": str(shape.nodes * known.cpus_per_node),
-            "TresPerNode": f"gres:gpu{kind}:{shape.gpus_per_node}",
-            "ReqNodeList": ",".join(target.nodes),
-            "AdminComment": self._stamp(known, target.plan),
-        }
+    def _fields(self, target: Target, known: Known) -> dict[str, str]:
+        return {"ReqNodeList": ",".join(target.nodes), "AdminComment": self._stamp(known, target.plan)}
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
-        return stamp.write(stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report))
+        return stamp.write(
+            stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report, known.own_tasks)
+        )
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:
         """Reads the job back: an update is not atomic, and some fields are ignored in silence."""
@@ -113,3 +117,27 @@ class Actuator:
             if set(nodes) != set(target.nodes):
                 return f"read back ReqNodeList {','.join(nodes) or 'empty'}, wanted {','.join(target.nodes)}", False
         return None
+
+
+def _size(shape: Shape, row: JobRow, known: Known) -> dict[str, str] | str:
+    """The fields that give `row` this size, or why it can't have it. Empty where its size is its user's own and right already.
+
+    Else all of them, even those that look right: a refused update leaves some behind that only a whole one mends.
+    """
+    kind, gpus = gpus_of(row.tres_per_node)
+    # the row's own task count may be what an update of ours that was refused half-way left
+    tasks = known.own_tasks or row.num_nodes
+    fixed = not_resizable(replace(row, num_tasks=tasks), known.directive or Directive())
+    if fixed:
+        return {} if (row.num_nodes, gpus) == (shape.nodes, shape.gpus_per_node) else f"it may not be resized: {fixed}"
+    if kind and shape.gpu_type and kind != shape.gpu_type:
+        return f"it asks for {kind} GPUs by name and can't have {shape.gpu_type}"
+    others = [item for item in gres_items(row.tres_per_node) if not gpu_items(item)]
+    typed = f":{kind}" if kind else ""
+    return {
+        # Slurm refuses a node count that the present task count does not allow: both in one update
+        "NumTasks": str(shape.nodes),
+        "NumNodes": f"{shape.nodes}-{shape.nodes}",
+        "NumCPUs": str(shape.nodes * known.cpus_per_node),
+        "TresPerNode": ",".join([f"gres:gpu{typed}:{shape.gpus_per_node}", *others]),
+    }

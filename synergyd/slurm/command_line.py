@@ -27,6 +27,8 @@ TRANSIENT = re.compile(
     r"temporarily|Job is in the process of|being set|try again|busy|Unexpected message|not responding|completing|backup",
     re.IGNORECASE,
 )
+# Variables of the daemon's own environment that would change what the commands print or do.
+OUTER = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_JOB", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN")
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
@@ -41,9 +43,7 @@ class CommandLine:
     name = "command line"
 
     def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
-        outer = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_", "SLURM_JOB"))
-        }
+        outer = {k: v for k, v in os.environ.items() if not k.startswith(OUTER)}
         # seconds since 1970 in every time field, and messages in the language that TRANSIENT knows
         self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
         self._timeout_s = timeout_s
@@ -116,14 +116,15 @@ class CommandLine:
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
         for key, value in fields.items():
             if not _KEY.match(key) or any(not c.isprintable() for c in value):
-                raise ValueError(f"not a field of scontrol update: {key}={value!r}")
+                raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
         self._run("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
 
     def requeue(self, job_id: int) -> None:
-        self._run("scontrol", "requeue", str(int(job_id)))
+        # without `incomplete` a job that has just ended by itself would run a second time
+        self._run("scontrol", "requeue", "incomplete", str(int(job_id)))
 
     def signal(self, job_id: int, name: str) -> None:
-        # the steps only: with --full or --batch the batch shell gets it as well, and an untrapped USR2 ends the job
+        # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it
         self._run("scancel", f"--signal={name}", str(int(job_id)))
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -132,9 +133,13 @@ class CommandLine:
         fields = tuple((n, 65536 if wide and n == "NodeList" else w) for n, w in JOB_FIELDS)
         rows: list[JobRow] = []
         for f in self._table("squeue", fields, "-a", *options):
+            if not f["JobID"].isdecimal() or not f["UserID"].isdecimal():
+                raise SlurmError(
+                    "squeue", f"answer not understood (job id {f['JobID']!r}, uid {f['UserID']!r})", transient=False
+                )
             job_id = int(f["JobID"])
             if not wide and len(f["NodeList"].encode()) >= 1024:  # cut: read this one job again
-                rows.extend(self._jobs("-j", str(job_id), wide=True))
+                rows.extend(self._wide(job_id))
                 continue
             tres = dict(x.partition("=")[::2] for x in f["tres-alloc"].split(","))
             other = ",".join(
@@ -167,6 +172,14 @@ class CommandLine:
                 )
             )
         return tuple(rows)
+
+    def _wide(self, job_id: int) -> tuple[JobRow, ...]:
+        try:
+            return self._jobs("-j", str(job_id), wide=True)
+        except SlurmError as error:
+            if NO_JOB.search(error.what):  # it ended meanwhile
+                return ()
+            raise
 
     def _table(self, program: str, fields: Sequence[tuple[str, int]], *options: str) -> list[dict[str, str]]:
         """Rows of a fixed-width format, cut by byte offsets. Raises SlurmError when a row has another length."""

@@ -6,13 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
-from synergyd.slurm.rows import JobRow, NodeRow, gpus_of
+from synergyd.slurm.rows import JobRow, NodeRow, gpu_items, gpus_of
 
 _STATES = {
     "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
     "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.COMPLETING,
     "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING, "POWER_UP_NODE": JobState.RUNNING,
+    **dict.fromkeys(
+        ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
+        JobState.DONE,
+    ),
 }  # fmt: skip
 _BAD_NODE = (
     "down",
@@ -26,6 +30,8 @@ _BAD_NODE = (
     "inval",
     "planned_down",
     "future",
+    "reserved",
+    "blocked",
 )
 
 
@@ -38,19 +44,25 @@ class Known:
     asked: Shape
     cpus_per_node: int
     comment: str  # the directive's canonical text, for AdminComment
+    own_tasks: int | None = (
+        None  # tasks of its sbatch line where they are more than one a node: such a job keeps its size
+    )
 
 
 def state_of(row: JobRow) -> JobState:
-    """Slurm's state, as far as Synergy tells them apart; a state that is not known counts as done."""
-    return _STATES.get(row.state.split("+")[0].upper(), JobState.DONE)
+    """Slurm's state, as far as Synergy tells them apart.
+
+    A state that is not known (of a newer Slurm) counts as COMPLETING: such a job is neither forgotten nor written to.
+    """
+    return _STATES.get(row.state.split("+")[0].upper(), JobState.COMPLETING)
 
 
 def node_of(row: NodeRow) -> Node:
     """One node; `up` only in states that take new jobs."""
     gpu_type, gpus = gpus_of(row.gres)
-    used = gpus_of(row.gres_used)[1]
+    used = sum(count for kind, count in gpu_items(row.gres_used) if kind in ("", gpu_type))
     state = row.state.lower()
-    bad = any(word in state for word in _BAD_NODE) or state.endswith("*")
+    bad = any(word in state for word in _BAD_NODE) or any(mark in state for mark in "*~#!%$@^")
     return Node(row.name, gpu_type or "gpu", gpus, min(used, gpus), not bad, row.partitions, row.features, row.reason)
 
 
@@ -78,7 +90,7 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
         return "it is no batch job (salloc or srun)"
     if not row.requeue:
         return "it may not be requeued (--no-requeue)"
-    if gpus_of(row.tres_per_node)[1] == 0:
+    if gpus_of(row.tres_per_node)[1] == 0 or gpu_items(row.tres_other):
         return "it asks for GPUs by job, task or socket, or for none: ask by node, --gres=gpu:N"
     if row.num_tasks > row.num_nodes:
         return f"it has {row.num_tasks} tasks on {row.num_nodes} nodes: one task a node is needed (srun synergy-launch)"

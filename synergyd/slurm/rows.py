@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
 
 @dataclass(frozen=True)
@@ -50,28 +53,40 @@ class NodeRow:
     reason: str
 
 
-def gpus_of(gres: str) -> tuple[str, int]:
-    """(type, count) of the GPUs in a GRES text: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`.
-
-    Type is '' if the text names none, count 0 if there are no GPUs in it. Of several types on one node the first with a count is taken.
-    """
-    best: tuple[str, int] = ("", 0)
+def gres_items(gres: str) -> list[str]:
+    """A GRES text's parts; commas inside `(IDX:0,2-3)` do not separate."""
     depth, part, parts = 0, "", []
-    for c in gres:  # commas inside (IDX:0,2-3) do not separate
+    for c in gres:
         depth += (c == "(") - (c == ")")
         if c == "," and depth == 0:
             parts.append(part)
             part = ""
         else:
             part += c
-    for item in [*parts, part]:
+    return [p for p in (*parts, part) if p]
+
+
+def gpu_items(gres: str) -> list[tuple[str, int]]:
+    """(type, count) of each part of a GRES text that is about GPUs: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`.
+
+    The type is '' where none is named.
+    """
+    found = []
+    for item in gres_items(gres):
         words = item.partition("(")[0].replace("/", ":").replace("=", ":").split(":")
         if words[0] == "gres":
             words = words[1:]
         if not words or words[0] != "gpu":
             continue
-        count = int(words[-1]) if words[-1].isdigit() else 1
-        kind = words[1] if len(words) > 1 and not words[1].isdigit() else ""
-        if count > best[1] or not best[0]:
-            best = (kind, count)
-    return best
+        count = int(words[-1]) if _WHOLE.match(words[-1]) else 1
+        found.append((words[1] if len(words) > 1 and not _WHOLE.match(words[1]) else "", count))
+    return found
+
+
+def gpus_of(gres: str) -> tuple[str, int]:
+    """(type, count) of the GPUs in a GRES text; ('', 0) where there are none.
+
+    Of several types on one node the first with a count is taken, and one that is named before the untyped total.
+    """
+    found = sorted(gpu_items(gres), key=lambda item: (item[1] == 0, item[0] == ""))
+    return found[0] if found else ("", 0)

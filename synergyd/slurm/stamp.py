@@ -7,6 +7,7 @@ So a daemon with an empty database still knows each job's own size, and a launch
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from launch.handover import plan_from_text, plan_text
@@ -14,6 +15,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 
 MARK = "synergy:1"
+_WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Stamp:
     cpus_per_node: int | None = None
     plan: Plan | None = None
     report: str = ""
+    own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
 
 
 def write(stamp: Stamp) -> str:
@@ -34,6 +37,8 @@ def write(stamp: Stamp) -> str:
         words.append(f"asked={stamp.asked.gpu_type or '-'},{stamp.asked.nodes},{stamp.asked.gpus_per_node}")
     if stamp.cpus_per_node is not None:
         words.append(f"cpus={stamp.cpus_per_node}")
+    if stamp.own_tasks is not None:
+        words.append(f"tasks={stamp.own_tasks}")
     if stamp.plan is not None:
         words.append(f"plan={plan_text(stamp.plan)}")
     if stamp.report:
@@ -55,11 +60,15 @@ def read(text: str) -> Stamp | None:
     fields = dict(word.partition("=")[::2] for word in own.split())
     asked: Shape | None = None
     parts = fields.get("asked", "").split(",")
-    if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+    if len(parts) == 3 and _WHOLE.match(parts[1]) and _WHOLE.match(parts[2]) and int(parts[1]) > 0:
         asked = Shape("" if parts[0] == "-" else parts[0], int(parts[1]), int(parts[2]))
-    cpus = fields.get("cpus", "")
     try:
         plan = plan_from_text(fields["plan"]) if fields.get("plan") else None
     except UsageError:
         plan = None
-    return Stamp(directive, asked, int(cpus) if cpus.isdigit() else None, plan, fields.get("report", ""))
+    cpus, tasks = _count(fields.get("cpus", "")), _count(fields.get("tasks", ""))
+    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks)
+
+
+def _count(text: str) -> int | None:
+    return int(text) if _WHOLE.match(text) and int(text) > 0 else None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.throwaway.slurm import SlurmCluster
+
+GPT = "launch.examples.gpt"
+PLAIN = "launch.examples.ddp"
 
 
 @dataclass(frozen=True)
@@ -18,24 +22,35 @@ class DemoJob:
     gpus: int
     directive: str
     arguments: tuple[str, ...]
+    hidden: int = 64
+    seq: int = 64
+
+    def config(self) -> str:
+        """The model as a Hugging Face config.json, which the directive names."""
+        sizes = {"n_layer": 4, "n_embd": self.hidden, "n_head": 4, "n_positions": self.seq, "vocab_size": 256}
+        return json.dumps({"model_type": "gpt2", **sizes})
+
+    def command(self) -> str:
+        """What stands behind synergy-launch's own options."""
+        sizes = ("--hidden", str(self.hidden), "--seq", str(self.seq)) if self.module == GPT else ()
+        return " ".join(shlex.quote(a) for a in ("-m", self.module, *self.arguments, *sizes))
 
     def script(self, checkpoint: Path) -> str:
         """The batch script, as a user would write it."""
-        words = " ".join(shlex.quote(a) for a in self.arguments)
+        model = f"model={checkpoint.parent / 'config.json'} " if self.module == GPT else ""
         return (
             "#!/bin/bash\n"
             f"#SBATCH --job-name={self.name} --nodes=1 --gres=gpu:{self.gpus} --open-mode=append\n"
-            f"#SYNERGY {self.directive} checkpoint={checkpoint}\n"
-            f"srun synergy-launch --checkpoint {shlex.quote(str(checkpoint))} -m {self.module} {words}\n"
+            f"#SYNERGY {model}{self.directive} checkpoint={checkpoint}\n"
+            f"srun synergy-launch --checkpoint {shlex.quote(str(checkpoint))} {self.command()}\n"
         )
 
 
-GPT = "launch.examples.gpt"
-PLAIN = "launch.examples.ddp"
 # A batch of two on four GPUs leaves no room for dp 4: that job must change tp or pp to grow.
 FIRST = (
     DemoJob("gpt-narrow", GPT, 4, "min_gpus=1 max_gpus=4 global_batch=2 micro_batch=1",
-            ("--steps", "4000", "--global-batch", "2", "--step-delay", "0.2", "--checkpoint-interval", "200")),
+            ("--steps", "4000", "--global-batch", "2", "--step-delay", "0.2", "--checkpoint-interval", "200"),
+            hidden=128, seq=128),
     DemoJob("gpt-wide", GPT, 2, "min_gpus=1 max_gpus=2 global_batch=8",
             ("--steps", "4000", "--global-batch", "8", "--step-delay", "0.2", "--checkpoint-interval", "200")),
     DemoJob("plain-ddp", PLAIN, 2, "min_gpus=1 max_gpus=2 global_batch=32",
@@ -50,6 +65,7 @@ def submit(cluster: SlurmCluster, job: DemoJob) -> int:
     """Submits a job as a user would; its checkpoints and output lie in the cluster's folder. Returns the job id."""
     folder = work_folder(cluster, job)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(job.config())
     return cluster.sbatch(job.script(folder / "checkpoints"), "-o", str(folder / "output"))
 
 
