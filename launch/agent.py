@@ -23,100 +23,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 import statistics
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launch.agent_settings import AgentSettings
 from launch.checkpoint import CheckpointError, Checkpoints, Found
 from launch.ranks import Alone, Ranks
-from synergyd.errors import SynergyError, UsageError, one_line
+from synergyd.errors import SynergyError, one_line
 from synergyd.records import ModelSpec, Plan
 
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 _STATUS_EVERY_S = 0.5
 _WARM_UP_STEPS = 2  # the first steps after a start pay for allocation, compilation and connections
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """What the launcher told this worker, checked. `plan` is None where the launcher gave none."""
-
-    run_dir: Path | None = None
-    plan: Plan | None = None
-    restarts: int = 0
-    checkpoint_dir: Path | None = None
-    step_log: Path | None = None
-    hold_s: float = 20.0
-    grace_s: float = 25.0
-    rank: int = 0
-    local_rank: int = 0
-    world: int = 1
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
-        """Raises UsageError in one line for a value that can't be used."""
-        env = os.environ if environment is None else environment
-        run_dir = Path(env["SYNERGY_RUN_DIR"]) if env.get("SYNERGY_RUN_DIR") else None
-        if run_dir is not None and not run_dir.is_dir():
-            raise UsageError("SYNERGY_RUN_DIR", f"{run_dir} is not a folder", "the launcher makes it before the start")
-        step_log = None
-        if run_dir is not None:
-            step_log = run_dir.parent / env.get("SYNERGY_STEP_LOG", "steps.jsonl")
-        elif env.get("SYNERGY_STEP_LOG"):
-            step_log = Path(env["SYNERGY_STEP_LOG"])
-        text = env.get("SYNERGY_PLAN_JSON")
-        world = _number(env, "WORLD_SIZE", int, 1)
-        return cls(
-            run_dir=run_dir,
-            plan=parse_plan(text, world) if text else None,
-            restarts=_number(env, "SYNERGY_RESTARTS", int, 0),
-            checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
-            step_log=step_log,
-            hold_s=_number(env, "SYNERGY_HOLD_S", float, 20.0),
-            grace_s=_number(env, "SYNERGY_GRACE_S", float, 25.0),
-            rank=_number(env, "RANK", int, 0),
-            local_rank=_number(env, "LOCAL_RANK", int, 0),
-            world=world,
-        )
-
-
-def parse_plan(text: str, world: int) -> Plan:
-    """A Plan from its JSON object. Raises UsageError if it is malformed, impossible, or not for `world` processes."""
-    where = "SYNERGY_PLAN_JSON"
-    right = "a JSON object with the fields of a plan, such as " + json.dumps(asdict(Plan()))
-    try:
-        content = json.loads(text)
-    except ValueError:
-        raise UsageError(where, f"not JSON: {text[:80]}", right) from None
-    if not isinstance(content, dict):
-        raise UsageError(where, "not an object", right)
-    kinds = {field.name: type(getattr(Plan(), field.name)) for field in fields(Plan)}
-    for key, value in content.items():
-        if key not in kinds:
-            raise UsageError(where, f"unknown field {key}", right)
-        if type(value) is not kinds[key] or (kinds[key] is int and value < 1):
-            raise UsageError(where, f"{key}={value!r} can't be used", right)
-    plan = Plan(**content)
-    return check_plan(plan, world, where)
-
-
-def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
-    """`plan` itself if it uses exactly `world` processes and its batch divides; else UsageError."""
-    if plan.gpus != world:
-        what = f"tp={plan.tp} pp={plan.pp} dp={plan.dp} needs {plan.gpus} processes, there are {world}"
-        raise UsageError(where, what, "tp * pp * dp must be the number of processes")
-    if plan.global_batch % (plan.dp * plan.micro_batch):
-        what = f"global batch {plan.global_batch} can't be cut into micro-batches of {plan.micro_batch} on dp={plan.dp}"
-        raise UsageError(where, what, "global_batch must be a multiple of dp * micro_batch")
-    return plan
 
 
 class StepTimer:
@@ -435,16 +361,3 @@ def _finite(value: Any) -> Any:
 
 def _shown(loss: float | None) -> str:
     return "unknown" if loss is None else f"{loss:.6f}"
-
-
-def _number(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
-    text = env.get(name)
-    if text is None or text == "":
-        return default
-    try:
-        value = kind(text)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(text)
-    except ValueError:
-        raise UsageError(name, f"{text!r} is not a number of 0 or more", f"such as {default}") from None
-    return value

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.api import CheckpointException
 
 from launch import megatron_cpu
@@ -70,7 +71,7 @@ def start_process_group() -> TorchRanks:
     if not dist.is_initialized() and "RANK" in os.environ:
         dist.init_process_group(backend)
     elif not dist.is_initialized():
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return TorchRanks()
 
 

@@ -31,7 +31,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
-from launch.agent import Agent, AgentSettings, check_plan
+from launch.agent import Agent
+from launch.agent_settings import AgentSettings, check_plan
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import SampleOrder, rank_samples
 from launch.gradient_noise import NoiseScale

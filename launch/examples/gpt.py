@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from launch.agent import Agent, AgentSettings, check_plan
+from launch.agent import Agent
+from launch.agent_settings import AgentSettings, check_plan
 from synergyd.errors import SynergyError
 from synergyd.records import ModelSpec, Plan
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from launch.agent import Agent, AgentSettings, StepTimer, check_plan, parse_plan
+from launch.agent import Agent, StepTimer
+from launch.agent_settings import AgentSettings, check_plan, parse_plan
 from launch.ranks import Alone
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
