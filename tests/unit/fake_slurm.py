@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from launch.hostlist import expand
 from synergyd.lifecycle import Observed
 from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
-from launch.hostlist import expand
 from synergyd.slurm.observe import state_of
 from synergyd.slurm.rows import JobRow
 
