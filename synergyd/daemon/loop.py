@@ -37,7 +37,7 @@ from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmReader, SlurmWriter
-from synergyd.slurm.observe import cluster_of, job_of, node_of, state_of
+from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
@@ -104,7 +104,7 @@ class Daemon:
         self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known}
         self._take_reports(began)
         self._observe(began)
-        snapshot = self._snapshot(cluster, types, began)
+        snapshot = self._snapshot(cluster, types, crowded_partitions(rows, self.registry.known), began)
         plans = self._plans()
         forecasts = {
             j.job_id: self.forecast.cells(j, self._profile(j.job_id), plans.get(j.job_id), cluster)
@@ -195,7 +195,7 @@ class Daemon:
         for job_id in [i for i in self.lives if i not in self._rows]:
             self._advance(job_id, Observed("GONE"))
 
-    def _snapshot(self, cluster: Cluster, types: Mapping[str, str], now_s: float) -> Snapshot:
+    def _snapshot(self, cluster: Cluster, types: Mapping[str, str], crowded: frozenset[str], now_s: float) -> Snapshot:
         paused = self.tools.store.remembered.paused
         jobs = []
         for job_id, row in sorted(self._rows.items()):
@@ -207,7 +207,7 @@ class Daemon:
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
             if job.state is JobState.RUNNING and not job.fixed and now_s < life.retry_after_s:
                 job = replace(job, fixed=f"its last resize failed; tried again in {life.retry_after_s - now_s:.0f} s")
-            jobs.append(job)
+            jobs.append(held_to_asked(job) if crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, cluster, tuple(jobs), dict(self.profiles))
 
     def _under_way(self) -> dict[int, Decision]:
@@ -361,7 +361,9 @@ def _words(shape: Shape, plan: Plan | None) -> str:
 
 
 def _remove_plan(state_dir: Path, job_id: int) -> None:
-    handover.plan_path(state_dir, job_id).unlink(missing_ok=True)
+    path = handover.plan_path(state_dir, job_id)
+    path.unlink(missing_ok=True)
+    path.with_suffix(".sh").unlink(missing_ok=True)
 
 
 def _status(snapshot: Snapshot, now: Mapping[int, Life], reports: Mapping[int, Report]) -> list[dict[str, object]]:

@@ -91,4 +91,5 @@ class Registry:
         asked = mark.asked if mark and mark.asked else shape_of(row, gpu_type_of_node if row.node_names else {})
         cpus = mark.cpus_per_node if mark and mark.cpus_per_node else max(1, row.num_cpus // max(1, row.num_nodes))
         text = canonical(directive).removeprefix(stamp.MARK).strip() if directive else ""
-        return Known(directive, error, asked, cpus, text)
+        tasks = mark.own_tasks if mark and mark.asked else (row.num_tasks if row.num_tasks > row.num_nodes else None)
+        return Known(directive, error, asked, cpus, text, tasks, mark.note if mark else "")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch import handover
+from launch.script import Request, command_in, render
+from synergyd.errors import UsageError
 from synergyd.lifecycle import AskCheckpoint, Done, Instruction, Park, Refused, Release, Requeue, Target, Update
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm import stamp
@@ -48,6 +51,22 @@ class Actuator:
             return
         self._hand_over(job_id, known, plan)
         self.slurm.update(job_id, {"AdminComment": self._stamp(known, plan)})
+
+    def _write_script(self, row: JobRow, known: Known, target: Target) -> None:
+        """The same plan as a readable script beside the hand-over, for its owner's eyes; never run from here."""
+        text = self.slurm.batch_script(row.job_id)
+        try:
+            command = command_in(text or "")
+        except UsageError:
+            return  # no synergy-launch line to render
+        folder = (known.directive.checkpoint if known.directive else None) or ""
+        path = handover.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
+        shown = render(Request(row.name, command, target.shape, target.plan, target.nodes, folder))
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
+            file.write(shown)
+        if os.geteuid() == 0:
+            os.chown(path, row.uid, -1)
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
@@ -91,6 +110,7 @@ class Actuator:
                     return difference
                 # last, so that a refused size leaves the plan of the size the job has
                 self._hand_over(job_id, known, target.plan)
+                self._write_script(row, known, target)
             case Release():
                 if state is JobState.PENDING:
                     self.slurm.update(job_id, {"StartTime": "now"})
@@ -101,7 +121,7 @@ class Actuator:
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
         return stamp.write(
-            stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report, known.own_tasks)
+            stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report, known.own_tasks, known.note)
         )
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:

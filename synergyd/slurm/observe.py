@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
@@ -44,9 +44,9 @@ class Known:
     asked: Shape
     cpus_per_node: int
     comment: str  # the directive's canonical text, for AdminComment
-    own_tasks: int | None = (
-        None  # tasks of its sbatch line where they are more than one a node: such a job keeps its size
-    )
+    # tasks of its sbatch line where they are more than one a node: such a job keeps its size
+    own_tasks: int | None = None
+    note: str = ""  # an operator's own AdminComment, kept
 
 
 def state_of(row: JobRow) -> JobState:
@@ -95,6 +95,26 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     if row.num_tasks > row.num_nodes:
         return f"it has {row.num_tasks} tasks on {row.num_nodes} nodes: one task a node is needed (srun synergy-launch)"
     return ""
+
+
+def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozenset[str]:
+    """Partitions in which jobs that are not Synergy's wait for GPUs now: there, no Synergy job may grow beyond what it asked for."""
+    waiting = frozenset(("Resources", "Priority", "None", ""))
+    return frozenset(
+        partition
+        for r in rows
+        if r.job_id not in ours and r.state == "PENDING" and r.priority > 0 and r.reason.strip("()") in waiting
+        if gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]
+        for partition in r.partition.split(",")
+    )
+
+
+def held_to_asked(job: Job) -> Job:
+    """The job, in a crowded partition: at most the size it asked for."""
+    if job.directive is None:
+        return job
+    most = max(job.asked.gpus, job.directive.min_gpus or 1)
+    return replace(job, directive=replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most)))
 
 
 def job_of(

@@ -28,6 +28,7 @@ class Stamp:
     plan: Plan | None = None
     report: str = ""
     own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
+    note: str = ""  # an operator's own AdminComment, percent-encoded by the plugin
 
 
 def write(stamp: Stamp) -> str:
@@ -41,6 +42,8 @@ def write(stamp: Stamp) -> str:
         words.append(f"tasks={stamp.own_tasks}")
     if stamp.plan is not None:
         words.append(f"plan={plan_text(stamp.plan)}")
+    if stamp.note:
+        words.append(f"note={stamp.note}")
     if stamp.report:
         words.append(f"report={stamp.report}")
     text = f"{MARK} {stamp.directive}".rstrip()
@@ -67,7 +70,7 @@ def read(text: str) -> Stamp | None:
     except UsageError:
         plan = None
     cpus, tasks = _count(fields.get("cpus", "")), _count(fields.get("tasks", ""))
-    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks)
+    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks, fields.get("note", ""))
 
 
 def _count(text: str) -> int | None:

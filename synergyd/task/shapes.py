@@ -6,11 +6,14 @@ from synergyd.records import Cluster, Directive, Job, Node, Shape
 from synergyd.task.hardware import canonical
 
 
+UNBOUNDED = 1_000_000_000  # GPUs
+
+
 def bounds(job: Job) -> tuple[int, int]:
-    """(fewest, most) GPUs: the directive's, else 1 and what sbatch asked for (at least min_gpus)."""
+    """(fewest, most) GPUs: the directive's, else 1 and no bound (a job that may not be resized: what sbatch asked for)."""
     directive = job.directive or Directive()
     low = directive.min_gpus or 1
-    return low, directive.max_gpus or max(job.asked.gpus, low)
+    return low, directive.max_gpus or (UNBOUNDED if directive.resize else max(job.asked.gpus, low))
 
 
 def usable_nodes(job: Job, cluster: Cluster) -> list[Node]:

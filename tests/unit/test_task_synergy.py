@@ -55,7 +55,9 @@ def test_six_gpus_a_node_gives_the_whole_node_too() -> None:
 
 
 def test_bounds_types_partition_and_down_nodes() -> None:
-    assert {c.shape.gpus for c in task(job(min_gpus=4)).cells(MIXED)} == {4, 8, 16}
+    assert {c.shape.gpus for c in task(job(min_gpus=4)).cells(MIXED)} == {4, 8, 16, 24, 32}
+    assert {c.shape.gpus for c in task(job(min_gpus=4, max_gpus=16)).cells(MIXED)} == {4, 8, 16}
+    assert max(c.shape.gpus for c in task(job(resize=False)).cells(MIXED)) == job().asked.gpus
     assert {c.shape.gpu_type for c in task(job(gpu_types=("V100",))).cells(MIXED)} == {"v100"}
     assert {c.shape.gpu_type for c in task(job(gpu_types=("a100-80",))).cells(MIXED)} == {"a100"}
     assert not task(replace(job(), partition="cpu")).cells(MIXED)
@@ -78,7 +80,7 @@ def test_the_asked_shape_is_always_there() -> None:
 def test_fixed_degrees_and_micro_batch_are_kept() -> None:
     found = task(job(tp=2, pp=4, micro_batch=2)).cells(MIXED)
     assert found and {(c.plan.tp, c.plan.pp, c.plan.micro_batch) for c in found} == {(2, 4, 2)}
-    assert {c.shape.gpus for c in found} == {8, 16}
+    assert {c.shape.gpus for c in found} == {8, 16, 32}
 
 
 def test_without_a_checkpoint_that_reshards_only_dp_moves() -> None:
@@ -170,7 +172,7 @@ def test_predict_is_the_model_without_corrections() -> None:
         ({"tp": 3}, "tp=3 does not divide"),
         ({"pp": 5}, "pp=5 does not divide"),
         ({"micro_batch": 7}, "micro_batch=7 does not divide global_batch=64"),
-        ({"tp": 16, "pp": 24}, "needs 384 GPUs, more than the 16 allowed"),
+        ({"tp": 16, "pp": 24, "max_gpus": 16}, "needs 384 GPUs, more than the 16 allowed"),
         ({"min_gpus": 16, "gpu_types": ("a100",), "global_batch": (7, 7), "tp": 1, "pp": 1}, "divides global_batch=7"),
     ],
 )

@@ -1,0 +1,33 @@
+"""The demo's judge of step logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.demo.story import faults, legs
+
+
+def _log(path: Path, steps: list[tuple[int, int, float]]) -> Path:
+    lines = [{"step": s, "restarts": r, "loss": x, "tp": 1, "pp": 1, "dp": r + 1} for r, s, x in steps]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9')
+    return path
+
+
+def test_legs_and_a_clean_run(tmp_path: Path) -> None:
+    run = legs(_log(tmp_path / "steps", [(0, 1, 5.0), (0, 2, 4.9), (1, 3, 4.8), (1, 4, 4.7)]))
+    assert [(leg.restarts, leg.first_step, leg.last_step, leg.dp) for leg in run] == [(0, 1, 2, 1), (1, 3, 4, 2)]
+    assert faults("a", run, 1.0) == []
+
+
+def test_a_repeated_or_lost_step_and_a_jump_are_seen(tmp_path: Path) -> None:
+    repeated = legs(_log(tmp_path / "a", [(0, 1, 5.0), (0, 2, 4.9), (1, 2, 4.9)]))
+    assert faults("a", repeated, 1.0) == ["a: step 2 was followed by step 2"]
+    lost = legs(_log(tmp_path / "b", [(0, 1, 5.0), (1, 3, 4.9)]))
+    assert faults("b", lost, 1.0) == ["b: step 1 was followed by step 3"]
+    jumped = legs(_log(tmp_path / "c", [(0, 1, 3.0), (1, 2, 5.0)]))
+    assert faults("c", jumped, 1.0) == ["c: loss 3.0000 before the resize, 5.0000 after it"]
+
+
+def test_no_log_is_no_leg(tmp_path: Path) -> None:
+    assert legs(tmp_path / "none") == []
