@@ -74,18 +74,23 @@ def plan_from(data: Any, where: str) -> Plan:
         value = data.get(field.name, field.default)
         kind = type(field.default)
         if kind is int and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_NUMBER):
-            what = f"plan's {field.name} is {value!r:.40}"
+            what = f"plan's {field.name} is {shown(value)}"
             raise UsageError(where, what, f"expected a whole number from 1 to {MAX_NUMBER}")
         if not isinstance(value, kind):
-            raise UsageError(where, f"plan's {field.name} is {value!r:.40}", f"expected {kind.__name__}")
+            raise UsageError(where, f"plan's {field.name} is {shown(value)}", f"expected {kind.__name__}")
         values[field.name] = value
     plan = Plan(**values)
     if plan.recompute not in ("none", "selective", "full"):
-        raise UsageError(where, f"plan's recompute is {plan.recompute!r}", "expected none, selective or full")
+        raise UsageError(where, f"plan's recompute is {shown(plan.recompute)}", "expected none, selective or full")
     if plan.global_batch % (plan.dp * plan.micro_batch):
         what = f"global batch {plan.global_batch} is no multiple of dp {plan.dp} x micro-batch {plan.micro_batch}"
         raise UsageError(where, what)
     return plan
+
+
+def shown(value: Any) -> str:
+    """A wrong value for an error: its beginning, without walking through what a stranger nested."""
+    return repr(value)[:40] if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def plan_text(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from synergyd.errors import UnavailableError
 
 _OPT_SOCKET = 8  # MUNGE_OPT_SOCKET of munge.h
+_NO_SOCKET = 6  # EMUNGE_SOCKET
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def encode(payload: bytes, socket: str = "") -> str:
     with _Context(socket or os.environ.get("MUNGE_SOCKET", "")) as context:
         code = library.munge_encode(ctypes.byref(out), ctypes.c_void_p(context.handle), payload, len(payload))
     if code or not out.value:
-        raise UnavailableError("munge", _error(library, code))
+        raise _error(library, code)
     try:
         return ctypes.string_at(out.value).decode("ascii")
     finally:
@@ -78,15 +79,16 @@ def decode(credential: str, socket: str = "") -> Credential:
         )  # fmt: skip
     try:
         if code:
-            raise UnavailableError("munge", _error(library, code))
+            raise _error(library, code)
         return Credential(ctypes.string_at(out.value, length.value) if out.value else b"", uid.value, gid.value)
     finally:
         _free(out)
 
 
-def _error(library: ctypes.CDLL, code: int) -> str:
+def _error(library: ctypes.CDLL, code: int) -> UnavailableError:
     text: bytes = library.munge_strerror(code)
-    return text.decode(errors="replace")
+    right = "is munged running? (service munge start)" if code == _NO_SOCKET else ""
+    return UnavailableError("munge", text.decode(errors="replace"), right)
 
 
 def _free(pointer: ctypes.c_void_p) -> None:

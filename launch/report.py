@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from launch import munge
-from launch.handover import plan_from
+from launch.handover import plan_from, shown
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.records import ModelSpec, Plan, Report
 
@@ -46,7 +46,7 @@ def from_json(payload: bytes) -> Report:
                 raise UsageError("report", f"{name} is missing")
             continue
         if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
-            raise UsageError("report", f"{name} is {_shown(value)}", "expected a number")
+            raise UsageError("report", f"{name} is {shown(value)}", "expected a number")
         if not low <= value <= high:  # false for NaN too; a comparison takes whole numbers that no float holds
             raise UsageError("report", f"{name} is {value!r:.40}", f"expected {low:g} to {high:g}")
         values[name] = value
@@ -93,16 +93,11 @@ def _note(data: Any) -> str:
     return one_line(data[:300], 300) if isinstance(data, str) else ""
 
 
-def _shown(value: Any) -> str:
-    """A wrong value for an error, without walking through what a stranger nested."""
-    return repr(value)[:40] if isinstance(value, str | int | float | None) else type(value).__name__
-
-
 def _model(data: Any) -> ModelSpec | None:
     if data is None:
         return None
     if not isinstance(data, dict):
-        raise UsageError("report", f"model is {_shown(data)}", "expected a mapping")
+        raise UsageError("report", f"model is {shown(data)}", "expected a mapping")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(ModelSpec):
         value = data.get(field.name, field.default)
@@ -114,7 +109,7 @@ def _model(data: Any) -> ModelSpec | None:
             value = value is True
         elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
             raise UsageError(
-                "report", f"model's {field.name} is {_shown(value)}", "expected a whole number of 1 or more"
+                "report", f"model's {field.name} is {shown(value)}", "expected a whole number of 1 or more"
             )
         values[field.name] = value
     return ModelSpec(**values)

@@ -1,0 +1,367 @@
+"""The command-line backend against narrow scripts that stand in for Slurm's commands: what they are given and how their text is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.command_line import JOB_FIELDS, NODE_FIELDS, CommandLine
+
+JOB = {
+    "JobID": "7", "ArrayTaskID": "N/A", "HetJobID": "N/A", "State": "PENDING", "Reason": "Priority", "UserID": "1000", "UserName": "ann",
+    "Partition": "main", "NumNodes": "1", "NumCPUs": "8", "NumTasks": "1", "tres-alloc": "cpu=16,mem=2G,node=2,billing=16,gres/gpu=4",
+    "tres-per-node": "gres:gpu:2", "tres-per-job": "N/A", "tres-per-socket": "N/A", "tres-per-task": "N/A", "NodeList": "",
+    "SubmitTime": "1700000000", "StartTime": "1700000900", "EligibleTime": "1700000500", "RestartCnt": "3", "Requeue": "1",
+    "PriorityLong": "4294901759", "BatchFlag": "1", "Name": "train",
+}  # fmt: skip
+NODE = {
+    "NodeList": "n1", "StateComplete": "idle", "Gres": "gpu:a100:4", "GresUsed": "gpu:a100:0(IDX:N/A)", "Features": "a100,ib",
+    "PartitionName": "main", "Reason": "none",
+}  # fmt: skip
+
+
+def cut(fields: tuple[tuple[str, int], ...], row: dict[str, str]) -> bytes:
+    """One row as Slurm prints it: each field cut and padded to its width in bytes."""
+    return b"".join(row[name].encode()[:width].ljust(width) for name, width in fields) + b"\n"
+
+
+@dataclass
+class Shell:
+    """A folder on PATH whose commands write down their words and environment, and answer with a file."""
+
+    folder: Path
+    backend: CommandLine
+
+    def answers(self, program: str, out: bytes = b"", error: str = "", code: int = 0, *, first: str = "") -> None:
+        (self.folder / f"{program}.out").write_bytes(out)
+        (self.folder / f"{program}.err").write_text(error)
+        path = self.folder / program
+        path.write_text(
+            f"#!/bin/sh\ncd {shlex.quote(str(self.folder))}\n"
+            f"printf '%s\\0' {program} \"$@\" >> log; echo >> log; export -p > environment\n{first}\n"
+            f"/bin/cat {program}.out; /bin/cat {program}.err >&2; exit {code}\n"
+        )
+        path.chmod(0o755)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The words of each call, the program's name first."""
+        log = self.folder / "log"
+        return [line.split("\0")[:-1] for line in log.read_text().split("\n")[:-1]] if log.exists() else []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the last call."""
+        lines = (self.folder / "environment").read_text().splitlines()
+        return {k: v.strip("'") for k, _, v in (line.removeprefix("export ").partition("=") for line in lines)}
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, value in {"SQUEUE_FORMAT": "%i", "SINFO_SORT": "x", "SCANCEL_INTERACTIVE": "1", "SLURM_CLUSTERS": "all", "SLURM_JOB_ID": "5",
+                        "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE", "SLURM_CONF": "/outer"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return Shell(tmp_path, CommandLine({"SLURM_CONF": "/throwaway"}, timeout_s=5))
+
+
+# -- reads ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_becomes_a_job(shell: Shell) -> None:
+    shell.answers("squeue", cut(JOB_FIELDS, JOB))
+    (job,) = shell.backend.jobs()
+    assert (job.job_id, job.name, job.user, job.uid, job.partition, job.state, job.reason) == (
+        7, "train", "ann", 1000, "main", "PENDING", "Priority",
+    )  # fmt: skip
+    assert (job.num_nodes, job.num_cpus, job.num_tasks) == (2, 16, 1), "nodes and CPUs come from TRES"
+    assert (job.tres_per_node, job.tres_other, job.node_names) == ("gres:gpu:2", "", ())
+    assert (job.submit_s, job.start_s, job.eligible_s, job.restarts, job.priority) == (
+        1.7e9,
+        1700000900,
+        1700000500,
+        3,
+        4294901759,
+    )
+    assert (job.requeue, job.batch, job.array, job.het) == (True, True, False, False)
+
+
+def test_the_daemon_s_own_environment_changes_nothing(shell: Shell) -> None:
+    shell.answers("squeue")
+    assert shell.backend.jobs() == ()
+    (words,), environment = shell.calls, shell.environment
+    assert words[:4] == ["squeue", "-h", "-a", "-O"] and len(words) == 5
+    assert not {"SQUEUE_FORMAT", "SINFO_SORT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS", "SLURM_JOB_ID"} & set(
+        environment
+    )
+    assert (environment["SLURM_TIME_FORMAT"], environment["LC_ALL"], environment["SLURM_CONF"]) == (
+        "%s",
+        "C.UTF-8",
+        "/throwaway",
+    )
+
+
+FORGED = cut(JOB_FIELDS, {**JOB, "JobID": "999", "UserID": "0", "UserName": "root"}).decode()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nb",
+        "\n\n\n",
+        "x" * 500,
+        "ü" * 100,
+        "a" * 63 + "ü",
+        FORGED,
+        "7           N/A",
+        "$(id) `id` ;'\"",
+        "\t\r\x0b",
+        " ",
+        "名前" * 30,
+    ],
+)
+def test_a_name_can_neither_shift_nor_forge_a_row(shell: Shell, name: str) -> None:
+    shell.answers(
+        "squeue", cut(JOB_FIELDS, {**JOB, "Name": name}) + cut(JOB_FIELDS, {**JOB, "JobID": "8", "UserID": "1001"})
+    )
+    jobs = shell.backend.jobs()
+    assert [(j.job_id, j.uid, j.user) for j in jobs] == [(7, 1000, "ann"), (8, 1001, "ann")]
+    assert len(jobs[0].name) <= 64 and jobs[1].name == "train"
+
+
+@pytest.mark.parametrize("field", ["Reason", "Partition", "UserName", "tres-per-node", "State"])
+def test_no_other_text_field_can_either(shell: Shell, field: str) -> None:
+    shell.answers("squeue", cut(JOB_FIELDS, {**JOB, field: FORGED}) + cut(JOB_FIELDS, {**JOB, "JobID": "8"}))
+    assert [(j.job_id, j.uid) for j in shell.backend.jobs()] == [(7, 1000), (8, 1000)]
+
+
+@pytest.mark.parametrize(
+    "out", [b"x", cut(JOB_FIELDS, JOB)[:-1], cut(JOB_FIELDS, JOB) + b"\n", b"CLUSTER: x\n" + cut(JOB_FIELDS, JOB)]
+)
+def test_rows_of_another_length_are_refused_whole(shell: Shell, out: bytes) -> None:
+    shell.answers("squeue", out)
+    with pytest.raises(SlurmError, match="no whole number of rows"):
+        shell.backend.jobs()
+
+
+@pytest.mark.parametrize("field", ["JobID", "UserID"])
+@pytest.mark.parametrize("text", ["", "N/A", "-1", "7_1", "²"])
+def test_rows_that_make_no_sense_are_one_clear_line(shell: Shell, field: str, text: str) -> None:
+    shell.answers("squeue", cut(JOB_FIELDS, {**JOB, field: text}))
+    with pytest.raises(SlurmError, match="answer not understood"):
+        shell.backend.jobs()
+
+
+@pytest.mark.parametrize(
+    "changes, attribute, value",
+    [
+        ({"tres-alloc": "", "NumNodes": "4-8"}, "num_nodes", 4),
+        ({"tres-alloc": "cpu=2K,node=1K"}, "num_nodes", 1024),
+        ({"tres-alloc": "cpu=2K,node=1"}, "num_cpus", 2048),
+        ({"tres-alloc": "cpu=1.5K,node=1"}, "num_cpus", 1536),
+        ({"NumTasks": "N/A"}, "num_tasks", 0),
+        ({"StartTime": "N/A"}, "start_s", None),
+        ({"EligibleTime": "N/A"}, "eligible_s", None),
+        ({"SubmitTime": "Unknown"}, "submit_s", 0.0),
+        ({"ArrayTaskID": "1-4%2"}, "array", True),
+        ({"HetJobID": "7"}, "het", True),
+        ({"Requeue": "0"}, "requeue", False),
+        ({"BatchFlag": "0"}, "batch", False),
+        ({"tres-per-node": "N/A"}, "tres_per_node", ""),
+        ({"tres-per-job": "gres:gpu:8", "tres-per-task": "gres:gpu:1"}, "tres_other", "gres:gpu:8,gres:gpu:1"),
+        ({"NodeList": "n[1-3]"}, "node_names", ("n1", "n2", "n3")),
+        ({"PriorityLong": "0"}, "priority", 0),
+    ],
+)
+def test_fields(shell: Shell, changes: dict[str, str], attribute: str, value: object) -> None:
+    shell.answers("squeue", cut(JOB_FIELDS, {**JOB, **changes}))
+    assert getattr(shell.backend.jobs()[0], attribute) == value
+
+
+def test_a_node_list_that_was_cut_is_read_again(shell: Shell) -> None:
+    names = ",".join(f"node-with-a-long-name-{i * 7}" for i in range(60))
+    wide = tuple((n, 65536 if n == "NodeList" else w) for n, w in JOB_FIELDS)
+    (shell.folder / "wide").write_bytes(cut(wide, {**JOB, "NodeList": names}))
+    short = cut(JOB_FIELDS, {**JOB, "NodeList": names})
+    shell.answers("squeue", short, first='[ "$3" = -j ] && exec /bin/cat wide')
+    assert shell.backend.jobs()[0].node_names == tuple(names.split(","))
+    assert shell.calls[1][:5] == ["squeue", "-h", "-a", "-j", "7"]
+    # ... and a job that has ended meanwhile does not spoil the others
+    shell.answers("squeue", short, first='[ "$3" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
+    assert shell.backend.jobs() == ()
+
+
+def test_one_job_and_none(shell: Shell) -> None:
+    shell.answers("squeue", cut(JOB_FIELDS, JOB))
+    found = shell.backend.job(7)
+    assert found is not None and found.job_id == 7
+    assert shell.backend.job(8) is None
+    shell.answers("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert shell.backend.job(7) is None
+    shell.answers(
+        "squeue", error="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1
+    )
+    with pytest.raises(SlurmError) as error:
+        shell.backend.job(7)
+    assert error.value.transient
+
+
+def test_nodes_of_several_partitions_are_one_row(shell: Shell) -> None:
+    rows = [
+        NODE,
+        {**NODE, "PartitionName": "debug"},
+        {**NODE, "NodeList": "n2", "Reason": "bad\nfan " + "x" * 200, "Features": "(null)"},
+    ]
+    shell.answers("sinfo", b"".join(cut(NODE_FIELDS, r) for r in rows))
+    first, second = shell.backend.nodes()
+    assert (first.name, first.partitions, first.features, first.reason) == ("n1", ("main", "debug"), ("a100", "ib"), "")
+    assert (second.name, second.features) == ("n2", ()) and second.reason.startswith("bad\nfan")
+
+
+def test_admin_comments(shell: Shell) -> None:
+    jobs = [
+        {"job_id": 7, "admin_comment": "synergy:1"},
+        {"job_id": 8, "admin_comment": None},
+        {"job_id": 9, "admin_comment": "x"},
+        {"job_id": 10},
+    ]
+    shell.answers("squeue", json.dumps({"jobs": jobs}).encode())
+    assert shell.backend.admin_comments([7, 8, 10]) == {7: "synergy:1"}
+    count = len(shell.calls)
+    assert shell.backend.admin_comments([]) == {} and len(shell.calls) == count
+
+
+@pytest.mark.parametrize(
+    "out", [b"", b"{", b"[]", b"{}", b'{"jobs":[{}]}', b'{"jobs":[{"job_id":"x"}]}', b'{"jobs":7}', b'{"jobs":[7]}']
+)
+def test_json_of_another_kind_is_one_clear_line(shell: Shell, out: bytes) -> None:
+    shell.answers("squeue", out)
+    with pytest.raises(SlurmError, match="answer not understood"):
+        shell.backend.admin_comments([7])
+
+
+def test_required_nodes(shell: Shell) -> None:
+    fields = (("JobID", 12), ("ReqNodes", 8192))
+    for text, names in (("n[1-2],n4", ("n1", "n2", "n4")), ("", ())):
+        shell.answers("squeue", cut(fields, {"JobID": "7", "ReqNodes": text}))
+        assert shell.backend.required_nodes(7) == names
+    shell.answers("squeue", cut(fields, {"JobID": "7", "ReqNodes": "n[x"}))
+    with pytest.raises(SlurmError, match="job 7: not a host list"):
+        shell.backend.required_nodes(7)
+    shell.answers("squeue")
+    assert shell.backend.required_nodes(7) == ()
+
+
+def test_batch_script(shell: Shell) -> None:
+    shell.answers("scontrol", b"#!/bin/sh\n#SYNERGY x\n\xff\0")
+    assert shell.backend.batch_script(7) == "#!/bin/sh\n#SYNERGY x\n\ufffd"
+    assert shell.calls[0] == ["scontrol", "write", "batch_script", "7", "-"]
+    shell.answers("scontrol", error="Invalid job id specified", code=1)
+    assert shell.backend.batch_script(7) is None
+    shell.answers("scontrol", error="Socket timed out on send/recv operation", code=1)
+    with pytest.raises(SlurmError):
+        shell.backend.batch_script(7)
+
+
+def test_version(shell: Shell) -> None:
+    shell.answers("scontrol", b"slurm-wlm 22.05.8\n")
+    assert shell.backend.version() == "22.05.8"
+
+
+# -- writes --------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_one_call_with_a_word_for_each_field(shell: Shell) -> None:
+    shell.answers("scontrol")
+    shell.backend.update(
+        7, {"NumNodes": "2-2", "ReqNodeList": "", "AdminComment": "synergy:1 a=b | x='y' $(id); \"z\" ü"}
+    )
+    comment = "AdminComment=synergy:1 a=b | x='y' $(id); \"z\" ü"
+    assert shell.calls == [["scontrol", "update", "JobId=7", "NumNodes=2-2", "ReqNodeList=", comment]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"Num Nodes": "2"}, {"X=Y": "2"}, {"": "2"}, {"NumNodes\n": "2"}, {"A": "x\ny"}, {"A": "\0"}, {"A": "\ud800"}],
+)
+def test_fields_that_are_none_never_reach_slurm(shell: Shell, fields: dict[str, str]) -> None:
+    shell.answers("scontrol")
+    with pytest.raises(SlurmError) as error:
+        shell.backend.update(7, fields)
+    assert not error.value.transient and shell.calls == []
+    assert str(error.value).isprintable()
+
+
+def test_a_requeue_leaves_a_job_that_has_ended_alone(shell: Shell) -> None:
+    shell.answers("scontrol")
+    shell.backend.requeue(7)
+    assert shell.calls == [["scontrol", "requeue", "incomplete", "7"]]
+
+
+def test_a_signal_goes_to_the_steps_and_not_to_the_batch_shell(shell: Shell) -> None:
+    shell.answers("scancel")
+    shell.backend.signal(7, "USR2")
+    assert shell.calls == [["scancel", "--signal=USR2", "7"]]
+
+
+# -- failures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message, transient",
+    [
+        ("Unable to contact slurm controller (connect failure)", True),
+        ("slurm_update error: Socket timed out on send/recv operation", True),
+        ("slurm_update error: Job can not be altered now, try again later", True),
+        ("Zero Bytes were transmitted or received", True),
+        ("Unable to contact slurm controller (backup)", True),
+        ("Access/permission denied", False),
+        ("Invalid node name specified for job 7", False),
+        ("Requested partition configuration not available now for job 7", False),
+        ("Invalid GRES specification (with and without type identification) for job 7", False),
+        ("Job is no longer pending execution for job 7", False),
+        ("Node count specification invalid for job 7", False),
+        ("", False),
+    ],
+)
+def test_errors_are_told_apart(shell: Shell, message: str, transient: bool) -> None:
+    shell.answers("scontrol", error=message + "\n", code=1)
+    with pytest.raises(SlurmError) as error:
+        shell.backend.update(7, {"NumNodes": "2"})
+    assert error.value.transient is transient
+    assert str(error.value) == f"scontrol update JobId=7: {message or 'exit 1'}"
+
+
+def test_an_error_without_an_exit_code_is_one_nevertheless(shell: Shell) -> None:
+    shell.answers("squeue", error="squeue: error: Invalid job format specification: X\n")
+    with pytest.raises(SlurmError, match="Invalid job format"):
+        shell.backend.jobs()
+    shell.answers("squeue", error="squeue: some remark\n")
+    assert shell.backend.jobs() == ()
+
+
+def test_a_command_that_hangs_is_given_up(shell: Shell) -> None:
+    shell.answers("squeue", first="exec /bin/sleep 30")
+    with pytest.raises(SlurmError, match=r"no answer within 0\.3 s") as error:
+        CommandLine(timeout_s=0.3).jobs()
+    assert error.value.transient
+
+
+def test_a_command_that_is_missing_is_one_clear_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(shell.folder))
+    with pytest.raises(SlurmError, match="squeue: can't be run: No such file") as error:
+        CommandLine().jobs()
+    assert not error.value.transient
+
+
+def test_calls_are_counted(shell: Shell) -> None:
+    shell.answers("squeue")
+    shell.backend.jobs()
+    shell.backend.jobs()
+    assert shell.backend.calls == 2
