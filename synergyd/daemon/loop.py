@@ -6,7 +6,7 @@ Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,7 +103,7 @@ class Daemon:
             self.tools.store.add_no_directive(none_found, began)
         self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known}
         self._take_reports(began)
-        self._observe(began)
+        self._observe({r.job_id for r in rows}, began)
         snapshot = self._snapshot(cluster, types, crowded_partitions(rows, self.registry.known), began)
         plans = self._plans()
         forecasts = {
@@ -184,7 +184,7 @@ class Daemon:
         for job_id, kept in remembered.reports.items():
             self.reports.setdefault(job_id, kept.report)
 
-    def _observe(self, now_s: float) -> None:
+    def _observe(self, in_queue: Container[int], now_s: float) -> None:
         for job_id, row in self._rows.items():
             if job_id not in self.lives:
                 plan = self.reports[job_id].plan if job_id in self.reports else None
@@ -192,7 +192,8 @@ class Daemon:
             # since the first sbatch: Slurm resets SubmitTime at each requeue
             self.ages_s[job_id] = max(0.0, now_s - self.lives[job_id].submit_s)
             self._advance(job_id, _observed(row))
-        for job_id in [i for i in self.lives if i not in self._rows]:
+        # a job whose directive could not be read this time is in the queue all the same
+        for job_id in [i for i in self.lives if i not in in_queue]:
             self._advance(job_id, Observed("GONE"))
 
     def _snapshot(self, cluster: Cluster, types: Mapping[str, str], crowded: frozenset[str], now_s: float) -> Snapshot:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from synergyd.records import Cluster, Directive, Job, Node, Shape
 from synergyd.task.hardware import canonical
 
-
 UNBOUNDED = 1_000_000_000  # GPUs
 
 
