@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NAME_BYTES, REASON_BYTES = 64, 128  # names and reasons are for people: every backend cuts them here
+
 
 @dataclass(frozen=True)
 class JobRow:
     """One job of a bulk read. Times are seconds since 1970; None where Slurm has none (yet).
 
     `num_nodes`, `num_cpus` are what the job holds or asks for: of a pending job they come from its TRES, since NumNodes
-    shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`).
+    shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`). `name` and `reason`
+    are cut, see `shown`.
     """
 
     job_id: int
@@ -39,7 +42,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node of a bulk read; `gres` and `gres_used` as Slurm prints them."""
+    """One node of a bulk read; `gres` and `gres_used` as Slurm prints them ('' for none), `state` from `node_state`."""
 
     name: str
     state: str
@@ -50,10 +53,22 @@ class NodeRow:
     reason: str
 
 
-def gpus_of(gres: str) -> tuple[str, int]:
-    """(type, count) of the GPUs in a GRES text: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`; type '' if untyped, (.., 0) if none.
+def shown(text: str, limit: int) -> str:
+    """`text` cut to `limit` bytes of UTF-8, whole characters only, without white space around it."""
+    return text.encode(errors="replace")[:limit].decode(errors="ignore").strip()
 
-    Of several types on one node the first with a count is taken.
+
+def node_state(text: str) -> str:
+    """Slurm's full state with its flags in one order: `MIXED+PLANNED+DRAIN` -> `mixed+drain+planned`."""
+    base, *flags = text.lower().split("+")
+    return "+".join([base, *sorted(set(flags))])
+
+
+def gpus_of(gres: str) -> tuple[str, int]:
+    """(type, count) of the GPUs in a GRES text: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`.
+
+    Type is '' if the text names none, count 0 if there are no GPUs in it. Of several types on one node the first with a
+    count is taken.
     """
     best: tuple[str, int] = ("", 0)
     depth, part, parts = 0, "", []
@@ -72,6 +87,6 @@ def gpus_of(gres: str) -> tuple[str, int]:
             continue
         count = int(words[-1]) if words[-1].isdigit() else 1
         kind = words[1] if len(words) > 1 and not words[1].isdigit() else ""
-        if count > best[1] or not best[0]:
+        if best == ("", 0) or (best[1] == 0 and count):
             best = (kind, count)
     return best
