@@ -35,6 +35,7 @@ def upgrade() -> None:
         sa.Column("dry_run", sa.Boolean(), nullable=False),
         sa.Column("jobs", sa.Integer(), nullable=False),
         sa.Column("summary", sa.JSON(), nullable=False),
+        sa.Column("present", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("error", sa.Text(), nullable=False),
         sa.UniqueConstraint("write_key", name="uq_epochs_write_key"),
     )

@@ -15,8 +15,6 @@ from rich.text import Text
 
 from synergyd.cli.context import Context, pass_context
 from synergyd.errors import UsageError, one_line
-from synergyd.records import Decision
-from synergyd.store.items import EpochRecord
 from synergyd.store.store import Store
 
 NEXT = {
@@ -56,10 +54,9 @@ def collect(store: Store, only: int | None = None) -> dict[str, Any]:
         return {"epoch_s": None, "dry_run": False, "jobs": []}
     lives = store.lifecycles()
     reports = store.reports()
-    decisions = {d.job_id: d for d in epoch.decisions}
     rows = []
-    for seen in _snapshot_rows(epoch):
-        job_id = int(seen["job_id"])
+    for seen in epoch.present:
+        job_id = int(str(seen["job_id"]))
         if only is not None and job_id != only:
             continue
         row = dict(seen)
@@ -68,29 +65,11 @@ def collect(store: Store, only: int | None = None) -> dict[str, Any]:
         if job_id in reports:
             newest = reports[job_id].report
             row.update(step=newest.step, loss=newest.loss)
-        row.update(_decided(decisions.get(job_id), str(row.get("lifecycle", ""))))
+        row["action"] = NEXT.get(str(row["lifecycle"]), "") or ("" if row["action"] == "keep" else row["action"])
         rows.append(row)
     if only is not None and not rows:
         raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
     return {"epoch_s": epoch.started_s, "dry_run": epoch.dry_run, "jobs": rows}
-
-
-def _snapshot_rows(epoch: EpochRecord) -> list[dict[str, Any]]:
-    rows = epoch.summary.get("snapshot", [])
-    return [r for r in rows if isinstance(r, dict)] if isinstance(rows, list | tuple) else []
-
-
-def _decided(decision: Decision | None, lifecycle: str) -> dict[str, Any]:
-    if decision is None:
-        return {"wanted_gpus": None, "action": "", "why": "", "relative_goodput": None}
-    action = NEXT.get(lifecycle, "") or ("" if decision.action.value == "keep" else decision.action.value)
-    return {
-        "wanted_gpus": decision.cell.shape.gpus if decision.cell else 0,
-        "wanted_nodes": list(decision.node_names),
-        "action": action,
-        "why": decision.why,
-        "relative_goodput": decision.relative_goodput,
-    }
 
 
 def table(data: dict[str, Any]) -> Table:

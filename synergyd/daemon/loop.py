@@ -6,7 +6,7 @@ Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,6 +45,8 @@ from synergyd.store.items import Event as StoredEvent
 from synergyd.task import update_profile
 
 log = logging.getLogger("synergyd")
+SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
+BEAT_S = 15.0  # between two heartbeats
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 
 
@@ -81,6 +83,8 @@ class Daemon:
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
+        self._decided: dict[int, tuple[object, float]] = {}
+        self._beat_s = 0.0
         self._loaded = False
         self._rows: dict[int, JobRow] = {}
         self._jobs: dict[int, Job] = {}  # as the last snapshot had them
@@ -124,20 +128,20 @@ class Daemon:
             started_s=began,
             duration_s=self.tools.clock() - began,
             dry_run=self.settings.dry_run,
-            decisions=decisions,
+            decisions=self._news(decisions, began),
             summary={
                 "jobs": len(snapshot.jobs),
                 "nodes": len(cluster.nodes),
                 "gpus": sum(n.gpus for n in cluster.nodes if n.up),
                 "backend": self.tools.reader.name,
-                "snapshot": _status(snapshot, self.lives, self.reports),
             },
+            present=tuple(_present(snapshot, decisions, self.lives, self.reports)),
         )
         self.tools.store.save_epoch(record)
         if not self.settings.dry_run and self.tools.leads():
             self._adopt()
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
-            heartbeat.write(self.settings.state_dir, self.tools.clock(), self.grace_s)
+            self._beat(always=True)
         self.tools.store.flush()
         return record
 
@@ -157,7 +161,19 @@ class Daemon:
             for job_id in moving:
                 self._advance(job_id, _observed(found[job_id]))
                 self._advance(job_id, Tick())
+        self._beat()
         self.tools.store.flush()
+
+    def _beat(self, *, always: bool = False) -> None:
+        """Tells the plugin that a daemon which acts is there. A folder that can't be written only makes it look away."""
+        now_s = self.tools.clock()
+        if not always and now_s - self._beat_s < BEAT_S:
+            return
+        self._beat_s = now_s
+        try:
+            heartbeat.write(self.settings.state_dir, now_s, self.grace_s)
+        except OSError as error:
+            log.warning("heartbeat in %s: %s", self.settings.state_dir, error.strerror)
 
     @property
     def busy(self) -> bool:
@@ -210,6 +226,17 @@ class Daemon:
                 job = replace(job, fixed=f"its last resize failed; tried again in {life.retry_after_s - now_s:.0f} s")
             jobs.append(held_to_asked(job) if crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, cluster, tuple(jobs), dict(self.profiles))
+
+    def _news(self, decisions: Iterable[Decision], now_s: float) -> tuple[Decision, ...]:
+        """Decisions that differ from the job's last stored one, or are SAY_AGAIN_S later: the rest would only fill the database."""
+        fresh = []
+        for d in decisions:
+            key = (d.action, d.cell.shape if d.cell else None, d.cell.plan if d.cell else None, d.node_names)
+            stored = self._decided.get(d.job_id)
+            if stored is None or stored[0] != key or now_s - stored[1] >= SAY_AGAIN_S:
+                self._decided[d.job_id] = (key, now_s)
+                fresh.append(d)
+        return tuple(fresh)
 
     def _under_way(self) -> dict[int, Decision]:
         """Decisions of earlier epochs that are being carried out: their GPUs are spoken for."""
@@ -338,6 +365,7 @@ class Daemon:
             self.reports.pop(job_id, None)
             self.profiles.pop(job_id, None)
             self.ages_s.pop(job_id, None)
+            self._decided.pop(job_id, None)
             self.tools.store.delete_lifecycles([job_id])
             _remove_plan(self.settings.state_dir, job_id)
             return
@@ -367,30 +395,32 @@ def _remove_plan(state_dir: Path, job_id: int) -> None:
     path.with_suffix(".sh").unlink(missing_ok=True)
 
 
-def _status(snapshot: Snapshot, now: Mapping[int, Life], reports: Mapping[int, Report]) -> list[dict[str, object]]:
+def _present(
+    snapshot: Snapshot, decisions: Iterable[Decision], now: Mapping[int, Life], reports: Mapping[int, Report]
+) -> Iterator[dict[str, object]]:
     """What `synergyctl status` shows of each job, as JSON."""
-    rows: list[dict[str, object]] = []
+    decided = {d.job_id: d for d in decisions}
     for job in snapshot.jobs:
-        life, report = now.get(job.job_id), reports.get(job.job_id)
+        life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
         plan = report.plan if report and report.restarts == job.restarts else (life.plan if life else None)
-        rows.append(
-            {
-                "job_id": job.job_id,
-                "name": job.name,
-                "user": job.user,
-                "state": job.state.value,
-                "lifecycle": life.state.value if life else "",
-                "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
-                "asked_gpus": job.asked.gpus,
-                "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch}
-                if plan
-                else None,
-                "global_batch": plan.global_batch if plan else None,
-                "restarts": job.restarts,
-                "step": report.step if report else None,
-                "loss": report.loss if report else None,
-                "paused": job.paused,
-                "held": job.held,
-            }
-        )
-    return rows
+        yield {
+            "job_id": job.job_id,
+            "name": job.name,
+            "user": job.user,
+            "state": job.state.value,
+            "lifecycle": life.state.value if life else "",
+            "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
+            "asked_gpus": job.asked.gpus,
+            "wanted_gpus": decision.cell.shape.gpus if decision and decision.cell else 0,
+            "wanted_nodes": list(decision.node_names) if decision else [],
+            "action": decision.action.value if decision else "",
+            "why": decision.why if decision else "",
+            "relative_goodput": decision.relative_goodput if decision else None,
+            "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch} if plan else None,
+            "global_batch": plan.global_batch if plan else None,
+            "restarts": job.restarts,
+            "step": report.step if report else None,
+            "loss": report.loss if report else None,
+            "paused": job.paused,
+            "held": job.held,
+        }

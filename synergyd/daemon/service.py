@@ -24,6 +24,7 @@ from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
 
 log = logging.getLogger("synergyd")
+KEEP_S, PRUNE_EVERY_S = 30 * 86400.0, 86400.0  # history in the database
 BUSY_TICK_S, CALM_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 300.0
 
 
@@ -91,7 +92,7 @@ def _loop(
     once: bool,
     on_epoch: Callable[[Daemon], None] | None,
 ) -> int:
-    settings, failures, next_epoch_s = daemon.settings, 0, 0.0
+    settings, failures, next_epoch_s, pruned_s = daemon.settings, 0, 0.0, -PRUNE_EVERY_S
     daemon.tools.store.refresh()  # makes the default database, and tells of a wrong URL at once
     while not stop.is_set():
         now_s = time.monotonic()
@@ -102,6 +103,9 @@ def _loop(
                     log.info("standing by: %s", leadership.problem or "another synergyd leads")
                 record = daemon.epoch()
                 metrics.epoch(record, daemon)
+                if now_s - pruned_s >= PRUNE_EVERY_S:
+                    pruned_s = now_s
+                    daemon.tools.store.prune(time.time() - KEEP_S)
                 if on_epoch:
                     on_epoch(daemon)
                 failures = 0

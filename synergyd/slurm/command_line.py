@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -10,25 +11,39 @@ from collections.abc import Mapping, Sequence
 
 from launch.hostlist import expand
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.rows import JobRow, NodeRow
+from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
 
-# Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row.
+# Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row. A name is cut after
+# its column is read, at a whole character: so its column is a character wider.
 JOB_FIELDS: tuple[tuple[str, int], ...] = (
-    ("JobID", 12), ("ArrayTaskID", 12), ("HetJobID", 12), ("State", 20), ("Reason", 48), ("UserID", 12), ("UserName", 40),
-    ("Partition", 64), ("NumNodes", 12), ("NumCPUs", 12), ("NumTasks", 12), ("tres-alloc", 160), ("tres-per-node", 96),
-    ("tres-per-job", 48), ("tres-per-socket", 48), ("tres-per-task", 48), ("NodeList", 1024), ("SubmitTime", 14),
-    ("StartTime", 14), ("EligibleTime", 14), ("RestartCnt", 8), ("Requeue", 4), ("PriorityLong", 14), ("BatchFlag", 4), ("Name", 64),
+    ("JobID", 12), ("ArrayTaskID", 12), ("HetJobID", 12), ("State", 20), ("Reason", REASON_BYTES + 4), ("UserID", 12),
+    ("UserName", 40), ("Partition", 64), ("NumNodes", 12), ("NumCPUs", 12), ("NumTasks", 12), ("tres-alloc", 160),
+    ("tres-per-node", 96), ("tres-per-job", 48), ("tres-per-socket", 48), ("tres-per-task", 48), ("NodeList", 1024),
+    ("SubmitTime", 14), ("StartTime", 14), ("EligibleTime", 14), ("RestartCnt", 8), ("Requeue", 4),
+    ("PriorityLong", 14), ("BatchFlag", 4), ("Name", NAME_BYTES + 4),
 )  # fmt: skip
 NODE_FIELDS: tuple[tuple[str, int], ...] = (
-    ("NodeList", 128), ("StateComplete", 96), ("Gres", 256), ("GresUsed", 256), ("Features", 256), ("PartitionName", 64), ("Reason", 96),
+    ("NodeList", 128), ("StateComplete", 128), ("Gres", 256), ("GresUsed", 256), ("Features", 256), 
+    ("PartitionName", 64), ("Reason", REASON_BYTES + 4),
 )  # fmt: skip
+# Columns that mean something else when they are cut: rows that fill one are read again with these widths.
+JOB_WIDE = {
+    "UserName": 256, "Partition": 4096, "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096,
+    "tres-per-task": 4096, "NodeList": 65536,
+}  # fmt: skip
+NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
+SIGNAL_TIMEOUT_S = 15.0
+WIDE_IDS = 200  # job ids of one such second read: bounds its memory
+# what an outer job or a user's habits would change: formats, filters, another cluster
+_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
+_OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 TRANSIENT = re.compile(
-    r"timed out|Unable to contact|connection refused|Connection refused|Socket timed out|Zero Bytes|Transport endpoint|"
-    r"temporarily|Job is in the process of|being set|try again|busy|Unexpected message|not responding|completing|backup",
+    r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
+    r"authentication|temporarily|Job is in the process of|being set|try again|busy|Unexpected message|not responding|"
+    r"completing|backup",
     re.IGNORECASE,
 )
-# Variables of the daemon's own environment that would change what the commands print or do.
-OUTER = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_JOB", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN")
+_BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
@@ -36,14 +51,15 @@ _KEY = re.compile(r"[A-Za-z]+\Z")
 class CommandLine:
     """Reader and writer through scontrol, squeue, sinfo and scancel.
 
-    `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in `calls`.
+    `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in
+    `calls`.
     Raises SlurmError from every method.
     """
 
     name = "command line"
 
     def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
-        outer = {k: v for k, v in os.environ.items() if not k.startswith(OUTER)}
+        outer = {k: v for k, v in os.environ.items() if k in _OURS or not k.startswith(_FOREIGN)}
         # seconds since 1970 in every time field, and messages in the language that TRANSIENT knows
         self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
         self._timeout_s = timeout_s
@@ -68,24 +84,28 @@ class CommandLine:
         return next((r for r in rows if r.job_id == job_id), None)
 
     def nodes(self) -> tuple[NodeRow, ...]:
+        """All nodes that are in a partition: sinfo knows no others."""
+        rows = self._table("sinfo", NODE_FIELDS, "-a", "-N")
+        if any(full & NODE_WIDE.keys() for _, full in rows):
+            rows = self._table("sinfo", _widened(NODE_FIELDS, NODE_WIDE), "-a", "-N")
         found: dict[str, NodeRow] = {}
-        for f in self._table("sinfo", NODE_FIELDS, "-a", "-N"):
+        for f, _ in rows:
             name = f["NodeList"]
             partitions = found[name].partitions if name in found else ()
             found[name] = NodeRow(
                 name=name,
-                state=f["StateComplete"],
-                gres=f["Gres"],
-                gres_used=f["GresUsed"],
-                features=tuple(x for x in f["Features"].split(",") if x and x != "(null)"),
-                partitions=(*partitions, f["PartitionName"]),
-                reason="" if f["Reason"] == "none" else f["Reason"],
+                state=node_state(f["StateComplete"]),
+                gres=_value(f["Gres"]),
+                gres_used=_value(f["GresUsed"]),
+                features=tuple(x for x in _value(f["Features"]).split(",") if x),
+                partitions=tuple(sorted({*partitions, f["PartitionName"]})),
+                reason="" if f["Reason"] == "none" else shown(f["Reason"], REASON_BYTES),
             )
         return tuple(found.values())
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
-        rows = list(self._table("squeue", (("JobID", 12), ("ReqNodes", 8192)), "-a", "-j", str(int(job_id))))
-        return _names(rows[0]["ReqNodes"], job_id) if rows else ()
+        rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
+        return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         """One read of the whole queue as JSON: 22.05's squeue has no format field for AdminComment."""
@@ -124,97 +144,74 @@ class CommandLine:
         self._run("scontrol", "requeue", "incomplete", str(int(job_id)))
 
     def signal(self, job_id: int, name: str) -> None:
-        # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it
-        self._run("scancel", f"--signal={name}", str(int(job_id)))
+        # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
+        # scancel tries again for a minute when the job is not running: it is not to hold up the others
+        self._run("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _jobs(self, *options: str, wide: bool = False) -> tuple[JobRow, ...]:
-        fields = tuple((n, 65536 if wide and n == "NodeList" else w) for n, w in JOB_FIELDS)
+    def _jobs(self, *options: str) -> tuple[JobRow, ...]:
+        cut: list[str] = []
         rows: list[JobRow] = []
-        for f in self._table("squeue", fields, "-a", *options):
-            if not f["JobID"].isdecimal() or not f["UserID"].isdecimal():
-                raise SlurmError(
-                    "squeue", f"answer not understood (job id {f['JobID']!r}, uid {f['UserID']!r})", transient=False
-                )
-            job_id = int(f["JobID"])
-            if not wide and len(f["NodeList"].encode()) >= 1024:  # cut: read this one job again
-                rows.extend(self._wide(job_id))
-                continue
-            tres = dict(x.partition("=")[::2] for x in f["tres-alloc"].split(","))
-            other = ",".join(
-                f[k] for k in ("tres-per-job", "tres-per-socket", "tres-per-task") if f[k] not in ("", "N/A")
-            )
-            rows.append(
-                JobRow(
-                    job_id=job_id,
-                    name=f["Name"],
-                    user=f["UserName"],
-                    uid=int(f["UserID"]),
-                    partition=f["Partition"],
-                    state=f["State"],
-                    reason=f["Reason"],
-                    num_nodes=_count(tres.get("node") or f["NumNodes"]),
-                    num_cpus=_count(tres.get("cpu") or f["NumCPUs"]),
-                    num_tasks=_count(f["NumTasks"]),
-                    tres_per_node="" if f["tres-per-node"] == "N/A" else f["tres-per-node"],
-                    tres_other=other,
-                    node_names=_names(f["NodeList"], job_id),
-                    submit_s=float(f["SubmitTime"]) if f["SubmitTime"].isdigit() else 0.0,
-                    start_s=float(f["StartTime"]) if f["StartTime"].isdigit() else None,
-                    eligible_s=float(f["EligibleTime"]) if f["EligibleTime"].isdigit() else None,
-                    restarts=_count(f["RestartCnt"]),
-                    requeue=f["Requeue"] == "1",
-                    priority=_count(f["PriorityLong"]),
-                    batch=f["BatchFlag"] == "1",
-                    array=f["ArrayTaskID"] not in ("", "N/A"),
-                    het=f["HetJobID"] not in ("", "N/A"),
-                )
-            )
+        for f, full in self._table("squeue", JOB_FIELDS, "-a", *options):
+            if full & JOB_WIDE.keys():
+                cut.append(f["JobID"])
+            else:
+                rows.append(_job_row(f))
+        for i in range(0, len(cut), WIDE_IDS):
+            ids = cut[i : i + WIDE_IDS]
+            try:
+                again = self._table("squeue", _widened(JOB_FIELDS, JOB_WIDE), "-a", "-j", ",".join(ids))
+            except SlurmError as error:
+                if NO_JOB.search(error.what):  # it has left in between
+                    continue
+                raise
+            # an id of an array or a heterogeneous job names its other parts too
+            rows.extend(_job_row(f) for f, _ in again if f["JobID"] in ids)
         return tuple(rows)
 
-    def _wide(self, job_id: int) -> tuple[JobRow, ...]:
-        try:
-            return self._jobs("-j", str(job_id), wide=True)
-        except SlurmError as error:
-            if NO_JOB.search(error.what):  # it ended meanwhile
-                return ()
-            raise
+    def _table(
+        self, program: str, fields: Sequence[tuple[str, int]], *options: str
+    ) -> list[tuple[dict[str, str], frozenset[str]]]:
+        """Rows of a fixed-width format, cut by byte offsets: (text by column, columns filled to the last byte).
 
-    def _table(self, program: str, fields: Sequence[tuple[str, int]], *options: str) -> list[dict[str, str]]:
-        """Rows of a fixed-width format, cut by byte offsets. Raises SlurmError when a row has another length."""
+        Raises SlurmError when a row has another length.
+        """
         out = self._run(program, "-h", *options, "-O", ",".join(f"{name}:{width}" for name, width in fields))
         length = sum(width for _, width in fields) + 1
-        if len(out) % length:
-            raise SlurmError(
-                program, f"{len(out)} bytes are no whole number of rows of {length} bytes", transient=False
-            )
+        if len(out) % length or any(out[i] != 10 for i in range(length - 1, len(out), length)):
+            raise SlurmError(program, f"{len(out)} bytes are not rows of {length} bytes", transient=False)
         rows = []
         for start in range(0, len(out), length):
-            row, position = {}, start
+            row, full, position = {}, set(), start
             for name, width in fields:
-                row[name] = out[position : position + width].decode(errors="replace").strip()
+                cell = out[position : position + width]
+                if cell[-1:] != b" ":
+                    full.add(name)
+                row[name] = cell.decode(errors="replace").rstrip(" ")
                 position += width
-            rows.append(row)
+            rows.append((row, frozenset(full)))
         return rows
 
-    def _run(self, *argv: str) -> bytes:
+    def _run(self, *argv: str, timeout_s: float = math.inf) -> bytes:
         self.calls += 1
+        timeout_s = min(timeout_s, self._timeout_s)
         try:
             done = subprocess.run(
                 argv,
                 env=self._environment,
                 capture_output=True,
-                timeout=self._timeout_s,
+                timeout=timeout_s,
                 stdin=subprocess.DEVNULL,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmError(argv[0], f"no answer within {self._timeout_s:g} s", transient=True) from None
+            raise SlurmError(argv[0], f"no answer within {timeout_s:g} s", transient=True) from None
         except OSError as error:
             raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
         text = done.stderr.decode(errors="replace").strip()
-        if done.returncode or text.startswith(f"{argv[0]}: error"):
+        # a warning about slurm.conf is an "error:" too, but ends well; a column that is not known ends well, without it
+        if done.returncode or _BAD_FORMAT.search(text):
             raise SlurmError(
                 " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
             )
@@ -229,7 +226,59 @@ def _count(text: str) -> int:
     return int(head) if head.isdigit() else 0
 
 
-def _names(text: str, job_id: int) -> tuple[str, ...]:
+def _value(text: str) -> str:
+    return "" if text in ("N/A", "(null)") else text
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdigit() else None
+
+
+def _widened(fields: Sequence[tuple[str, int]], wide: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, wide.get(name, width)) for name, width in fields)
+
+
+def _job_row(f: Mapping[str, str]) -> JobRow:
+    """One row of squeue. Raises SlurmError."""
+    if not (f["JobID"].isdigit() and f["UserID"].isdigit()):
+        raise SlurmError("squeue", f"answer not understood (job {f['JobID']!r}, user {f['UserID']!r})", transient=False)
+    job_id = int(f["JobID"])
+    per = (_value(f[k]) for k in ("tres-per-job", "tres-per-socket", "tres-per-task"))
+    nodes, cpus = nodes_and_cpus(f["tres-alloc"])
+    return JobRow(
+        job_id=job_id,
+        name=shown(f["Name"], NAME_BYTES),
+        user=f["UserName"],
+        uid=int(f["UserID"]),
+        partition=f["Partition"],
+        state=f["State"],
+        reason=shown(f["Reason"], REASON_BYTES),
+        num_nodes=nodes or _count(f["NumNodes"]),
+        num_cpus=cpus or _count(f["NumCPUs"]),
+        num_tasks=_count(f["NumTasks"]),
+        tres_per_node=_value(f["tres-per-node"]),
+        tres_other=",".join(x for x in per if x),
+        node_names=node_names(f["NodeList"], job_id),
+        submit_s=_time(f["SubmitTime"]) or 0.0,
+        start_s=_time(f["StartTime"]),
+        eligible_s=_time(f["EligibleTime"]),
+        restarts=_count(f["RestartCnt"]),
+        requeue=f["Requeue"] == "1",
+        priority=_count(f["PriorityLong"]),
+        batch=f["BatchFlag"] == "1",
+        array=_value(f["ArrayTaskID"]) != "",
+        het=_value(f["HetJobID"]) != "",
+    )
+
+
+def nodes_and_cpus(tres: str) -> tuple[int, int]:
+    """Counts of `cpu=2,mem=125G,node=2,billing=2`; 0 where it has none."""
+    counts = dict(x.partition("=")[::2] for x in tres.split(","))
+    return _count(counts.get("node", "")), _count(counts.get("cpu", ""))
+
+
+def node_names(text: str, job_id: int) -> tuple[str, ...]:
+    """Names of a host list of job `job_id`. Raises SlurmError."""
     try:
         return expand(text)
     except ValueError as error:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
+NAME_BYTES, REASON_BYTES = 64, 128  # names and reasons are for people: every backend cuts them here
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class JobRow:
     """One job of a bulk read. Times are seconds since 1970; None where Slurm has none (yet).
 
     `num_nodes`, `num_cpus` are what the job holds or asks for: of a pending job they come from its TRES, since NumNodes
-    shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`).
+    shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`). `name` and `reason`
+    are cut, see `shown`.
     """
 
     job_id: int
@@ -42,7 +44,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node of a bulk read; `gres` and `gres_used` as Slurm prints them."""
+    """One node of a bulk read; `gres` and `gres_used` as Slurm prints them ('' for none), `state` from `node_state`."""
 
     name: str
     state: str
@@ -51,6 +53,17 @@ class NodeRow:
     features: tuple[str, ...]
     partitions: tuple[str, ...]
     reason: str
+
+
+def shown(text: str, limit: int) -> str:
+    """`text` cut to `limit` bytes of UTF-8, whole characters only, without white space around it."""
+    return text.encode(errors="replace")[:limit].decode(errors="ignore").strip()
+
+
+def node_state(text: str) -> str:
+    """Slurm's full state with its flags in one order: `MIXED+PLANNED+DRAIN` -> `mixed+drain+planned`."""
+    base, *flags = text.lower().split("+")
+    return "+".join([base, *sorted(set(flags))])
 
 
 def gres_items(gres: str) -> list[str]:

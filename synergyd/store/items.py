@@ -21,7 +21,10 @@ class Event:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One pass of the daemon: at most one decision a job. `error` says why it was cut short ("" if it was not)."""
+    """One pass of the daemon: at most one decision a job, and only those that differ from the job's last.
+
+    `error` says why it was cut short ("" if it was not).
+    """
 
     started_s: float
     duration_s: float
@@ -29,6 +32,9 @@ class EpochRecord:
     decisions: tuple[Decision, ...] = ()
     summary: Mapping[str, object] = field(default_factory=dict)  # records, containers, numbers and text
     error: str = ""
+    present: tuple[
+        Mapping[str, object], ...
+    ] = ()  # each job as it stood and what it is to have; kept of the last epoch only
 
 
 @dataclass(frozen=True)

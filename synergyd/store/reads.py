@@ -162,6 +162,7 @@ def latest_epoch(connection: Connection) -> EpochRecord | None:
             EpochRow.dry_run,
             EpochRow.summary,
             EpochRow.error,
+            EpochRow.present,
         )
         .order_by(EpochRow.started_s.desc(), EpochRow.id.desc())
         .limit(1)
@@ -171,7 +172,9 @@ def latest_epoch(connection: Connection) -> EpochRecord | None:
         return None
     made = connection.execute(_DECISION.where(DecisionRow.epoch_id == row.id).order_by(DecisionRow.job_id))
     decisions = tuple(_decision(r) for r in made)
-    return EpochRecord(row.started_s, row.duration_s, row.dry_run, decisions, row.summary, row.error)
+    return EpochRecord(
+        row.started_s, row.duration_s, row.dry_run, decisions, row.summary, row.error, tuple(row.present or ())
+    )
 
 
 def _decision(r: Row[Any]) -> Decision:

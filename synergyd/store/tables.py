@@ -52,6 +52,7 @@ class EpochRow(Base):
     dry_run: Mapped[bool] = mapped_column(Boolean)
     jobs: Mapped[int] = mapped_column(Integer)
     summary: Mapped[dict[str, Any]] = mapped_column(Json)
+    present: Mapped[list[Any] | None] = mapped_column(Json, nullable=True)  # jobs as they stood; of the last epoch only
     error: Mapped[str] = mapped_column(Text)
 
 

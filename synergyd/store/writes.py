@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy import Connection, Table, delete, null, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -108,11 +108,16 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
         "dry_run": epoch.dry_run,
         "jobs": len(epoch.decisions),
         "summary": encode(epoch.summary),
+        "present": encode(epoch.present),
         "error": clean(epoch.error),
     }
     statement = insert(connection, EpochRow).values(row).on_conflict_do_nothing(index_elements=["write_key"])
     epoch_id = connection.execute(statement.returning(EpochRow.id)).scalar()
-    if epoch_id is None or not epoch.decisions:  # None: an earlier try got through, decisions and all
+    if epoch_id is None:  # an earlier try got through, decisions and all
+        return
+    older = update(EpochRow).where(EpochRow.id < epoch_id, EpochRow.present.is_not(None))
+    connection.execute(older.values(present=null()))
+    if not epoch.decisions:
         return
     rows = [
         {

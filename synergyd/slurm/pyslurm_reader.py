@@ -1,0 +1,164 @@
+"""Bulk reads through pyslurm 22.5.x, the same rows as the command line's without starting a process for each.
+
+Only its `job().get()` and `node().get()` are used: `Jobs.load()` leaves out what a job asks for (TRES), `Nodes.load()`
+the GPUs in use. It never writes: `Job.modify` ignores fields and `Job.hold` ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pwd
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.command_line import TRANSIENT, node_names, nodes_and_cpus
+from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
+
+T = TypeVar("T")
+
+# What may differ from the command line's rows, and why. Everything else is equal; the contract tests hold both to it.
+DIFFERENCES: Mapping[str, str] = {
+    "JobRow.reason": "pyslurm writes underscores for the spaces of a long reason",
+    "NodeRow.state": "pyslurm gives MAINT, REBOOT, PLANNED or RESERVED in place of the state with that flag, and mixed "
+    "for a full node that keeps cores for the system",
+}
+
+# squeue shows none of these unless it is asked to
+_GONE = {
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+    "REVOKED", "STAGE_OUT",
+}  # fmt: skip
+# slurm_node_state_string's marks, as the flags that the complete state spells out
+_MARKS = {
+    "*": "not_responding", "~": "powered_down", "#": "powering_up", "!": "power_down", "%": "powering_down",
+    "$": "maintenance", "@": "reboot_requested", "^": "reboot_issued", "-": "planned",
+}  # fmt: skip
+_NO_VALUE = (0, 0xFFFFFFFE, 0xFFFFFFFF)
+
+
+class PyslurmReader:
+    """Reads of the cluster that this process's own SLURM_CONF names: libslurm reads it once, when pyslurm is imported.
+
+    An import where Slurm has no configuration ends the process, and a call holds the interpreter until slurmctld has
+    answered or Slurm's MessageTimeout is over: `backends.open_reader` says when this one fits. Calls are counted
+    in `calls`.
+    Raises SlurmError from every method, and from the constructor when pyslurm can't be imported.
+    """
+
+    name = "pyslurm"
+
+    def __init__(self) -> None:
+        try:
+            self._pyslurm: Any = importlib.import_module("pyslurm")
+        except ImportError as error:
+            raise SlurmError("pyslurm", f"can't be imported: {error}", transient=False) from None
+        self.calls = 0
+
+    def version(self) -> str:
+        """libslurm's release; no call to slurmctld."""
+        return release(self._read("version", self._pyslurm.slurm_api_version))
+
+    def jobs(self) -> tuple[JobRow, ...]:
+        """One RPC."""
+
+        def rows() -> tuple[JobRow, ...]:
+            found = self._pyslurm.job().get()
+            users: dict[int, str] = {}
+            return tuple(_job_row(j, users) for j in found.values() if j["job_state"] not in _GONE)
+
+        return self._read("jobs", rows)
+
+    def nodes(self) -> tuple[NodeRow, ...]:
+        """All nodes that are in a partition, as sinfo has it. pyslurm sends three RPCs: nodes, partitions, settings."""
+
+        def rows() -> tuple[NodeRow, ...]:
+            found = self._pyslurm.node().get()
+            return tuple(_node_row(n) for n in found.values() if n["partitions"])
+
+        return self._read("nodes", rows)
+
+    def _read(self, what: str, read: Callable[[], T]) -> T:
+        """Whatever goes wrong in pyslurm, of any type, becomes a SlurmError."""
+        self.calls += 1
+        try:
+            return read()
+        except SlurmError:
+            raise
+        except Exception as error:  # ValueError(text, errno) of an RPC; a KeyError of another pyslurm than ours
+            text = str(error.args[0]) if isinstance(error, ValueError) and error.args else repr(error)
+            raise SlurmError(f"pyslurm {what}", text, transient=bool(TRANSIENT.search(text))) from None
+
+
+def release(version: tuple[int, int, int]) -> str:
+    """(22, 5, 8) -> `22.05.8`."""
+    major, minor, micro = version
+    return f"{major}.{minor:02d}.{micro}"
+
+
+def _time(value: int) -> float | None:
+    return None if value in _NO_VALUE else float(value)
+
+
+def _user(uid: int, users: dict[int, str]) -> str:
+    """The user's name as squeue prints it. `users` keeps the names of one read."""
+    if uid not in users:
+        try:
+            users[uid] = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            users[uid] = "nobody"
+    return users[uid]
+
+
+def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
+    job_id = int(j["job_id"])
+    nodes, cpus = nodes_and_cpus(j["tres_alloc_str"] or j["tres_req_str"] or "")
+    return JobRow(
+        job_id=job_id,
+        name=shown(j["name"] or "", NAME_BYTES),
+        user=_user(j["user_id"], users),
+        uid=j["user_id"],
+        partition=j["partition"] or "",
+        state=j["job_state"],
+        reason=shown(j["state_reason"] or "", REASON_BYTES),
+        num_nodes=nodes or j["num_nodes"],
+        num_cpus=cpus or j["num_cpus"],
+        num_tasks=0 if j["num_tasks"] in _NO_VALUE else j["num_tasks"],
+        tres_per_node=j["tres_per_node"] or "",
+        tres_other=",".join(x for x in (j["tres_per_job"], j["tres_per_socket"], j["tres_per_task"]) if x),
+        node_names=node_names(j["nodes"] or "", job_id),
+        submit_s=_time(j["submit_time"]) or 0.0,
+        start_s=_time(j["start_time"]),
+        eligible_s=_time(j["eligible_time"]),
+        restarts=j["restart_cnt"],
+        requeue=j["requeue"],
+        priority=j["priority"],
+        batch=bool(j["batch_flag"]),
+        array=j["array_job_id"] is not None,
+        het=j["het_job_id"] is not None,
+    )
+
+
+def _node_row(n: Mapping[str, Any]) -> NodeRow:
+    return NodeRow(
+        name=n["name"],
+        state=_state(n["state"]),
+        gres=",".join(n["gres"] or ()),
+        gres_used=",".join(n["gres_used"] or ()),
+        features=tuple(x for x in (n["features"] or "").split(",") if x),
+        partitions=tuple(sorted(n["partitions"])),
+        reason=shown(n["reason"] or "", REASON_BYTES),
+    )
+
+
+def _state(text: str) -> str:
+    """pyslurm's `IDLE*+DRAIN+POWER` as sinfo's `idle+drain+not_responding+powered_down`."""
+    flags = []
+    while text[-1:] in _MARKS or "+" in text:
+        if text[-1] in _MARKS:
+            flags.append(_MARKS[text[-1]])
+            text = text[:-1]
+            continue
+        text, _, flag = text.rpartition("+")
+        flags.append({"power": "powered_down"}.get(flag.lower(), flag.lower()))
+    return node_state("+".join([text, *flags]))

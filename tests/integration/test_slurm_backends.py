@@ -1,0 +1,471 @@
+"""One contract for every backend that reads Slurm, held to a real cluster. The test ids say which backends ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synergyd.errors import UsageError
+from synergyd.slurm.backends import open_reader
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.pyslurm_reader import DIFFERENCES
+from synergyd.slurm.rows import NAME_BYTES, JobRow, NodeRow, gpus_of, shown
+from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+SLEEP = "#!/bin/sh\nsleep 600\n"
+BACKENDS = [
+    "command line",
+    pytest.param(
+        "pyslurm",
+        marks=pytest.mark.skipif(importlib.util.find_spec("pyslurm") is None, reason="pyslurm is not installed"),
+    ),
+]
+LONG = ("longpartition-" + "a" * 40, "longpartition-" + "b" * 40)
+HOSTILE = {
+    "newline": "two\nlines",
+    "row": "x\n999999      N/A         N/A         PENDING             None",
+    "row after padding": "y".ljust(NAME_BYTES) + "\n999999      N/A",
+    "separators": "a|b,c=d;e:f'g\"h\\i%j",
+    "shell": "$(touch /tmp/synergy-owned) `id` ; rm -rf x &",
+    "option": "--jobs=1",
+    "unicode": "日本語 é ∂ 🚀",
+    "long": "n" * 200,
+    "long, two bytes each": "é" * 100,
+    "long, three bytes each": "x" + "€" * 60,
+    "white space": "  \t in front, behind \t ",
+    "escape": "\x1b[31mred\x07",
+    "no value": "N/A",
+    "null": "(null)",
+    "none": "None",
+    "not UTF-8": "caf\udce9 \udcff\udcfe" + "z" * 80,  # surrogates: the bytes E9, FF, FE on the command line
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What one backend gave of one cluster."""
+
+    name: str
+    version: str
+    jobs: dict[int, JobRow]
+    nodes: dict[str, NodeRow]
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A cluster with jobs in many states: ids by what they are for; each backend's reads, taken while nothing moved."""
+
+    cluster: SlurmCluster
+    ids: dict[str, int]
+    left: set[int]
+    reads: dict[str, Read]
+    start_s: float
+
+
+def read_raw(cluster: SlurmCluster, backend: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.throwaway.read_rows", backend],
+        env={**cluster.env, "PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def read(cluster: SlurmCluster, backend: str) -> Read:
+    raw = read_raw(cluster, backend)
+
+    def rows(what: str) -> list[dict[str, Any]]:
+        assert isinstance(raw[what], list), raw[what]
+        return [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in raw[what]]
+
+    jobs, nodes = [JobRow(**r) for r in rows("jobs")], [NodeRow(**r) for r in rows("nodes")]
+    by_id, by_name = {j.job_id: j for j in jobs}, {n.name: n for n in nodes}
+    assert (len(by_id), len(by_name)) == (len(jobs), len(nodes)), "a row came twice"
+    return Read(raw["name"], raw["version"], by_id, by_name)
+
+
+def available() -> list[str]:
+    return ["command line", *(["pyslurm"] if importlib.util.find_spec("pyslurm") else [])]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    start_s = time.time()
+    # a warning of every command, as an old slurm.conf gives it: no failure
+    groups, lines = [NodeGroup("a100", 5, 4), NodeGroup("v100", 3, 2)], ["KillWait=6"]
+    with SlurmCluster(groups, slurm_conf=lines) as c:
+        c.run("scontrol", "create", "PartitionName=second", "Nodes=n[1-2]")
+        c.run("scontrol", "create", "PartitionName=secret", "Nodes=n1", "Hidden=YES")
+        for name in LONG:
+            c.run("scontrol", "create", f"PartitionName={name}", "Nodes=n2")
+        c.run("scontrol", "update", "PartitionName=main", "Nodes=n[1-7]")  # n8 is in none
+        ids, left = make_jobs(c)
+        make_nodes(c, ids)
+        reads: dict[str, Read] = {}
+        for _ in range(10):  # the backfill scheduler goes on planning: read until nothing moved in between
+            before = read(c, "command line")
+            reads = {backend: read(c, backend) for backend in available()}
+            after = read(c, "command line")
+            if before == after:
+                break
+            time.sleep(1)
+        else:
+            pytest.fail("the queue never stood still")
+        print(f"backends that ran: {', '.join(reads)}; {len(ids)} jobs")
+        yield World(c, ids, left, reads, start_s)
+
+
+def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
+    """Submits everything; returns ids by what they are for, and the ids of jobs that have left."""
+    ids: dict[str, int] = {}
+
+    def submit(key: str, *options: str, script: str = SLEEP) -> int:
+        ids[key] = c.sbatch(script, "-o", "/dev/null", *options)
+        return ids[key]
+
+    def wait(job_id: int, state: str) -> None:
+        c.wait_for(lambda: c.state(job_id) == state, 20, f"job {job_id} to be {state}, it is {c.state(job_id)!r}")
+
+    left = {c.sbatch("#!/bin/sh\ntrue\n", "-o", "/dev/null"), c.sbatch("#!/bin/sh\nfalse\n", "-o", "/dev/null")}
+    cancelled = c.sbatch(SLEEP, "--hold")
+    c.run("scancel", str(cancelled))
+    left.add(cancelled)
+
+    # one after the other, so that each is where the tests expect it
+    for key, *options in (
+        ("running typed", "-w", "n1", "--gres=gpu:a100:2"),
+        ("running by job", "-w", "n1", "--gpus=1"),
+        ("suspended", "-w", "n2", "-p", "second"),
+        ("two nodes", "-w", "n[1-2]", "-N2", "-n2"),
+        ("completing", "-w", "n5", "--gres=gpu:4"),
+        ("hidden", "-p", "secret", "-w", "n1"),
+        ("requeued", "-w", "n3", "--gres=gpu:1"),
+        ("resized", "-w", "n3", "-N1", "--gres=gpu:1"),
+    ):
+        wait(submit(key, *options), "RUNNING")
+    c.run("scontrol", "suspend", str(ids["suspended"]))
+    c.run("scontrol", "requeue", str(ids["requeued"]))
+    c.run("scontrol", "requeuehold", str(ids["resized"]))
+    wait(ids["resized"], "PENDING")
+    c.run("scontrol", "update", f"JobId={ids['resized']}", "ReqNodeList=", "NumTasks=2", "NumNodes=2-2")
+    wait(ids["requeued"], "PENDING")
+    c.kill("n5")  # a node that does not answer any more: its job stays completing
+    c.run("scancel", str(ids["completing"]))
+    wait(ids["completing"], "COMPLETING")
+
+    submit("held", "--hold", "-N2", "-n2", "-c3", "--gres=gpu:4")
+    submit("no requeue", "--hold", "--no-requeue")
+    submit("begin", "--begin=now+1hour", "--gres=gpu")
+    submit("too big", "-N6", "-n6", "--gres=gpu:2")
+    submit("many partitions", "--hold", "-p", ",".join(LONG))
+    submit("by task", "--hold", "-n2", "--gpus-per-task=1")
+    submit("by socket", "--hold", "--sockets-per-node=1", "--gpus-per-socket=v100:1")
+    submit("by job", "--hold", "--gpus=a100:2")
+    submit("array", "--hold", "--array=0-3", "--gres=gpu:1")
+    submit("array of one", "--hold", "--array=5")
+    submit("array running", "--array=0-1%1", "-w", "n3")
+    submit("het", "-n1", "--hold", "--gres=gpu:1", ":", "-n2", "--hold")
+    for key, name in HOSTILE.items():
+        submit(f"name {key}", "--hold", f"--job-name={name}")
+    if os.getuid() == 0:
+        submit("other user", "--hold", "--uid=games", "-D", "/tmp")
+    c.wait_for(lambda: not any(c.state(j) in ("RUNNING", "PENDING", "COMPLETING") for j in left), 20, "jobs to leave")
+    c.wait_for(lambda: c.state(ids["array running"]), 20, "the array")
+    return ids, left
+
+
+def make_nodes(c: SlurmCluster, ids: dict[str, int]) -> None:
+    """n1 and n2 mixed, n3 mixed, n4 drained, n5 completing, n6 down, n7 idle and not answering, n8 in no partition."""
+    many = ",".join(["a100", "nvlink", *(f"feature{i}" for i in range(40))])  # longer than sinfo's first column
+    c.run("scontrol", "update", "NodeName=n1", f"AvailableFeatures={many}", f"ActiveFeatures={many}")
+    c.run("scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=fan\nn9 idle " + "é" * 100)
+    c.run("scontrol", "update", "NodeName=n6", "State=DOWN", "Reason=broken: $(id)")
+    c.kill("n7")
+    c.run("scontrol", "update", "NodeName=n7", "State=NoResp")
+    c.wait_for(lambda: "array" in ids, 1, "jobs")
+
+
+@pytest.fixture(params=BACKENDS)
+def got(request: pytest.FixtureRequest, world: World) -> Read:
+    return world.reads[request.param]
+
+
+def test_which(got: Read, request: pytest.FixtureRequest) -> None:
+    assert got.name in request.node.name
+    assert got.version.split(".")[0].isdigit() and got.version in _slurm_version()
+
+
+def test_exactly_the_jobs_of_the_queue(world: World, got: Read) -> None:
+    expected = set(world.ids.values()) | {world.ids["het"] + 1}
+    tasks = world.cluster.run("squeue", "-a", "-h", "-j", str(world.ids["array running"]), "-o", "%A").stdout.split()
+    assert set(got.jobs) == expected | {int(t) for t in tasks}
+    assert not world.left & set(got.jobs)
+
+
+STATES: dict[str, Callable[[JobRow], bool]] = {
+    "running typed": lambda j: (
+        (j.state, j.tres_per_node, j.tres_other, j.node_names) == ("RUNNING", "gres:gpu:a100:2", "", ("n1",))
+        and j.batch and j.requeue and j.priority > 0 and j.restarts == 0 and j.start_s is not None
+    ),
+    "running by job": lambda j: (j.state, j.tres_per_node, j.tres_other) == ("RUNNING", "", "gres:gpu:1"),
+    "suspended": lambda j: (j.state, j.node_names, j.partition) == ("SUSPENDED", ("n2",), "second"),
+    "two nodes": lambda j: (j.node_names, j.num_nodes, j.num_tasks) == (("n1", "n2"), 2, 2),
+    "completing": lambda j: (j.state, j.node_names) == ("COMPLETING", ("n5",)),
+    "hidden": lambda j: (j.state, j.partition) == ("RUNNING", "secret"),
+    "requeued": lambda j: (j.state, j.restarts, j.node_names, j.num_nodes) == ("PENDING", 1, (), 1),
+    "resized": lambda j: (
+        (j.state, j.restarts, j.priority, j.num_nodes, j.num_tasks, j.num_cpus) == ("PENDING", 1, 0, 2, 2, 2)
+        and gpus_of(j.tres_per_node) == ("", 1)
+    ),
+    "held": lambda j: (
+        (j.state, j.priority, j.reason, j.num_nodes, j.num_tasks, j.num_cpus) == ("PENDING", 0, "JobHeldUser", 2, 2, 6)
+        and (j.start_s, j.eligible_s, j.node_names) == (None, None, ())
+    ),
+    "no requeue": lambda j: not j.requeue,
+    "begin": lambda j: (
+        (j.state, j.reason, j.tres_per_node) == ("PENDING", "BeginTime", "gres:gpu")
+        and j.eligible_s is not None and 3500 < j.eligible_s - j.submit_s < 3700
+    ),
+    "too big": lambda j: j.state == "PENDING" and j.num_nodes == 6 and len(j.reason) > 3,
+    "many partitions": lambda j: j.partition == ",".join(LONG),
+    "by task": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:1"),
+    "by socket": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:v100:1"),
+    "by job": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:a100:2"),
+    "array": lambda j: j.array and not j.het,
+    "array of one": lambda j: j.array,
+    "array running": lambda j: j.array,
+    "het": lambda j: j.het and not j.array,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", STATES)
+def test_job(world: World, got: Read, key: str) -> None:
+    row = got.jobs[world.ids[key]]
+    assert STATES[key](row), row
+    assert world.start_s - 2 <= row.submit_s <= time.time()
+    # every other flag is off where it is not what the job is for
+    assert row.array == key.startswith("array") and row.het == (key == "het")
+    assert row.requeue == (key != "no requeue")
+
+
+def test_second_part_of_a_heterogeneous_job(world: World, got: Read) -> None:
+    assert got.jobs[world.ids["het"] + 1].het
+
+
+def test_tasks_of_an_array(world: World, got: Read) -> None:
+    first = world.ids["array running"]
+    ids = world.cluster.run("squeue", "-h", "-j", str(first), "-o", "%A").stdout.split()
+    states = sorted(got.jobs[int(i)].state for i in ids)
+    assert states == ["PENDING", "RUNNING"]
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_hostile_name(world: World, got: Read, key: str) -> None:
+    row = got.jobs[world.ids[f"name {key}"]]
+    name = os.fsencode(HOSTILE[key]).decode(errors="replace")
+    assert row.name == shown(name, NAME_BYTES)
+    assert len(row.name.encode()) <= NAME_BYTES
+    # nothing else of the row has moved
+    assert (row.state, row.partition, row.num_nodes, row.batch) == ("PENDING", "main", 1, True)
+    assert not Path("/tmp/synergy-owned").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root submits for another user")
+def test_user(world: World, got: Read) -> None:
+    row, own = got.jobs[world.ids["other user"]], got.jobs[world.ids["held"]]
+    assert (row.user, row.uid) == ("games", 5) and (own.user, own.uid) == ("root", 0)
+
+
+def test_nodes(got: Read) -> None:
+    states = {name: n.state for name, n in got.nodes.items()}
+    assert states == {
+        "n1": "mixed", "n2": "mixed", "n3": "mixed", "n4": "idle+drain", "n5": "mixed+completing", "n6": "down",
+        "n7": "idle+not_responding",
+    }  # fmt: skip
+    n1 = got.nodes["n1"]
+    assert n1.partitions == ("main", "second", "secret")
+    assert n1.features[:2] == ("a100", "nvlink") and n1.features[-1] == "feature39" and len(n1.features) == 42
+    assert gpus_of(n1.gres) == ("a100", 4) and gpus_of(n1.gres_used) == ("a100", 3)
+    assert gpus_of(got.nodes["n7"].gres) == ("v100", 2) and gpus_of(got.nodes["n7"].gres_used) == ("v100", 0)
+    assert got.nodes["n2"].partitions == tuple(sorted(("main", "second", *LONG)))
+    assert got.nodes["n4"].reason.startswith("fan\nn9 idle éé") and len(got.nodes["n4"].reason.encode()) <= 128
+    assert (n1.reason, got.nodes["n6"].reason) == ("", "broken: $(id)")
+
+
+@pytest.mark.skipif(len(available()) < 2, reason="pyslurm is not installed")
+def test_backends_agree(world: World) -> None:
+    """Field by field, but for what DIFFERENCES lists."""
+    first, second = world.reads["command line"], world.reads["pyslurm"]
+    assert set(DIFFERENCES) == {"JobRow.reason", "NodeRow.state"}
+
+    def plain(row: JobRow) -> JobRow:
+        return dataclasses.replace(row, reason=row.reason.replace("_", " "))
+
+    assert {i: plain(j) for i, j in first.jobs.items()} == {i: plain(j) for i, j in second.jobs.items()}
+    assert first.nodes == second.nodes  # no node here is in one of the states that differ
+
+
+# -- Slurm away ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small() -> Iterator[SlurmCluster]:
+    with SlurmCluster([NodeGroup("a100", 1, 1)], slurm_conf=["MessageTimeout=2"]) as c:
+        yield c
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fault", ["killed", "hangs", "no munge"])
+def test_slurm_away_and_back(small: SlurmCluster, backend: str, fault: str) -> None:
+    job = small.sbatch(SLEEP, "--hold")
+    before = read(small, backend)
+    controller = small._processes["slurmctld"].pid
+    if fault == "killed":
+        small.kill("slurmctld")
+    elif fault == "hangs":
+        os.kill(controller, signal.SIGSTOP)
+    else:
+        small.kill("munged")
+        small.munge_socket.unlink(missing_ok=True)
+    try:
+        raw = read_raw(small, backend)
+    finally:
+        if fault == "hangs":
+            os.kill(controller, signal.SIGCONT)
+    for what in ("jobs", "nodes"):
+        assert raw[what]["transient"] is True, raw[what]
+        assert "\n" not in raw[what]["error"]
+        assert raw["seconds"][what] < 30  # CommandLine's time-out, and more than MessageTimeout
+    if fault == "killed":
+        small.start_controller()
+    elif fault == "no munge":
+        small.start_munged()
+    assert job in before.jobs
+    assert read(small, backend).jobs[job].state == "PENDING"
+
+
+def test_command_line_time_out(small: SlurmCluster) -> None:
+    controller = small._processes["slurmctld"].pid
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        with pytest.raises(SlurmError, match=r"no answer within 0\.5 s") as error:
+            CommandLine(small.env, timeout_s=0.5).jobs()
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert error.value.transient and time.monotonic() - start < 2
+
+
+# -- the command line alone ----------------------------------------------------------------------------------------
+
+
+def test_command_line_ignores_the_users_habits(small: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small.sbatch(SLEEP, "--hold")
+    expected = CommandLine(small.env).jobs()
+    for key, value in {
+        "SQUEUE_FORMAT2": "JobID", "SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "none", "SQUEUE_ARRAY": "1",
+        "SINFO_FORMAT": "%N", "SLURM_CLUSTERS": "elsewhere", "SLURM_TIME_FORMAT": "relative",
+        "SCANCEL_STATE": "RUNNING", "LC_ALL": "de_DE.UTF-8",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(key, value)
+    line = CommandLine({k: small.env[k] for k in ("SLURM_CONF", "MUNGE_SOCKET", "PATH")})
+    assert line.jobs() == expected and [j.job_id for j in expected] == [job]
+    assert [n.name for n in line.nodes()] == ["n1"]
+    assert line.calls == 2
+
+
+def test_command_line_single_jobs(world: World) -> None:
+    line = CommandLine(world.cluster.env)
+    for key in ("running typed", "array", "het", "many partitions", "name newline", "resized", "completing"):
+        job_id = world.ids[key]
+        assert line.job(job_id) == world.reads["command line"].jobs[job_id]
+    for gone in (*world.left, 4_000_000):
+        assert line.job(gone) is None
+    assert line.required_nodes(world.ids["running typed"]) == ("n1",)
+    assert line.required_nodes(world.ids["held"]) == ()
+
+
+def test_a_column_that_slurm_does_not_know_is_an_error(small: SlurmCluster) -> None:
+    """Slurm leaves such a column out and ends with exit code 0."""
+    with pytest.raises(SlurmError) as error:
+        CommandLine(small.env)._table("sinfo", (("NodeList", 20), ("NoSuchColumn", 20)), "-N")
+    assert not error.value.transient
+
+
+# -- the choice ----------------------------------------------------------------------------------------------------
+
+
+def _slurm_version() -> str:
+    return subprocess.run(["scontrol", "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def test_choice_by_word() -> None:
+    reader, why = open_reader({}, "command line")
+    assert (reader.name, why) == ("command line", "the command line was asked for")
+    with pytest.raises(UsageError, match="'perl' is none"):
+        open_reader({}, "perl")
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("import os, sys\nprint('fatal: Could not establish a configuration source', file=sys.stderr)\nos._exit(1)\n",
+         "configuration source"),
+        ("__version__ = '17.11.0'\ndef slurm_api_version():\n    return 17, 11, 0\n", "is not made for Slurm"),
+        ("__version__ = 'unknown'\ndef slurm_api_version():\n    return None\n", "does not say which Slurm"),
+        ("raise ImportError('libslurm.so.38: cannot open')\n", "libslurm.so.38: cannot open"),
+    ],
+    ids=["ends the process", "other Slurm", "no version", "broken"],
+)  # fmt: skip
+def test_a_pyslurm_that_does_not_fit(module: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyslurm.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reader, why = open_reader({})
+    assert reader.name == "command line" and says in why and "\n" not in why
+    with pytest.raises(UsageError, match=says):
+        open_reader({}, "pyslurm")
+
+
+def test_another_cluster_than_this_processes_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyslurm.py").write_text("raise RuntimeError('not to be imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    reader, why = open_reader({"SLURM_CONF": "/elsewhere/slurm.conf"})
+    assert reader.name == "command line" and "SLURM_CONF" in why
+
+
+def test_without_slurms_commands(tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match="can't be run"):
+        open_reader({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_auto_takes_what_fits(small: SlurmCluster, backend: str) -> None:
+    raw = read_raw(small, "auto")
+    if backend == "pyslurm":
+        assert raw["name"] == "pyslurm" and "which is installed" in raw["why"]
+    else:
+        assert raw["name"] in available() and raw["why"]
