@@ -240,7 +240,7 @@ def _widened(fields: Sequence[tuple[str, int]], wide: Mapping[str, int]) -> tupl
 
 def _job_row(f: Mapping[str, str]) -> JobRow:
     """One row of squeue. Raises SlurmError."""
-    if not (f["JobID"].isdigit() and f["UserID"].isdigit()):
+    if not (f["JobID"].isdecimal() and f["UserID"].isdecimal()):
         raise SlurmError("squeue", f"answer not understood (job {f['JobID']!r}, user {f['UserID']!r})", transient=False)
     job_id = int(f["JobID"])
     per = (_value(f[k]) for k in ("tres-per-job", "tres-per-socket", "tres-per-task"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.command_line import JOB_FIELDS, NODE_FIELDS, CommandLine
+from synergyd.slurm.command_line import JOB_FIELDS, JOB_WIDE, NODE_FIELDS, CommandLine
 
 JOB = {
     "JobID": "7", "ArrayTaskID": "N/A", "HetJobID": "N/A", "State": "PENDING", "Reason": "Priority", "UserID": "1000", "UserName": "ann",
@@ -24,6 +24,7 @@ NODE = {
     "NodeList": "n1", "StateComplete": "idle", "Gres": "gpu:a100:4", "GresUsed": "gpu:a100:0(IDX:N/A)", "Features": "a100,ib",
     "PartitionName": "main", "Reason": "none",
 }  # fmt: skip
+WIDE = tuple((name, JOB_WIDE.get(name, width)) for name, width in JOB_FIELDS)
 
 
 def cut(fields: tuple[tuple[str, int], ...], row: dict[str, str]) -> bytes:
@@ -137,8 +138,10 @@ def test_a_name_can_neither_shift_nor_forge_a_row(shell: Shell, name: str) -> No
 
 @pytest.mark.parametrize("field", ["Reason", "Partition", "UserName", "tres-per-node", "State"])
 def test_no_other_text_field_can_either(shell: Shell, field: str) -> None:
-    shell.answers("squeue", cut(JOB_FIELDS, {**JOB, field: FORGED}) + cut(JOB_FIELDS, {**JOB, "JobID": "8"}))
-    assert [(j.job_id, j.uid) for j in shell.backend.jobs()] == [(7, 1000), (8, 1000)]
+    (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, field: FORGED}))
+    rows = cut(JOB_FIELDS, {**JOB, field: FORGED}) + cut(JOB_FIELDS, {**JOB, "JobID": "8"})
+    shell.answers("squeue", rows, first='[ "$3" = -j ] && exec /bin/cat wide')
+    assert sorted((j.job_id, j.uid) for j in shell.backend.jobs()) == [(7, 1000), (8, 1000)]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +149,7 @@ def test_no_other_text_field_can_either(shell: Shell, field: str) -> None:
 )
 def test_rows_of_another_length_are_refused_whole(shell: Shell, out: bytes) -> None:
     shell.answers("squeue", out)
-    with pytest.raises(SlurmError, match="no whole number of rows"):
+    with pytest.raises(SlurmError, match="are not rows of"):
         shell.backend.jobs()
 
 
@@ -186,8 +189,7 @@ def test_fields(shell: Shell, changes: dict[str, str], attribute: str, value: ob
 
 def test_a_node_list_that_was_cut_is_read_again(shell: Shell) -> None:
     names = ",".join(f"node-with-a-long-name-{i * 7}" for i in range(60))
-    wide = tuple((n, 65536 if n == "NodeList" else w) for n, w in JOB_FIELDS)
-    (shell.folder / "wide").write_bytes(cut(wide, {**JOB, "NodeList": names}))
+    (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, "NodeList": names}))
     short = cut(JOB_FIELDS, {**JOB, "NodeList": names})
     shell.answers("squeue", short, first='[ "$3" = -j ] && exec /bin/cat wide')
     assert shell.backend.jobs()[0].node_names == tuple(names.split(","))
@@ -220,7 +222,7 @@ def test_nodes_of_several_partitions_are_one_row(shell: Shell) -> None:
     ]
     shell.answers("sinfo", b"".join(cut(NODE_FIELDS, r) for r in rows))
     first, second = shell.backend.nodes()
-    assert (first.name, first.partitions, first.features, first.reason) == ("n1", ("main", "debug"), ("a100", "ib"), "")
+    assert (first.name, first.partitions, first.features, first.reason) == ("n1", ("debug", "main"), ("a100", "ib"), "")
     assert (second.name, second.features) == ("n2", ()) and second.reason.startswith("bad\nfan")
 
 
@@ -247,7 +249,7 @@ def test_json_of_another_kind_is_one_clear_line(shell: Shell, out: bytes) -> Non
 
 
 def test_required_nodes(shell: Shell) -> None:
-    fields = (("JobID", 12), ("ReqNodes", 8192))
+    fields = (("JobID", 12), ("ReqNodes", 65536))
     for text, names in (("n[1-2],n4", ("n1", "n2", "n4")), ("", ())):
         shell.answers("squeue", cut(fields, {"JobID": "7", "ReqNodes": text}))
         assert shell.backend.required_nodes(7) == names
