@@ -25,19 +25,19 @@ def open_reader(environment: Mapping[str, str], prefer: str = "auto") -> tuple[S
     """The reader for this cluster, and a sentence that says why it was chosen.
 
     `environment` is added to this process's own, as for CommandLine. `prefer` is one of PREFERENCES.
-    Raises UsageError when `prefer` is no such word, or is `pyslurm` and that can't be used; SlurmError when Slurm's own
-    commands are missing.
+    Raises UsageError when `prefer` is no such word, or is `pyslurm` and that can't be used. A Slurm that is away is no
+    error here: the reads say so.
     """
     if prefer not in PREFERENCES:
         raise UsageError("backend", f"{prefer!r} is none", f"one of: {', '.join(PREFERENCES)}")
     command_line = CommandLine(environment)
     if prefer == "command line":
         return command_line, "the command line was asked for"
-    installed = command_line.version()
-    why_not = _why_not(environment, installed)
+    why_not = _why_not(environment, command_line)
     if not why_not:
         try:
-            return PyslurmReader(), f"pyslurm imports and is made for Slurm {installed}, which is installed"
+            reader = PyslurmReader()
+            return reader, f"pyslurm imports and is made for Slurm {reader.version()}, which is installed"
         except SlurmError as error:
             why_not = str(error)
     if prefer == "pyslurm":
@@ -45,13 +45,17 @@ def open_reader(environment: Mapping[str, str], prefer: str = "auto") -> tuple[S
     return command_line, f"the command line, since {why_not}"
 
 
-def _why_not(environment: Mapping[str, str], installed: str) -> str:
-    """Why pyslurm can't be used for the Slurm of release `installed`; '' when it can."""
+def _why_not(environment: Mapping[str, str], command_line: CommandLine) -> str:
+    """Why pyslurm can't be used for the Slurm that `command_line` is of; '' when it can."""
     if importlib.util.find_spec("pyslurm") is None:
         return "pyslurm is not installed"
     for key, value in environment.items():
         if key.startswith(_PROCESS_WIDE) and os.environ.get(key) != value:
             return f"pyslurm reads only the cluster of this process's own {key}"
+    try:
+        installed = command_line.version()
+    except SlurmError as error:
+        return f"Slurm's release is not known ({error})"
     # in a process of its own: where libslurm finds no configuration it ends the process that imports it
     try:
         done = subprocess.run(

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,8 +114,8 @@ def available() -> list[str]:
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     start_s = time.time()
-    # a warning of every command, as an old slurm.conf gives it: no failure
-    groups, lines = [NodeGroup("a100", 5, 4), NodeGroup("v100", 3, 2)], ["KillWait=6"]
+    # the second value of SlurmdTimeout, so that a node which is killed here stays as it is
+    groups, lines = [NodeGroup("a100", 5, 4), NodeGroup("v100", 3, 2)], ["SlurmdTimeout=300"]
     with SlurmCluster(groups, slurm_conf=lines) as c:
         c.run("scontrol", "create", "PartitionName=second", "Nodes=n[1-2]")
         c.run("scontrol", "create", "PartitionName=secret", "Nodes=n1", "Hidden=YES")
@@ -212,9 +213,12 @@ def got(request: pytest.FixtureRequest, world: World) -> Read:
     return world.reads[request.param]
 
 
-def test_which(got: Read, request: pytest.FixtureRequest) -> None:
+def test_which(world: World, got: Read, request: pytest.FixtureRequest) -> None:
     assert got.name in request.node.name
-    assert got.version.split(".")[0].isdigit() and got.version in _slurm_version()
+    assert (
+        got.version.split(".")[0].isdigit()
+        and world.cluster.run("scontrol", "--version").stdout.split()[-1] == got.version
+    )
 
 
 def test_exactly_the_jobs_of_the_queue(world: World, got: Read) -> None:
@@ -301,7 +305,7 @@ def test_user(world: World, got: Read) -> None:
 def test_nodes(got: Read) -> None:
     states = {name: n.state for name, n in got.nodes.items()}
     assert states == {
-        "n1": "mixed", "n2": "mixed", "n3": "mixed", "n4": "idle+drain", "n5": "mixed+completing", "n6": "down",
+        "n1": "mixed", "n2": "mixed", "n3": "mixed", "n4": "idle+drain", "n5": "idle+completing", "n6": "down",
         "n7": "idle+not_responding",
     }  # fmt: skip
     n1 = got.nodes["n1"]
@@ -414,11 +418,28 @@ def test_a_column_that_slurm_does_not_know_is_an_error(small: SlurmCluster) -> N
     assert not error.value.transient
 
 
+def test_a_warning_is_no_failure(small: SlurmCluster, tmp_path: Path) -> None:
+    """Of an option that is obsolete, each command prints an error, and works."""
+    for program in ("squeue", "sinfo"):
+        fake = tmp_path / program
+        fake.write_text(
+            f'#!/bin/sh\necho "{program}: error: Ignoring obsolete X=1" >&2\nexec {shutil.which(program)} "$@"\n'
+        )
+        fake.chmod(0o755)
+    job = small.sbatch(SLEEP, "--hold")
+    line = CommandLine({**small.env, "PATH": f"{tmp_path}:{small.env['PATH']}"})
+    assert [j.job_id for j in line.jobs()] == [job] and len(line.nodes()) == 1
+
+
 # -- the choice ----------------------------------------------------------------------------------------------------
 
 
-def _slurm_version() -> str:
-    return subprocess.run(["scontrol", "--version"], capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def own(small: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """`small`, as this process's own cluster."""
+    for key in ("SLURM_CONF", "MUNGE_SOCKET", "PATH"):
+        monkeypatch.setenv(key, small.env[key])
+    return small
 
 
 def test_choice_by_word() -> None:
@@ -434,17 +455,20 @@ def test_choice_by_word() -> None:
         ("import os, sys\nprint('fatal: Could not establish a configuration source', file=sys.stderr)\nos._exit(1)\n",
          "configuration source"),
         ("__version__ = '17.11.0'\ndef slurm_api_version():\n    return 17, 11, 0\n", "is not made for Slurm"),
-        ("__version__ = 'unknown'\ndef slurm_api_version():\n    return None\n", "does not say which Slurm"),
+        ("__version__ = 'unknown'\ndef slurm_api_version():\n    return ()\n", "does not say which Slurm"),
         ("raise ImportError('libslurm.so.38: cannot open')\n", "libslurm.so.38: cannot open"),
     ],
     ids=["ends the process", "other Slurm", "no version", "broken"],
 )  # fmt: skip
-def test_a_pyslurm_that_does_not_fit(module: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyslurm_that_does_not_fit(
+    own: SlurmCluster, module: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pyslurm.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     reader, why = open_reader({})
     assert reader.name == "command line" and says in why and "\n" not in why
+    assert [n.name for n in reader.nodes()] == ["n1"]
     with pytest.raises(UsageError, match=says):
         open_reader({}, "pyslurm")
 
@@ -458,8 +482,11 @@ def test_another_cluster_than_this_processes_own(tmp_path: Path, monkeypatch: py
 
 
 def test_without_slurms_commands(tmp_path: Path) -> None:
-    with pytest.raises(SlurmError, match="can't be run"):
-        open_reader({"PATH": str(tmp_path)})
+    reader, why = open_reader({"PATH": str(tmp_path)})
+    assert reader.name == "command line" and why
+    with pytest.raises(SlurmError, match="squeue: can't be run") as error:
+        reader.jobs()
+    assert not error.value.transient
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
