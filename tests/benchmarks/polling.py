@@ -45,7 +45,12 @@ from tests.throwaway.synergy import make_cluster
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 PARALLEL_SBATCH = 4
 _RPC = re.compile(r"^\s*(REQUEST_\w+|MESSAGE_\w+)\s*\(\s*\d+\)\s*count:(\d+)", re.MULTILINE)
-NOT_OURS = ("REQUEST_STATS_INFO", "MESSAGE_NODE_REGISTRATION_STATUS", "REQUEST_COMPLETE_BATCH_SCRIPT", "MESSAGE_EPILOG_COMPLETE")
+NOT_OURS = (
+    "REQUEST_STATS_INFO",
+    "MESSAGE_NODE_REGISTRATION_STATUS",
+    "REQUEST_COMPLETE_BATCH_SCRIPT",
+    "MESSAGE_EPILOG_COMPLETE",
+)
 
 
 class Clock:
@@ -98,7 +103,9 @@ class Bench:
         self.cluster = cluster
         self.slurm = CommandLine(cluster.env, timeout_s=120)
         settings = Context(cluster.conf).settings
-        heartbeat.write(settings.state_dir, time.time(), max(30.0, 3 * settings.epoch_s))  # the plugin stamps only while a daemon is there
+        heartbeat.write(
+            settings.state_dir, time.time(), max(30.0, 3 * settings.epoch_s)
+        )  # the plugin stamps only while a daemon is there
         self.clock = Clock()
         self.ahead_s = 0.0
         store = BufferedStore(lambda: open_store(settings.database_url(), create=True), time.monotonic)
@@ -232,7 +239,9 @@ def _line(name: str, run: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default="1000,10000", metavar="N[,N...]", help="lengths of the queue (%(default)s)")
-    parser.add_argument("--synergy", type=int, default=10, metavar="PERCENT", help="jobs with a directive (%(default)s)")
+    parser.add_argument(
+        "--synergy", type=int, default=10, metavar="PERCENT", help="jobs with a directive (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="cProfile of a steady epoch into FILE")
     args = parser.parse_args(argv)

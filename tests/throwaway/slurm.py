@@ -224,7 +224,7 @@ class SlurmCluster:
         return self.run("squeue", "-h", "-o", "%A", check=False).stdout.split() or ["0"]
 
     def _idle(self) -> list[str]:
-        return self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", check=False).stdout.split()
+        return sorted(set(self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", check=False).stdout.split()))
 
     def _take_ports(self) -> int:
         """The first of a block of ports that is free and locked against other throwaway clusters."""
