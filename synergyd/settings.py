@@ -19,7 +19,7 @@ class Settings:
     dry_run: bool = False
     state_dir: Path = Path("/var/lib/synergy")
     metrics_port: int = 0  # 0: off
-    report_port: int = 0  # 0: off
+    report_port: int = 7321  # 0: off, and then no job is ever resized
     report_host: str = ""  # what jobs connect to; empty: this host's name
     checkpoint_timeout_s: float = 300.0
     park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job

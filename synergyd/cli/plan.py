@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from synergyd.cli.console import console
 from synergyd.errors import UsageError
 from synergyd.task.hardware import GIB
 from synergyd.task.model_spec import load_model
@@ -126,7 +127,7 @@ def plan(
     if as_json:
         click.echo(json.dumps(asdict(table), indent=2))
     else:
-        show(table, Console())
+        show(table, console())
     if not any(count.rows for count in table.counts):
         sys.exit(1)
 

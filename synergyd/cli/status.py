@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from synergyd.cli.console import console
 from synergyd.cli.context import Context, pass_context
 from synergyd.errors import UsageError, one_line
 from synergyd.store.store import Store
@@ -42,9 +41,7 @@ def status(context: Context, job: int | None, watch: bool, as_json: bool) -> Non
                 except KeyboardInterrupt:
                     pass
         else:
-            # piped output is for people too: never cut a column off there
-            console = Console() if sys.stdout.isatty() else Console(width=160)
-            console.print(table(collect(store, job)))
+            console().print(table(collect(store, job)))
 
 
 def collect(store: Store, only: int | None = None) -> dict[str, Any]:
