@@ -15,6 +15,9 @@ from synergyd.slurm.conf import LoadedSettings, find_slurm_conf, load_settings
 from synergyd.store.store import Store, open_store
 
 
+JOB_ID = click.IntRange(1, 2**32 - 1)
+
+
 class Context:
     """`ctx.obj` of every verb. `conf`: a slurm.conf named on the command line; `database`: a URL named there."""
 

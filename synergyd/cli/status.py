@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Decision
 from synergyd.store.items import EpochRecord
@@ -26,7 +26,7 @@ NEXT = {
 
 
 @click.command()
-@click.argument("job", required=False, type=int)
+@click.argument("job", required=False, type=JOB_ID)
 @click.option("--watch", is_flag=True, help="Keep the table fresh until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
