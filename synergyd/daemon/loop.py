@@ -24,6 +24,7 @@ from synergyd.lifecycle import (
     Limits,
     Observed,
     Park,
+    Refused,
     State,
     Target,
     Tick,
@@ -82,6 +83,9 @@ class Daemon:
         self.ages_s: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
         self._loaded = False
+        self._acted = False
+        self._park_problem = ""
+        self._unread: set[int] = set()  # in the queue, but not known yet whether Synergy's
         self._rows: dict[int, JobRow] = {}
         self._jobs: dict[int, Job] = {}  # as the last snapshot had them
 
@@ -91,6 +95,10 @@ class Daemon:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
         began = self.tools.clock()
         self.tools.store.refresh()
+        if self._acts and not self._acted and self.tools.store.loaded:
+            # it stood by until now: what it saw from there is no match for what the leader before it wrote
+            self.lives, self.profiles, self.reports, self._loaded = {}, {}, {}, False
+        self._acted = self._acts
         self._load()
         rows = self.tools.reader.jobs()
         nodes = self.tools.reader.nodes()
@@ -101,7 +109,11 @@ class Daemon:
         none_found = self.registry.learn(wanted, types)
         if none_found:
             self.tools.store.add_no_directive(none_found, began)
-        self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known}
+        self._rows = {
+            r.job_id: r for r in rows if r.job_id in self.registry.known and state_of(r) is not JobState.DONE
+        }
+        plain = self.registry.plain
+        self._unread = {r.job_id for r in wanted if (r.job_id, r.submit_s) not in plain} - set(self.registry.known)
         self._take_reports(began)
         self._observe(began)
         snapshot = self._snapshot(cluster, types, began)
@@ -133,11 +145,15 @@ class Daemon:
                 "snapshot": _status(snapshot, self.lives, self.reports),
             },
         )
-        self.tools.store.save_epoch(record)
-        if not self.settings.dry_run and self.tools.leads():
+        if self._acts or self.settings.dry_run:
+            self.tools.store.save_epoch(record)
+        if self._acts:
             self._adopt()
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
-            heartbeat.write(self.settings.state_dir, self.tools.clock(), self.grace_s)
+            try:
+                heartbeat.write(self.settings.state_dir, self.tools.clock(), self.grace_s)
+            except OSError as error:  # new jobs then run as plain ones: no reason to leave the others alone
+                log.warning("heartbeat can't be written in %s: %s", self.settings.state_dir, error.strerror)
         self.tools.store.flush()
         return record
 
@@ -145,9 +161,9 @@ class Daemon:
         """Takes reports in and moves the jobs that are being resized. Raises SlurmError when Slurm can't be read."""
         now_s = self.tools.clock()
         self._take_reports(now_s)
-        if self.settings.dry_run or not self.tools.leads():
+        if not self._acts:
             return
-        moving = [i for i, life in self.lives.items() if life.state in IN_TRANSIT]
+        moving = [i for i, life in self.lives.items() if life.state in IN_TRANSIT and i not in self._unread]
         if moving:
             if len(moving) <= SINGLE_READS:
                 found = {i: self.tools.writer.job(i) for i in moving}
@@ -161,8 +177,12 @@ class Daemon:
 
     @property
     def busy(self) -> bool:
-        """Some job is being resized, so ticks should come often."""
-        return any(life.state in IN_TRANSIT for life in self.lives.values())
+        """This daemon is resizing some job, so ticks should come often."""
+        return self._acts and any(life.state in IN_TRANSIT for life in self.lives.values())
+
+    @property
+    def _acts(self) -> bool:
+        return not self.settings.dry_run and self.tools.leads()
 
     # -- observing -------------------------------------------------------------------------------------------------
 
@@ -192,7 +212,7 @@ class Daemon:
             # since the first sbatch: Slurm resets SubmitTime at each requeue
             self.ages_s[job_id] = max(0.0, now_s - self.lives[job_id].submit_s)
             self._advance(job_id, _observed(row))
-        for job_id in [i for i in self.lives if i not in self._rows]:
+        for job_id in [i for i in self.lives if i not in self._rows and i not in self._unread]:
             self._advance(job_id, Observed("GONE"))
 
     def _snapshot(self, cluster: Cluster, types: Mapping[str, str], now_s: float) -> Snapshot:
@@ -201,7 +221,7 @@ class Daemon:
         for job_id, row in sorted(self._rows.items()):
             known, life = self.registry.known[job_id], self.lives[job_id]
             report = self.reports.get(job_id)
-            reported = report is not None and report.restarts == row.restarts and report.checkpoint_requests >= 0
+            reported = report is not None and report.restarts == row.restarts
             job = job_of(row, known, types, paused=job_id in paused, reported=reported)
             begin_s = self.registry.begin_s.get(job_id)
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
@@ -244,8 +264,8 @@ class Daemon:
                 log.warning("report for job %d by uid %d refused: not its owner's", report.job_id, received.uid)
                 continue
             life = self.lives.get(report.job_id)
-            if life is None or report.restarts < max(life.restarts, row.restarts):
-                continue  # a late word of an incarnation that has ended
+            if life is None or report.restarts != max(life.restarts, row.restarts):
+                continue  # of an incarnation that has ended, or that Slurm has not shown yet
             self.reports[report.job_id] = report
             kept[report.job_id] = StoredReport(report, now_s)
             profile, job = self._profile(report.job_id), self._jobs.get(report.job_id)
@@ -253,7 +273,7 @@ class Daemon:
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
             self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
-        if kept:
+        if kept and self._acts:
             self.tools.store.put_reports(kept.values())
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
 
@@ -308,7 +328,11 @@ class Daemon:
         if row.state == "PENDING" and (
             row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)
         ):
-            self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
+            answer = self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
+            problem = answer.error if isinstance(answer, Refused) else ""
+            if problem and problem != self._park_problem:  # once, not for every job at every epoch
+                log.warning("job %d could not be kept waiting: %s", job.job_id, problem)
+            self._park_problem = problem
 
     def _advance(self, job_id: int, event: Event) -> None:
         """One event, and all that follows from it. What is intended is stored before it is done."""
@@ -321,7 +345,7 @@ class Daemon:
             step = advance(life, queue.pop(0), now_s, self.limits)
             if step.life != life or step.story:
                 self._remember(step.life, step.story, type(event).__name__, now_s)
-            if self.settings.dry_run or not self.tools.leads():
+            if not self._acts:
                 return
             for instruction in step.instructions:
                 self.tools.store.flush()
@@ -329,21 +353,32 @@ class Daemon:
 
     def _remember(self, life: Life, story: Iterable[str], event: str, now_s: float) -> None:
         job_id = life.job_id
+        if not self._acts:
+            self._only_watch(life)
+            return
         for text in story:
             log.info("job %d %s: %s", job_id, life.state, text)
         self.tools.store.append_events([StoredEvent(job_id, now_s, life.state.value, event, text) for text in story])
+        self._only_watch(life)
         if life.state is State.GONE:
-            self.lives.pop(job_id, None)
-            self.reports.pop(job_id, None)
-            self.profiles.pop(job_id, None)
-            self.ages_s.pop(job_id, None)
             self.tools.store.delete_lifecycles([job_id])
             _remove_plan(self.settings.state_dir, job_id)
             return
-        self.lives[job_id] = life
         self.tools.store.put_lifecycles(
             [Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
         )
+
+    def _only_watch(self, life: Life) -> None:
+        """In memory alone: the store is the leader's."""
+        if life.state is not State.GONE:
+            self.lives[life.job_id] = life
+            return
+        self.lives.pop(life.job_id, None)
+        self.reports.pop(life.job_id, None)
+        self.profiles.pop(life.job_id, None)
+        self.ages_s.pop(life.job_id, None)
+        self.forecast.forget(life.job_id)
+        self._told = {t for t in self._told if t[0] != life.job_id}
 
 
 def _observed(row: JobRow | None) -> Observed:
@@ -361,7 +396,10 @@ def _words(shape: Shape, plan: Plan | None) -> str:
 
 
 def _remove_plan(state_dir: Path, job_id: int) -> None:
-    handover.plan_path(state_dir, job_id).unlink(missing_ok=True)
+    try:
+        handover.plan_path(state_dir, job_id).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)
 
 
 def _status(snapshot: Snapshot, now: Mapping[int, Life], reports: Mapping[int, Report]) -> list[dict[str, object]]:
