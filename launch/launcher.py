@@ -274,8 +274,10 @@ def command(
     Shell completion: eval "$(_SYNERGY_LAUNCH_COMPLETE=bash_source synergy-launch)"
     """
     name = f"module:{script}" if module else script
-    if not module and not dry_run and not _may_exist(Path(script)):
-        raise UsageError("synergy-launch", f"script {script!r} does not exist", "give a path, or -m MODULE")
+    if not module and not dry_run and not os.access(script, os.R_OK):
+        raise UsageError(
+            "synergy-launch", f"script {script!r} does not exist or can't be read", "give a path, or -m MODULE"
+        )
     where = slurm.read(os.environ)
     if not where.in_step and not dry_run:
         if not where.leader:

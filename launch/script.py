@@ -60,7 +60,7 @@ def render(request: Request) -> str:
         f"#SBATCH --gres=gpu:{kind}{shape.gpus_per_node}",
     ]
     if request.nodes:
-        out.append(f"#SBATCH --nodelist={shlex.quote(','.join(request.nodes))}")
+        out.append(f"#SBATCH --nodelist={shlex.quote(one_line(','.join(request.nodes), 100_000))}")
     out.append("#SBATCH --requeue --open-mode=append")
     if plan:
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, dp {plan.dp}, micro-batch {plan.micro_batch}, "
@@ -68,7 +68,7 @@ def render(request: Request) -> str:
     if request.why:
         out.append(f"# why: {one_line(request.why)}")
     out += ["set -euo pipefail", ""]
-    out += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    out += [f"export {name}={_quoted(value)}" for name, value in sorted(environment.items())]
     if shape.nodes > 1:
         out.append('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
         out.append("export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))")
@@ -115,13 +115,13 @@ def _command_with_launcher(line: str) -> str:
     while position < len(line):
         match = _WORDS.match(line, position)
         if match is None or match.end() == position:
-            if line[position] in "'\"`\\":
-                return line  # shlex tells what does not close
             position += 1
             continue
+        rest = line[match.end() : match.end() + 1]
+        if rest and rest in "'\"`\\":
+            return line[position:]  # shlex tells what does not close
         if LAUNCHER in match[0]:
             # `2>&1`: the number belongs to the redirection
-            rest = line[match.end() : match.end() + 1]
             return re.sub(r"(?<=\s)[0-9]+\Z", "", match[0]) if rest in ("<", ">") else match[0]
         position = match.end()
     return line
@@ -137,12 +137,24 @@ def _behind_options(words: Sequence[str]) -> tuple[str, ...]:
     return ("-m", *rest) if module and rest else rest
 
 
+def _quoted(word: str) -> str:
+    """One word for bash; control characters as $'...', so that the script can be read on a terminal."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
+    shown = (
+        plain.get(c) or (c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode("utf-8", "surrogateescape")))
+        for c in word
+    )
+    return f"$'{''.join(shown)}'"
+
+
 def _wrapped(words: Sequence[str]) -> str:
     """One option with its values a line."""
     lines: list[str] = []
     for word in words:
         if lines and not word.startswith("--") and (len(lines) > 1 or words[0] == "-m"):
-            lines[-1] += f" {shlex.quote(word)}"
+            lines[-1] += f" {_quoted(word)}"
         else:
-            lines.append(f"  {shlex.quote(word)}")
+            lines.append(f"  {_quoted(word)}")
     return " \\\n".join(lines)

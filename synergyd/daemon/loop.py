@@ -109,9 +109,7 @@ class Daemon:
         none_found = self.registry.learn(wanted, types)
         if none_found:
             self.tools.store.add_no_directive(none_found, began)
-        self._rows = {
-            r.job_id: r for r in rows if r.job_id in self.registry.known and state_of(r) is not JobState.DONE
-        }
+        self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known and state_of(r) is not JobState.DONE}
         plain = self.registry.plain
         self._unread = {r.job_id for r in wanted if (r.job_id, r.submit_s) not in plain} - set(self.registry.known)
         self._take_reports(began)
