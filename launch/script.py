@@ -90,7 +90,8 @@ def render(request: Request) -> str:
 def command_in(script: str) -> tuple[str, ...]:
     """The argv behind `synergy-launch` in a user's batch script, its own options left out.
 
-    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`. Raises UsageError when there is no such line, or its quotes do not close.
+    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`.
+    Raises UsageError when there is no such line, or its quotes do not close.
     """
     joined = script.replace("\\\n", " ")
     for number, line in enumerate(joined.splitlines(), 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -99,6 +101,15 @@ class Post:
         return taken
 
 
+@functools.cache
+def _empty_database() -> bytes:
+    """Migrated once: that takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "synergy.db"
+        open_store(f"sqlite:///{path}", create=True).close()
+        return path.read_bytes()
+
+
 class Site:
     """One cluster, one state folder with its database; daemons come and go."""
 
@@ -110,6 +121,8 @@ class Site:
         self.away = False
         self.settings = replace(Settings(state_dir=folder, epoch_s=60.0, restart_cost_s=1.0), **settings)  # type: ignore[arg-type]
         self.url = self.settings.database_url()
+        folder.mkdir(exist_ok=True)
+        (folder / "synergy.db").write_bytes(_empty_database())
         self.daemon = self.start()
 
     def start(self, **settings: object) -> Daemon:

@@ -58,7 +58,10 @@ def test_completion_offers_the_verbs() -> None:
 
 
 def test_help_alone_needs_no_heavy_import() -> None:
-    words = "import sys; from synergyd.cli.synergyctl import cli; cli(['--help'], standalone_mode=False); sys.exit(bool({'scipy', 'sqlalchemy', 'rich'} & set(sys.modules)))"
+    words = (
+        "import sys; from synergyd.cli.synergyctl import cli; cli(['--help'], standalone_mode=False); "
+        "sys.exit(bool({'scipy', 'sqlalchemy', 'rich'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, timeout=30).returncode == 0
 
 

@@ -69,7 +69,8 @@ def test_admin_comment_where_there_is_no_file(tmp_path: Path, monkeypatch: pytes
     scontrol(
         tmp_path,
         monkeypatch,
-        f"printf 'JobId=9 JobName=x\\n AdminComment=synergy:1 | report=evil:1\\n   AdminComment={COMMENT.replace('%', '%%')}\\n   Comment=x\\n'",
+        "echo 'JobId=9 JobName=x'; echo ' AdminComment=synergy:1 | report=evil:1'\n"
+        f"echo '   AdminComment={COMMENT}'; echo '   Comment=x'",
     )
     found, remark = find_handover(9, {"SYNERGY_STATE_DIR": str(tmp_path)})
     assert found == Handover(9, Plan(dp=2, global_batch=4), "ctl:7321", "/a bé") and remark == ""
