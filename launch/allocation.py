@@ -96,9 +96,12 @@ def address_of(node: str) -> str:
     except OSError:
         pass
     if shutil.which("sinfo"):
-        done = subprocess.run(
-            ["sinfo", "-h", "-N", "-n", node, "-o", "%o"], capture_output=True, text=True, timeout=30, check=False
-        )
+        try:
+            done = subprocess.run(
+                ["sinfo", "-h", "-N", "-n", node, "-o", "%o"], capture_output=True, text=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return node
         if done.returncode == 0 and done.stdout.split():
             return done.stdout.split()[0]
     return node
@@ -111,7 +114,7 @@ def rendezvous_port(job_id: int, restarts: int) -> int:
 
 def _gpus(environment: Mapping[str, str]) -> int:
     text = environment.get("SLURM_GPUS_ON_NODE", "")
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     return len([x for x in visible.split(",") if x.strip()]) if visible and visible != "NoDevFiles" else 0
@@ -119,7 +122,7 @@ def _gpus(environment: Mapping[str, str]) -> int:
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name, "")
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     if not text and default is not None:
         return default

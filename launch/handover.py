@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan
@@ -116,12 +117,19 @@ def plan_from_text(text: str, where: str = "plan") -> Plan:
 
 
 def from_admin_comment(text: str, job_id: int) -> Handover | None:
-    """The hand-over inside an AdminComment (`synergy:1 ... | plan=... report=...`); None where there is none. Raises UsageError."""
+    """The hand-over inside an AdminComment (`synergy:1 directive | plan=... report=...`), with the directive's checkpoint folder.
+
+    None where there is none of the three. Raises UsageError.
+    """
     if not text.startswith("synergy:1 "):
         return None
-    fields = dict(word.partition("=")[::2] for word in text.partition(" | ")[2].split())
-    if "plan" not in fields and "report" not in fields:
+    directive, _, own = text.partition(" | ")
+    fields = dict(word.partition("=")[::2] for word in own.split())
+    said = dict(word.partition("=")[::2] for word in directive.split())
+    # percent-encoded bytes, as the plugin and the daemon stamp them
+    checkpoint = unquote_to_bytes(said.get("checkpoint", "")).decode("utf-8", "surrogateescape")
+    if "plan" not in fields and "report" not in fields and not checkpoint:
         return None
     plan = plan_from_text(fields["plan"], f"AdminComment of job {job_id}") if fields.get("plan") else None
     report = fields.get("report", "")
-    return Handover(job_id, plan, report if _ADDRESS.match(report) else "")
+    return Handover(job_id, plan, report if _ADDRESS.match(report) else "", checkpoint)

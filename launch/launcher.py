@@ -78,7 +78,7 @@ def find_handover(job_id: int | None, environment: Mapping[str, str]) -> tuple[H
         else handovers.plan_path(Path(environment.get("SYNERGY_STATE_DIR", DEFAULT_STATE_DIR)), job_id)
     )
     remark = ""
-    if path.exists():
+    if _may_exist(path):
         try:
             return handovers.read(path, job_id), ""
         except UsageError as error:
@@ -87,6 +87,14 @@ def find_handover(job_id: int | None, environment: Mapping[str, str]) -> tuple[H
         return handovers.from_admin_comment(_admin_comment(job_id), job_id), remark
     except UsageError as error:
         return None, str(error)
+
+
+def _may_exist(path: Path) -> bool:
+    """False only where there is surely nothing: a folder that may not be looked into is told of by whoever reads."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def _admin_comment(job_id: int) -> str:
@@ -119,8 +127,9 @@ def start_of(
     master: str,
     style: str = "auto",
     step_log: str = "",
+    threads: str = "1",
 ) -> Start:
-    """What this node runs. Pure."""
+    """What this node runs; `threads` becomes OMP_NUM_THREADS. Pure."""
     world = where.processes * len(where.nodes)
     plan, remark = fit(given.plan if given else None, world)
     checkpoint = checkpoint or (given.checkpoint if given else "")
@@ -131,8 +140,7 @@ def start_of(
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_RESTARTS": str(where.restarts),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
-        # one compute thread a process unless the user says otherwise: torchrun's own default, without its warning
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "OMP_NUM_THREADS": threads,
     }
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
@@ -188,7 +196,10 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     while child.poll() is None:
         if requests > told:
             told = requests
-            run_folder.request_checkpoint(run_dir, told)
+            try:
+                run_folder.request_checkpoint(run_dir, told)
+            except OSError as error:  # a full or cleaned /tmp must not end the training
+                click.echo(f"synergy-launch: {run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
         if reporter:
             seen = _offer(reporter, run_dir, where, seen)
         elif reports and time.monotonic() > ask_again_s:
@@ -205,11 +216,9 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     if not ending or done:
         shutil.rmtree(run_dir, ignore_errors=True)
     # torchrun says 1 for a run that ended well after SIGTERM: the status file knows better
-    return (
-        0
-        if done and not status.get("failed")
-        else (child.returncode if child.returncode >= 0 else 128 - child.returncode)
-    )
+    if ending and done and not status.get("failed"):
+        return 0
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def _offer(reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object]) -> dict[str, object]:
@@ -261,17 +270,23 @@ def command(
     sets Megatron's arguments (or SYNERGY_PLAN_JSON for other scripts), and runs torchrun on each node. SIGUSR2 asks the
     script for a checkpoint, SIGTERM ends it with one. Without a plan it runs with what Slurm gave; outside Slurm it runs on
     this machine.
+
+    Shell completion: eval "$(_SYNERGY_LAUNCH_COMPLETE=bash_source synergy-launch)"
     """
     name = f"module:{script}" if module else script
-    if not module and not dry_run and not Path(script).exists():
-        raise UsageError("synergy-launch", f"script {script!r} does not exist", "give a path, or -m MODULE")
+    if not module and not dry_run and not os.access(script, os.R_OK):
+        raise UsageError(
+            "synergy-launch", f"script {script!r} does not exist or can't be read", "give a path, or -m MODULE"
+        )
     where = slurm.read(os.environ)
     if not where.in_step and not dry_run:
         if not where.leader:
             sys.exit(0)  # a task too many: the leader starts one a node
         sys.exit(run_leader(where, sys.argv[1:]))
     given, remark = find_handover(where.job_id, os.environ)
-    run_dir = run_folder.make(where.job_id, where.restarts, where.node_rank)
+    # a dry run beside a running one must leave that one's folder alone
+    place = run_folder.path_of if dry_run else run_folder.make
+    run_dir = place(where.job_id, where.restarts, where.node_rank)
     several = len(where.nodes) > 1
     master = slurm.address_of(where.nodes[0]) if several else ""
     start = start_of(
@@ -283,12 +298,13 @@ def command(
         runner=runner,
         master=master,
         style=style,
+        # one compute thread a process unless the user says otherwise: torchrun's own default, without its warning
+        threads=os.environ.get("OMP_NUM_THREADS", "1"),
     )
     if dry_run:
         for key, value in sorted(start.environment.items()):
             click.echo(f"{key}={shlex.quote(value)} \\")
         click.echo(shlex.join(start.command))
-        shutil.rmtree(run_dir, ignore_errors=True)
         return
     for text in filter(None, (remark, *start.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)

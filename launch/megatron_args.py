@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from synergyd.records import Plan
@@ -15,6 +16,9 @@ _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
 )  # fmt: skip
+
+
+_OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
 
 
 def is_megatron(arguments: Sequence[str]) -> bool:
@@ -32,10 +36,11 @@ def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "") -> lis
     for i, word in enumerate(arguments):
         key, _, value = word.partition("=")
         value = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
-        if key == "--make-vocab-size-divisible-by" and value.isdigit():
-            divisor = int(value)
-        if key == "--tensor-model-parallel-size" and value.isdigit():
-            tp_before = int(value)
+        # Megatron refuses 0 itself
+        if key == "--make-vocab-size-divisible-by" and value.isdecimal():
+            divisor = int(value) or divisor
+        if key == "--tensor-model-parallel-size" and value.isdecimal():
+            tp_before = int(value) or tp_before
     padded = divisor * tp_before
     out = [
         *_drop(rest, ("--make-vocab-size-divisible-by",) if padded % plan.tp == 0 else ()),
@@ -67,7 +72,7 @@ def _drop(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     out: list[str] = []
     skipping = False
     for word in arguments:
-        if word.startswith("--"):
+        if _OPTION.match(word):
             skipping = word.partition("=")[0] in names
             if skipping:
                 continue

@@ -15,10 +15,15 @@ STATUS = "status.json"
 REQUEST = "checkpoint-request"
 
 
+def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
+    """Where the folder of this node and incarnation lies."""
+    name = f"synergy-{os.getuid()}-{job_id or os.getpid()}-{restarts}-{node_rank}"
+    return Path(tempfile.gettempdir()) / name
+
+
 def make(job_id: int | None, restarts: int, node_rank: int) -> Path:
     """Makes the folder (mode 0700), never through a link or in a folder of someone else's. Raises UsageError."""
-    name = f"synergy-{os.getuid()}-{job_id or os.getpid()}-{restarts}-{node_rank}"
-    path = Path(tempfile.gettempdir()) / name
+    path = path_of(job_id, restarts, node_rank)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:

@@ -13,7 +13,6 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.cli.console import console as make_console
-from synergyd.cli.context import Context
 from synergyd.errors import UsageError, one_line
 from synergyd.settings import Settings
 from synergyd.slurm.conf import SETTINGS, Lint, LoadedSettings, find_slurm_conf, load_settings
@@ -28,15 +27,15 @@ def config() -> None:
 @config.command()
 @click.option("--conf", type=click.Path(path_type=Path), help="The slurm.conf to read, in place of the cluster's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_context
-def check(ctx: click.Context, conf: Path | None, as_json: bool) -> None:
+@click.pass_obj
+def check(context: object, conf: Path | None, as_json: bool) -> None:
     """Show each setting, where it was said, and what is wrong or could be better.
 
     Settings are `#SYNERGY Key=Value` lines of slurm.conf or of a file that it Includes. Exits with 2 when a line is
     wrong, with 0 when there are only warnings.
     """
     try:
-        path = conf or (ctx.obj.conf if isinstance(ctx.obj, Context) else None) or find_slurm_conf()
+        path = conf or getattr(context, "conf", None) or find_slurm_conf()
         loaded = load_settings(path)
         problems = (*loaded.problems, *lint(path, loaded))
     except UsageError as error:

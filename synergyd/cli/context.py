@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
-from synergyd.slurm.conf import LoadedSettings, find_slurm_conf, load_settings
-from synergyd.store.store import Store, open_store
+
+if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
+    from synergyd.slurm.conf import LoadedSettings
+    from synergyd.store.store import Store
+
+
+class _JobId(click.IntRange):
+    """Digits alone: Python's int also takes `7_1`, which is Slurm's way to write another job than 71."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+            self.fail(f"{value!r} is no job id", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+JOB_ID = _JobId(1, 2**32 - 1)
 
 
 class Context:
@@ -25,13 +41,13 @@ class Context:
     @cached_property
     def loaded(self) -> LoadedSettings:
         """Settings with their origins; raises UsageError where there is no slurm.conf."""
+        from synergyd.slurm.conf import find_slurm_conf, load_settings
+
         return load_settings(self.conf or find_slurm_conf())
 
     @cached_property
     def settings(self) -> Settings:
         """The settings; raises UsageError for the first line that is wrong."""
-        from dataclasses import replace
-
         for problem in self.loaded.errors():
             raise UsageError(problem.where, problem.what, problem.right)
         settings = self.loaded.settings
@@ -39,6 +55,8 @@ class Context:
 
     def store(self) -> Store:
         """The daemon's database; raises one line when there is none yet."""
+        from synergyd.store.store import open_store
+
         url = self.database or self.settings.database_url()
         return open_store(url)
 

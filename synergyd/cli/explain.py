@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Cell
 from synergyd.store.codec import encode
@@ -16,7 +16,7 @@ from synergyd.store.store import Store
 
 
 @click.command()
-@click.argument("job", type=int)
+@click.argument("job", type=JOB_ID)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
 def explain(context: Context, job: int, as_json: bool) -> None:

@@ -6,12 +6,12 @@ import time
 
 import click
 
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.errors import UsageError
 
 
 @click.command()
-@click.argument("job", type=int)
+@click.argument("job", type=JOB_ID)
 @pass_context
 def pause(context: Context, job: int) -> None:
     """Leave JOB at its present size until `synergyctl resume JOB`. A resize that is under way is finished."""
@@ -20,7 +20,7 @@ def pause(context: Context, job: int) -> None:
 
 
 @click.command()
-@click.argument("job", type=int)
+@click.argument("job", type=JOB_ID)
 @pass_context
 def resume(context: Context, job: int) -> None:
     """Let Synergy resize JOB again."""

@@ -6,14 +6,14 @@ import click
 
 from launch.script import Request, command_in
 from launch.script import render as rendered
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directive import parse_script
 
 
 @click.command()
-@click.argument("job", type=int)
+@click.argument("job", type=JOB_ID)
 @pass_context
 def render(context: Context, job: int) -> None:
     """Print a batch script that runs JOB by hand, with torchrun, exactly as Synergy last decided. It is never run by the daemon."""

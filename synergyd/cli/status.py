@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synergyd.cli.console import console
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.errors import UsageError, one_line
 from synergyd.store.store import Store
 
@@ -23,7 +23,7 @@ NEXT = {
 
 
 @click.command()
-@click.argument("job", required=False, type=int)
+@click.argument("job", required=False, type=JOB_ID)
 @click.option("--watch", is_flag=True, help="Keep the table fresh until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context

@@ -64,6 +64,10 @@ class Forecast:
         except SynergyError:
             return None
 
+    def forget(self, job_id: int) -> None:
+        """Of a job that is gone."""
+        self._kept.pop(job_id, None)
+
     def _all_figures(self, cluster: Cluster) -> dict[str, GpuFigures]:
         for gpu_type in cluster.gpu_types():
             if gpu_type not in self._figures:

@@ -15,6 +15,7 @@ from synergyd.records import Report
 
 log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
+MAX_OPEN = 1000  # connections at a time: whoever opens more keeps nobody's memory
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Inbox:
             allow_reuse_address = True
             daemon_threads = True
             request_queue_size = 512
+
+            def verify_request(self, request: object, client_address: object) -> bool:
+                return threading.active_count() < MAX_OPEN
 
         try:
             self._server = Server((host, port), Handler)

@@ -28,9 +28,13 @@ def from_payload(payload: Mapping[str, Any]) -> Life:
         values["plan"] = plan_from(plan, "lifecycle") if plan else None
         known = {f.name for f in dataclasses.fields(Life)}
         life = Life(**{k: v for k, v in values.items() if k in known})
-    except (KeyError, TypeError, ValueError) as error:
+        for field in dataclasses.fields(Life):
+            value = getattr(life, field.name)
+            if field.type in ("int", "float") and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise TypeError(f"{field.name} is {value!r:.40}")
+        problem = validate(life)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError("lifecycle", f"can't be read back ({error})") from None
-    problem = validate(life)
     if problem:
         raise UsageError(f"lifecycle of job {life.job_id}", problem)
     return life

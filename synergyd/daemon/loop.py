@@ -24,6 +24,7 @@ from synergyd.lifecycle import (
     Limits,
     Observed,
     Park,
+    Refused,
     State,
     Target,
     Tick,
@@ -83,9 +84,12 @@ class Daemon:
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
+        self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decided: dict[int, tuple[object, float]] = {}
         self._beat_s = 0.0
         self._loaded = False
+        self._acted = False
+        self._park_problem = ""
         self._rows: dict[int, JobRow] = {}
         self._jobs: dict[int, Job] = {}  # as the last snapshot had them
 
@@ -95,6 +99,10 @@ class Daemon:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
         began = self.tools.clock()
         self.tools.store.refresh()
+        if self._acts and not self._acted and self.tools.store.loaded:
+            # it stood by until now: what it saw from there is no match for what the leader before it wrote
+            self.lives, self.profiles, self.reports, self._loaded = {}, {}, {}, False
+        self._acted = self._acts
         self._load()
         rows = self.tools.reader.jobs()
         nodes = self.tools.reader.nodes()
@@ -105,9 +113,11 @@ class Daemon:
         none_found = self.registry.learn(wanted, types)
         if none_found:
             self.tools.store.add_no_directive(none_found, began)
-        self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known}
+        self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known and state_of(r) is not JobState.DONE}
+        plain = self.registry.plain
         self._take_reports(began)
-        self._observe({r.job_id for r in rows}, began)
+        here = {r.job_id for r in rows if state_of(r) is not JobState.DONE and (r.job_id, r.submit_s) not in plain}
+        self._observe(here, began)
         snapshot = self._snapshot(cluster, types, crowded_partitions(rows, self.registry.known), began)
         plans = self._plans()
         forecasts = {
@@ -124,6 +134,7 @@ class Daemon:
             plans,
             self.ages_s,
         )
+        self.decisions = decisions
         record = EpochRecord(
             started_s=began,
             duration_s=self.tools.clock() - began,
@@ -137,8 +148,9 @@ class Daemon:
             },
             present=tuple(_present(snapshot, decisions, self.lives, self.reports)),
         )
-        self.tools.store.save_epoch(record)
-        if not self.settings.dry_run and self.tools.leads():
+        if self._acts or self.settings.dry_run:
+            self.tools.store.save_epoch(record)
+        if self._acts:
             self._adopt()
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
             self._beat(always=True)
@@ -149,9 +161,9 @@ class Daemon:
         """Takes reports in and moves the jobs that are being resized. Raises SlurmError when Slurm can't be read."""
         now_s = self.tools.clock()
         self._take_reports(now_s)
-        if self.settings.dry_run or not self.tools.leads():
+        if not self._acts:
             return
-        moving = [i for i, life in self.lives.items() if life.state in IN_TRANSIT]
+        moving = [i for i, life in self.lives.items() if life.state in IN_TRANSIT and i in self.registry.known]
         if moving:
             if len(moving) <= SINGLE_READS:
                 found = {i: self.tools.writer.job(i) for i in moving}
@@ -173,12 +185,16 @@ class Daemon:
         try:
             heartbeat.write(self.settings.state_dir, now_s, self.grace_s)
         except OSError as error:
-            log.warning("heartbeat in %s: %s", self.settings.state_dir, error.strerror)
+            log.warning("heartbeat can't be written in %s: %s", self.settings.state_dir, error.strerror)
 
     @property
     def busy(self) -> bool:
-        """Some job is being resized, so ticks should come often."""
-        return any(life.state in IN_TRANSIT for life in self.lives.values())
+        """This daemon is resizing some job, so ticks should come often."""
+        return self._acts and any(life.state in IN_TRANSIT for life in self.lives.values())
+
+    @property
+    def _acts(self) -> bool:
+        return not self.settings.dry_run and self.tools.leads()
 
     # -- observing -------------------------------------------------------------------------------------------------
 
@@ -218,7 +234,7 @@ class Daemon:
         for job_id, row in sorted(self._rows.items()):
             known, life = self.registry.known[job_id], self.lives[job_id]
             report = self.reports.get(job_id)
-            reported = report is not None and report.restarts == row.restarts and report.checkpoint_requests >= 0
+            reported = report is not None and report.restarts == row.restarts
             job = job_of(row, known, types, paused=job_id in paused, reported=reported)
             begin_s = self.registry.begin_s.get(job_id)
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
@@ -272,8 +288,8 @@ class Daemon:
                 log.warning("report for job %d by uid %d refused: not its owner's", report.job_id, received.uid)
                 continue
             life = self.lives.get(report.job_id)
-            if life is None or report.restarts < max(life.restarts, row.restarts):
-                continue  # a late word of an incarnation that has ended
+            if life is None or report.restarts != max(life.restarts, row.restarts):
+                continue  # of an incarnation that has ended, or that Slurm has not shown yet
             self.reports[report.job_id] = report
             kept[report.job_id] = StoredReport(report, now_s)
             profile, job = self._profile(report.job_id), self._jobs.get(report.job_id)
@@ -281,7 +297,7 @@ class Daemon:
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
             self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
-        if kept:
+        if kept and self._acts:
             self.tools.store.put_reports(kept.values())
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
 
@@ -336,7 +352,11 @@ class Daemon:
         if row.state == "PENDING" and (
             row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)
         ):
-            self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
+            answer = self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
+            problem = answer.error if isinstance(answer, Refused) else ""
+            if problem and problem != self._park_problem:  # once, not for every job at every epoch
+                log.warning("job %d could not be kept waiting: %s", job.job_id, problem)
+            self._park_problem = problem
 
     def _advance(self, job_id: int, event: Event) -> None:
         """One event, and all that follows from it. What is intended is stored before it is done."""
@@ -349,7 +369,7 @@ class Daemon:
             step = advance(life, queue.pop(0), now_s, self.limits)
             if step.life != life or step.story:
                 self._remember(step.life, step.story, type(event).__name__, now_s)
-            if self.settings.dry_run or not self.tools.leads():
+            if not self._acts:
                 return
             for instruction in step.instructions:
                 self.tools.store.flush()
@@ -357,22 +377,33 @@ class Daemon:
 
     def _remember(self, life: Life, story: Iterable[str], event: str, now_s: float) -> None:
         job_id = life.job_id
+        if not self._acts:
+            self._only_watch(life)
+            return
         for text in story:
             log.info("job %d %s: %s", job_id, life.state, text)
         self.tools.store.append_events([StoredEvent(job_id, now_s, life.state.value, event, text) for text in story])
+        self._only_watch(life)
         if life.state is State.GONE:
-            self.lives.pop(job_id, None)
-            self.reports.pop(job_id, None)
-            self.profiles.pop(job_id, None)
-            self.ages_s.pop(job_id, None)
             self._decided.pop(job_id, None)
             self.tools.store.delete_lifecycles([job_id])
             _remove_plan(self.settings.state_dir, job_id)
             return
-        self.lives[job_id] = life
         self.tools.store.put_lifecycles(
             [Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
         )
+
+    def _only_watch(self, life: Life) -> None:
+        """In memory alone: the store is the leader's."""
+        if life.state is not State.GONE:
+            self.lives[life.job_id] = life
+            return
+        self.lives.pop(life.job_id, None)
+        self.reports.pop(life.job_id, None)
+        self.profiles.pop(life.job_id, None)
+        self.ages_s.pop(life.job_id, None)
+        self.forecast.forget(life.job_id)
+        self._told = {t for t in self._told if t[0] != life.job_id}
 
 
 def _observed(row: JobRow | None) -> Observed:
@@ -391,8 +422,11 @@ def _words(shape: Shape, plan: Plan | None) -> str:
 
 def _remove_plan(state_dir: Path, job_id: int) -> None:
     path = handover.plan_path(state_dir, job_id)
-    path.unlink(missing_ok=True)
-    path.with_suffix(".sh").unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".sh").unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)
 
 
 def _present(

@@ -41,7 +41,7 @@ class Metrics:
         self._jobs.clear()
         for state, count in Count(life.state.value for life in daemon.lives.values()).items():
             self._jobs.labels(state).set(count)
-        for action, count in Count(d.action.value for d in record.decisions).items():
+        for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)
         self._lag.set(daemon.tools.store.lag)
         self._healthy.set(1.0 if daemon.tools.store.healthy else 0.0)

@@ -57,9 +57,10 @@ class Registry:
                 known = self._read(row, comment, mark, gpu_type_of_node)
             except SlurmError as problem:
                 log.warning("job %d: its script could not be read: %s", row.job_id, problem)
-                if problem.transient:
-                    continue  # tried again at the next epoch
-                known = None
+                if not problem.transient:
+                    # not for ever: a daemon started again with the rights it needs reads it
+                    self.plain.add((row.job_id, row.submit_s))
+                continue  # else tried again at the next epoch
             if known is None:
                 found.add((row.job_id, row.submit_s))
                 continue
@@ -80,7 +81,9 @@ class Registry:
                 directive = parse_stamp(comment) or Directive()
             else:
                 script = self._slurm.batch_script(row.job_id)
-                directive = parse_script(script) if script else None
+                if script is None:
+                    raise SlurmError("scontrol write batch_script", "Slurm gives no script", transient=False)
+                directive = parse_script(script)
                 if directive is None:
                     return None
         except UsageError as problem:

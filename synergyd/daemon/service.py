@@ -73,7 +73,9 @@ def prepare(settings: Settings) -> None:
     """Makes the state folder; raises UsageError where it can't be used."""
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        (settings.state_dir / "plans").mkdir(exist_ok=True)
+        plans = settings.state_dir / "plans"
+        plans.mkdir(exist_ok=True)
+        plans.chmod(0o755)  # jobs read their plans as their own users, whatever the umask of this daemon
         probe = settings.state_dir / ".probe"
         probe.write_text("")
         probe.unlink()
@@ -98,7 +100,8 @@ def _loop(
         now_s = time.monotonic()
         try:
             if now_s >= next_epoch_s:
-                leadership.try_lead()
+                if not settings.dry_run:  # looking must not keep the daemon that acts from leading
+                    leadership.try_lead()
                 if not settings.dry_run and not daemon.tools.leads():
                     log.info("standing by: %s", leadership.problem or "another synergyd leads")
                 record = daemon.epoch()
@@ -119,7 +122,7 @@ def _loop(
                     return 0
         except UnavailableError as error:
             failures += 1
-            back_off = min(MAX_BACK_OFF_S, settings.epoch_s * 2 ** min(failures - 1, 6), 2.0**failures)
+            back_off = min(MAX_BACK_OFF_S, settings.epoch_s * 2 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
             next_epoch_s = now_s + back_off
             metrics.failure()
             log.warning("%s; next try in %.0f s", error, back_off)
@@ -134,4 +137,5 @@ def _loop(
             stop.wait(min(wait_s, 1.0) if inbox else wait_s)
         else:
             inbox.arrived.wait(wait_s)
+            stop.wait(0.05)  # many reports at once are one tick: each tick asks Slurm
     return 0

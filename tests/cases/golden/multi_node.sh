@@ -1,0 +1,19 @@
+#!/bin/bash
+#SBATCH --job-name=gpt
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:4
+#SBATCH --nodelist=n1,n2
+#SBATCH --requeue --open-mode=append
+# plan: tp 1, pp 1, dp 8, micro-batch 1, global batch 8, recompute none
+# why: grows
+set -euo pipefail
+
+export SYNERGY_CHECKPOINT_DIR=/ckpt
+export SYNERGY_PLAN_JSON='{"tp": 1, "pp": 1, "dp": 8, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, "distributed_optimizer": true}'
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))
+
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'exec torchrun --nnodes 2 --nproc-per-node 4 --node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' torchrun \
+  train.py \
+  --steps 10

@@ -1,0 +1,177 @@
+"""Run folder, reporter and torchrun's wrapper."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch import reporter as reporters
+from launch import run_folder, torchrun
+from launch.reporter import Reporter
+from synergyd.errors import UnavailableError, UsageError
+from synergyd.records import Report
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_folder_is_private_and_one_for_each_incarnation_and_node(temp: Path) -> None:
+    folder = run_folder.make(7, 1, 0)
+    assert folder.stat().st_mode & 0o777 == 0o700 and folder.parent == temp
+    assert len({folder, run_folder.make(7, 2, 0), run_folder.make(7, 1, 1), run_folder.make(None, 0, 0)}) == 4
+
+
+def test_what_an_incarnation_before_left_is_not_taken_for_this_ones(temp: Path) -> None:
+    folder = run_folder.make(7, 1, 0)
+    run_folder.request_checkpoint(folder, 4)
+    (folder / "status.json").write_text('{"state": "done"}')
+    assert run_folder.make(7, 1, 0) == folder
+    assert run_folder.read_status(folder) is None and not (folder / "checkpoint-request").exists()
+
+
+@pytest.mark.parametrize("attack", ["link", "dangling link", "file", "open folder", "other's"])
+def test_nobody_gets_in_first(temp: Path, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_folder.path_of(7, 1, 0)
+    elsewhere = temp / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "status.json").write_text("kept")
+    if attack == "link":
+        path.symlink_to(elsewhere)
+    elif attack == "dangling link":
+        path.symlink_to(temp / "nowhere")
+    elif attack == "file":
+        path.write_text("")
+    elif attack == "open folder":
+        path.mkdir()
+        path.chmod(0o755)
+    else:
+        path.mkdir(mode=0o700)
+        uid = os.getuid()
+        monkeypatch.setattr("launch.run_folder.path_of", lambda *_: path)
+        monkeypatch.setattr("os.getuid", lambda: uid + 1)
+    with pytest.raises(UsageError, match="not this user's private folder"):
+        run_folder.make(7, 1, 0)
+    assert (elsewhere / "status.json").read_text() == "kept" and not (temp / "nowhere").exists()
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(UsageError, match="set TMPDIR"):
+        run_folder.make(7, 1, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'"x"'])
+def test_half_a_status_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "status.json").write_bytes(content)
+    assert run_folder.read_status(tmp_path) is None
+
+
+# -- reporter ----------------------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """`report.send` in memory; the first `fails` deliveries fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: int = 0) -> None:
+        self.steps: list[int] = []
+        self.fails = fails
+        monkeypatch.setattr(reporters.report, "send", self)
+
+    def __call__(self, newest: Report, address: str) -> None:
+        assert address == "ctl:1"
+        if self.fails:
+            self.fails -= 1
+            raise UnavailableError("daemon at ctl:1", "away")
+        self.steps.append(newest.step)
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_only_the_newest_goes_and_urgent_goes_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    made = Reporter("ctl:1", every_s=60)
+    for step in range(5):
+        made.offer(Report(1, 0, step))
+    time.sleep(0.05)
+    assert wire.steps == []
+    made.offer(Report(1, 0, 5), urgent=True)
+    until(lambda: wire.steps == [5])
+    made.offer(Report(1, 0, 6))
+    made.close()
+    assert wire.steps == [5, 6]
+    assert not made._thread.is_alive()
+
+
+def test_what_was_not_delivered_is_sent_again_unless_newer_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire = Wire(monkeypatch, fails=3)
+    made = Reporter("ctl:1", every_s=0.01)
+    made.offer(Report(1, 0, 1), urgent=True)
+    until(lambda: wire.steps == [1])
+    made.close()
+    assert wire.steps == [1]
+    assert capsys.readouterr().err.count("training goes on") == 1  # an absent daemon is one line, not one a try
+
+
+def test_close_is_quick_with_nothing_to_say_or_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch, fails=99)
+    idle, lost = Reporter("ctl:1", every_s=60), Reporter("ctl:1", every_s=60)
+    lost.offer(Report(1, 0, 1))
+    began = time.monotonic()
+    idle.close()
+    lost.close()
+    assert time.monotonic() - began < 2 and wire.steps == [] and wire.fails == 98
+
+
+# -- torchrun ----------------------------------------------------------------------------------------------------------
+
+
+class SignalException(Exception):
+    def __init__(self, sigval: int) -> None:
+        self.sigval = sigval
+
+
+@pytest.mark.parametrize(("ends", "code"), [(None, None), (SignalException(15), 143), (SystemExit(4), 4)])
+def test_torchruns_end(ends: BaseException | None, code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+
+    def run(arguments: list[str]) -> None:
+        given.append(arguments)
+        if ends is not None:
+            raise ends
+
+    api, runner = types.ModuleType("api"), types.ModuleType("run")
+    api.SignalException = SignalException  # type: ignore[attr-defined]
+    runner.main = run  # type: ignore[attr-defined]
+    for name in (
+        "torch",
+        "torch.distributed",
+        "torch.distributed.elastic",
+        "torch.distributed.elastic.multiprocessing",
+    ):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing.api", api)
+    monkeypatch.setitem(sys.modules, "torch.distributed.run", runner)
+    monkeypatch.setattr(sys, "argv", ["torchrun", "--nnodes", "1", "t.py"])
+    if code is None:
+        torchrun.main()
+    else:
+        with pytest.raises(SystemExit) as end:
+            torchrun.main()
+        assert end.value.code == code
+    assert given == [["--nnodes", "1", "t.py"]]
