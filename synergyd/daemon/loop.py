@@ -27,6 +27,7 @@ from synergyd.lifecycle import (
     State,
     Target,
     Tick,
+    Unwanted,
     Wanted,
     advance,
 )
@@ -104,6 +105,7 @@ class Daemon:
         self._rows = {r.job_id: r for r in rows if r.job_id in self.registry.known}
         self._take_reports(began)
         self._observe(began)
+        self._give_up_lost(cluster)
         snapshot = self._snapshot(cluster, types, began)
         plans = self._plans()
         forecasts = {
@@ -174,7 +176,8 @@ class Daemon:
         remembered = self.tools.store.remembered
         for job_id, stored in remembered.lifecycles.items():
             try:
-                self.lives.setdefault(job_id, lives.from_payload(stored.payload))
+                # whether the last instruction was carried out nobody knows: it is sent again at once
+                self.lives.setdefault(job_id, replace(lives.from_payload(stored.payload), sent_s=0.0))
             except SynergyError as error:
                 log.warning("job %d: %s; taken as new", job_id, error)
         for key, profile in remembered.profiles.items():
@@ -194,6 +197,14 @@ class Daemon:
             self._advance(job_id, _observed(row))
         for job_id in [i for i in self.lives if i not in self._rows]:
             self._advance(job_id, Observed("GONE"))
+
+    def _give_up_lost(self, cluster: Cluster) -> None:
+        """A resize to a node that is no longer up could not start: it gets a new decision in this very epoch."""
+        up = {n.name for n in cluster.nodes if n.up}
+        for job_id, life in list(self.lives.items()):
+            lost = sorted(set(life.target.nodes) - up) if life.target and life.state in IN_TRANSIT else []
+            if lost:
+                self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"))
 
     def _snapshot(self, cluster: Cluster, types: Mapping[str, str], now_s: float) -> Snapshot:
         paused = self.tools.store.remembered.paused
