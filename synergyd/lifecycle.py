@@ -99,7 +99,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Unwanted:
-    """A newer decision: the job should stay as it is."""
+    """The target can't be reached any more: a running job goes on as it is, a pending one waits for a new decision."""
 
     cause: str
 
@@ -288,6 +288,9 @@ def _unwanted(life: Life, event: Unwanted, now_s: float) -> Step:
     if life.state is State.CHECKPOINTING:
         back = replace(life, target=None)
         return _to(back, State.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
+    if life.state in (State.HELD, State.RESIZED, State.RELEASED) and life.target is not None:
+        back = replace(life, target=None, origin=None, attempts=0)
+        return _to(back, State.QUEUED, now_s, f"waits for a new decision: {event.cause}")
     return Step(life)
 
 

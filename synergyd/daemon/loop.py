@@ -28,6 +28,7 @@ from synergyd.lifecycle import (
     State,
     Target,
     Tick,
+    Unwanted,
     Wanted,
     advance,
 )
@@ -118,6 +119,7 @@ class Daemon:
         self._take_reports(began)
         here = {r.job_id for r in rows if state_of(r) is not JobState.DONE and (r.job_id, r.submit_s) not in plain}
         self._observe(here, began)
+        self._give_up_lost(cluster)
         snapshot = self._snapshot(cluster, types, crowded_partitions(rows, self.registry.known), began)
         plans = self._plans()
         forecasts = {
@@ -206,7 +208,8 @@ class Daemon:
         remembered = self.tools.store.remembered
         for job_id, stored in remembered.lifecycles.items():
             try:
-                self.lives.setdefault(job_id, lives.from_payload(stored.payload))
+                # whether the last instruction was carried out nobody knows: it is sent again at once
+                self.lives.setdefault(job_id, replace(lives.from_payload(stored.payload), sent_s=0.0))
             except SynergyError as error:
                 log.warning("job %d: %s; taken as new", job_id, error)
         for key, profile in remembered.profiles.items():
@@ -227,6 +230,14 @@ class Daemon:
         # a job whose directive could not be read this time is in the queue all the same
         for job_id in [i for i in self.lives if i not in in_queue]:
             self._advance(job_id, Observed("GONE"))
+
+    def _give_up_lost(self, cluster: Cluster) -> None:
+        """A resize to a node that is no longer up could not start: it gets a new decision in this very epoch."""
+        up = {n.name for n in cluster.nodes if n.up}
+        for job_id, life in list(self.lives.items()):
+            lost = sorted(set(life.target.nodes) - up) if life.target and life.state in IN_TRANSIT else []
+            if lost:
+                self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"))
 
     def _snapshot(self, cluster: Cluster, types: Mapping[str, str], crowded: frozenset[str], now_s: float) -> Snapshot:
         paused = self.tools.store.remembered.paused

@@ -1,0 +1,37 @@
+"""Fault runs: every state of a resize x every fault, on a real Slurm cluster with a real daemon. Prints a table.
+
+python -m tests.benchmarks.faults [STATE[/FAULT] ...]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.throwaway.faults import FAULTS, STATES, matrix
+
+
+def main(wanted: list[str]) -> int:
+    """0 when every pair that was tried ended right."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    pairs = [(s, f) for s in STATES for f in FAULTS if not wanted or s in wanted or f"{s}/{f}" in wanted or f in wanted]
+    began, right = time.monotonic(), 0
+    print(f"{'state':<14} {'fault':<17} {'result':<8} {'settled':>8}  ended")
+    with matrix() as running:
+        for state, fault in pairs:
+            done = running.run(state, fault)
+            right += not done.wrong
+            result = "WRONG" if done.wrong else "right"
+            print(f"{state:<14} {fault:<17} {result:<8} {done.settled_s:>6.1f} s  {done.ended}", flush=True)
+            for text in done.wrong:
+                print(f"    {text}", flush=True)
+            if done.wrong and wanted:
+                print(done.told, flush=True)
+    print(f"{right} of {len(pairs)} pairs ended right, in {time.monotonic() - began:.0f} s")
+    return int(right < len(pairs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

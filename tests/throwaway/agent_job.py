@@ -1,0 +1,69 @@
+"""A training job that needs no torch: the real agent around steps that only sleep. `agent_job.py LEDGER`
+
+Every incarnation keeps `LEDGER.alive` locked as long as it lives, and says in LEDGER what it did, one line each:
+`overlap|start|saved|end RESTARTS STEP PID TIME`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.agent import Agent
+from launch.agent_settings import AgentSettings
+from synergyd.records import Plan
+
+STEP_S = 0.1
+CHECKPOINT_EVERY = 20  # steps
+
+
+def main() -> int:
+    """Trains until it is told to stop; all nodes but the first only wait."""
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.sigwait({signal.SIGTERM})
+        return 0
+    ledger = Path(sys.argv[1])
+    alive = ledger.with_suffix(".alive").open("w")
+    plan = json.loads(os.environ.get("SYNERGY_PLAN_JSON", "{}"))
+    world = plan.get("tp", 1) * plan.get("pp", 1) * plan.get("dp", 1)
+    settings = AgentSettings.from_environment({**os.environ, "WORLD_SIZE": str(world)})
+    agent = Agent(settings, settings.plan or Plan(dp=world, global_batch=world))
+    agent.install_signals()
+    found = agent.find_checkpoint(None)
+    step = found.checkpoint.step if found.checkpoint else 0
+
+    def say(what: str) -> None:
+        with ledger.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.write(f"{what} {settings.restarts} {step} {os.getpid()} {time.time():.3f}\n")
+
+    def save(folder: Path) -> Mapping[str, Any]:
+        (folder / "state").write_text(str(step))
+        say("saved")
+        return {"kind": "sleep"}
+
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        say("overlap")
+    say("start")
+    agent.start(step, save=save, checkpoint_interval=CHECKPOINT_EVERY)
+    going = True
+    while going:
+        time.sleep(STEP_S)
+        step += 1
+        going = agent.after_step(step, loss=1.0 / step)
+    say("end")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

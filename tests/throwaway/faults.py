@@ -1,0 +1,351 @@
+"""The (state x fault) matrix on a real Slurm cluster with a real synergyd: one job a pair, one cluster for all.
+
+The job runs on n1 while n2 is drained; n2 comes back, and the resize that follows is stopped in the state wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.throwaway import agent_job
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.stall import Stalls
+from tests.throwaway.synergy import Synergyd, explain, hook
+
+STATES = ("QUEUED", "RUNNING", "CHECKPOINTING", "REQUEUING", "HELD", "RESIZED", "RELEASED")
+FAULTS = ("synergyd-killed", "scancel", "node-down", "slurmctld-killed")
+# the call that is stopped before it is made, to keep a job in a state
+CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update", "RESIZED": "release"}
+PARK_S = 120
+SETTLE_S = 40.0
+GPUS = 4  # of each of the two nodes
+
+
+@dataclass
+class Result:
+    """How one pair ended: right if `wrong` is empty."""
+
+    state: str
+    fault: str
+    wrong: list[str] = field(default_factory=list)
+    ended: str = ""
+    took_s: float = 0.0
+    settled_s: float = 0.0
+    told: str = ""  # what helps to find the reason
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the job's ledger."""
+
+    what: str
+    restarts: int
+    step: int
+    time_s: float
+
+
+class Matrix:
+    """Runs pairs, one after the other."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self.cluster = cluster
+        self.stalls = Stalls(cluster.folder / "stalls", cluster.env["PATH"])
+        self.daemon = self._daemon()
+        self.killed: list[str] = []
+        self.job_id = self.blocker = 0
+        self.folder = cluster.folder / "jobs"
+        self.ledger = self.folder / "none"
+
+    def run(self, state: str, fault: str, when: str = "before") -> Result:
+        """One pair, from sbatch to an empty cluster. `when`: the fault comes before or after the call that was stopped."""
+        began = time.monotonic()
+        result = Result(state, fault if when == "before" else f"{fault} (call made)")
+        try:
+            self._reach(state, when)
+            hit = time.monotonic()
+            node = self._strike(state, fault)
+            result.ended = self._settle(state, fault, node, result)
+            result.settled_s = time.monotonic() - hit
+            self._check(state, fault, result)
+        except RuntimeError as error:
+            result.wrong.append(str(error))
+        if result.wrong:
+            result.told = self._told()
+        try:
+            self._clean()
+        except RuntimeError as error:
+            result.wrong.append(f"afterwards: {error}")
+        result.took_s = time.monotonic() - began
+        return result
+
+    def stop(self) -> None:
+        self.stalls.clear()
+        self.daemon.stop()
+
+    # -- to the state ----------------------------------------------------------------------------------------------
+
+    def _reach(self, state: str, when: str) -> None:
+        blocked = state == "QUEUED"
+        self.blocker = 0
+        if not blocked:
+            self._control("update", "NodeName=n2", "State=DRAIN", "Reason=test")
+        else:
+            text = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:4 --no-requeue -o /dev/null\nexec sleep 600\n"
+            self.blocker = self.cluster.sbatch(text)
+            self._wait(lambda: self.cluster.state(self.blocker) == "RUNNING", 20, "the job that fills the cluster")
+        self.folder = self.cluster.folder / "jobs" / f"{time.monotonic_ns()}"
+        self.folder.mkdir(parents=True)
+        self.ledger = self.folder / "ledger"
+        self.job_id = self._submit()
+        if blocked:
+            self._wait(lambda: self._parked(), 20, "the job to be parked")
+            return
+        self._wait(lambda: self._trains(0, 3) and self._life() == "RUNNING", 30, "the job to train on n1")
+        if state == "RUNNING":
+            return
+        if state == "RELEASED":
+            self._control("update", "PartitionName=main", "State=INACTIVE")  # released, and yet Slurm can't start it
+        else:
+            self.stalls.set(CALL[state], when)
+        self._control("update", "NodeName=n2", "State=RESUME")
+        if state == "RELEASED":
+            self._wait(lambda: self._life() == "RELEASED", 30, "RELEASED")
+        else:
+            self.stalls.wait(CALL[state], when)
+            self._wait(lambda: self._life() == state, 2, state)
+
+    def _submit(self) -> int:
+        job = Path(agent_job.__file__)
+        folder = shlex.quote(str(self.folder / "checkpoints"))
+        return self.cluster.sbatch(
+            "#!/bin/bash\n"
+            f"#SBATCH -J faults -N1 --gres=gpu:{GPUS} --open-mode=append -o {self.folder}/output\n"
+            f"#SYNERGY min_gpus=1 max_gpus=8 global_batch=8 checkpoint={self.folder}/checkpoints\n"
+            f"srun synergy-launch --runner python --checkpoint {folder} {shlex.quote(str(job))} {shlex.quote(str(self.ledger))}\n"
+        )
+
+    # -- the fault -------------------------------------------------------------------------------------------------
+
+    def _strike(self, state: str, fault: str) -> str:
+        """The fault, and what comes back after it; stopped calls go on in the middle of it. Returns the node that is lost."""
+        lost = ""
+        if fault == "synergyd-killed":
+            self.daemon.kill()  # the call that it waited for goes on without it, beside the new daemon's
+            self.daemon = self._daemon()
+            time.sleep(1.0)
+        elif fault == "scancel":
+            self.cluster.run("scancel", str(self.job_id))
+        elif fault == "node-down":
+            lost = "n1"
+            self._power_off(lost)
+            self._control("update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+        else:
+            self.cluster.kill("slurmctld")
+        self.stalls.clear()
+        if fault == "slurmctld-killed":
+            time.sleep(0.5)
+            self.cluster.start_controller()
+        if state == "RELEASED":
+            self._control("update", "PartitionName=main", "State=UP")
+        if self.blocker and fault != "scancel":
+            self.cluster.run("scancel", str(self.blocker), check=False)
+        return lost
+
+    def _power_off(self, node: str) -> None:
+        """Ends the node's slurmd and everything that runs on it, at once."""
+        self.cluster.kill(node)
+        self.killed.append(node)
+        mark, conf = f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.cluster.conf}".encode()
+        found: set[int] = set()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                words = (entry / "environ").read_bytes().split(b"\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                above = (Path("/proc") / str(parent) / "comm").read_text()
+            except (OSError, ValueError):
+                continue
+            if mark in words and conf in words:
+                found |= {int(entry.name)} | ({parent} if above.startswith("slurmstepd") else set())
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def _settle(self, state: str, fault: str, node: str, result: Result) -> str:
+        if fault == "scancel":
+            self._until(lambda: self.cluster.state(self.job_id) in ("", "CANCELLED"), "the job to be gone", result)
+            self._until(lambda: self._life() == "GONE", "the daemon to know that it is gone", result)
+            return "gone"
+        gpus = GPUS if fault == "node-down" or state == "RUNNING" else 2 * GPUS
+        self._until(lambda: self._runs(gpus, node), f"the job to train on {gpus} GPUs", result)
+        row = self._row()
+        return f"{row.get('state', 'gone').lower()} on {row.get('nodes', '')}, restart {row.get('restarts', '?')}"
+
+    def _runs(self, gpus: int, lost: str) -> bool:
+        row = self._row()
+        if row.get("state") != "RUNNING" or lost in row["nodes"].split(",") or self._life() != "RUNNING":
+            return False
+        return row["gpus"] == str(gpus) and self._trains(int(row["restarts"]), 3)
+
+    def _check(self, state: str, fault: str, result: Result) -> None:
+        wrong, row, lines = result.wrong, self._row(), self._lines()
+        if row and row["priority"] == "0":
+            wrong.append("it is held")
+        if row.get("state") == "PENDING" and float(row["eligible"] or 0) > time.time() + PARK_S + 5:
+            wrong.append(f"its begin time is {float(row['eligible']) - time.time():.0f} s away")
+        if any(x.what == "overlap" for x in lines):
+            wrong.append("two incarnations ran at once")
+        starts = [x for x in lines if x.what == "start"]
+        if len({x.restarts for x in starts}) != len(starts):
+            wrong.append("an incarnation started twice")
+        wrong += _lost_steps(lines)
+        story = explain(self.cluster, self.job_id)["story"]
+        told = [e["detail"] for e in story]
+        # the queue's own doing (a node that is lost), or a resize: one line of the story for each restart
+        reasons = [t for t in told if t.startswith(("requeued", "restarted outside", "started again"))]
+        if row and int(row["restarts"]) != len(reasons):
+            wrong.append(f"{row['restarts']} restarts, the story tells of {len(reasons)}")
+        most = 0 if (state in ("QUEUED", "RUNNING") and fault != "node-down") or state == "QUEUED" else 1
+        if row and int(row["restarts"]) > most:
+            wrong.append(f"{row['restarts']} restarts where {most} would do")
+        for before, event in zip(story, story[1:], strict=False):
+            if before["state"] == "CHECKPOINTING" and event["state"] == "REQUEUING":
+                text = event["detail"]
+                if "checkpoint acknowledged" not in text and "no checkpoint acknowledged within" not in text:
+                    wrong.append(f"requeued without an acknowledged checkpoint: {text}")
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def _row(self) -> dict[str, str]:
+        """Slurm's view; empty when the job is gone."""
+        names = ("state", "restarts", "priority", "eligible", "nodes", "gpus")
+        fields = "State:20,RestartCnt:10,PriorityLong:20,EligibleTime:30,NodeList:30,tres-per-node:60"
+        environment = {**self.cluster.env, "SLURM_TIME_FORMAT": "%s"}
+        out = self.cluster.run(
+            "squeue", "-h", "-j", str(self.job_id), "-O", fields, check=False, env=environment
+        ).stdout
+        if not out.strip():
+            return {}
+        cuts = (0, 20, 30, 50, 80, 110, 170)
+        row = {n: out[a:b].strip() for n, a, b in zip(names, cuts, cuts[1:], strict=False)}
+        row["nodes"] = {"n[1-2]": "n1,n2"}.get(row["nodes"], row["nodes"])
+        per_node = int(row["gpus"].rpartition(":")[2])
+        row["gpus"] = str(per_node * len(row["nodes"].split(","))) if row["nodes"] else "0"
+        return row
+
+    def _parked(self) -> bool:
+        row = self._row()
+        return row.get("state") == "PENDING" and row["eligible"].isdigit() and float(row["eligible"]) > time.time() + 30
+
+    def _life(self) -> str:
+        """The lifecycle's state, as the daemon logged it last ('QUEUED' before the first line)."""
+        text = self.daemon.log.read_text(errors="replace")
+        found = re.findall(rf"job {self.job_id} ([A-Z]+): ", text)
+        return found[-1] if found else "QUEUED"
+
+    def _lines(self) -> list[Line]:
+        text = self.ledger.read_text() if self.ledger.exists() else ""
+        rows = [x.split() for x in text.splitlines()]
+        return [Line(r[0], int(r[1]), int(r[2]), float(r[4])) for r in rows if len(r) == 5]
+
+    def _trains(self, restarts: int, steps: int) -> bool:
+        """Incarnation `restarts` has made `steps` steps."""
+        path = self.folder / "checkpoints" / "steps.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return len(re.findall(rf'"restarts": {restarts},', text)) >= steps
+
+    def _told(self) -> str:
+        shown = self.cluster.run("synergyctl", "explain", str(self.job_id), check=False)
+        queue = self.cluster.run("scontrol", "show", "job", str(self.job_id), check=False)
+        ledger = self.ledger.read_text() if self.ledger.exists() else ""
+        nodes = self.cluster.run("sinfo", "-N", check=False).stdout
+        output = self.folder / "output"
+        said = output.read_text(errors="replace")[-1500:] if output.exists() else ""
+        parts = (shown.stdout, shown.stderr, queue.stdout, ledger, said, nodes, self.daemon.tail(25))
+        return "\n".join((*parts, self.cluster.log_tail("slurmctld", 20)))
+
+    def _wait(self, condition: object, timeout_s: float, what: str) -> None:
+        self.cluster.wait_for(condition, timeout_s, what)  # type: ignore[arg-type]
+
+    def _until(self, condition: object, what: str, result: Result) -> None:
+        try:
+            self._wait(condition, SETTLE_S, what)
+        except RuntimeError as error:
+            result.wrong.append(str(error).splitlines()[0])
+
+    def _control(self, *words: str) -> None:
+        self.cluster.run("scontrol", *words)
+
+    # -- between two pairs -----------------------------------------------------------------------------------------
+
+    def _clean(self) -> None:
+        self.stalls.clear()
+        self.cluster.run("scancel", *(str(i) for i in (self.job_id, self.blocker) if i), check=False)
+        for node in self.killed:
+            self.cluster.start_node(node)
+        self.killed.clear()
+        if "inact" in self.cluster.run("sinfo", "-h", "-o", "%a").stdout:
+            self._control("update", "PartitionName=main", "State=UP")
+        self._wait(lambda: not self.cluster.run("squeue", "-h").stdout.strip(), 30, "an empty queue")
+        self._wait(self._nodes_idle, 30, "idle nodes")
+        self._wait(lambda: self._life() == "GONE", 10, "the daemon to forget the job")
+
+    def _nodes_idle(self) -> bool:
+        rows = self.cluster.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.split("\n")
+        bad = [r.split()[0] for r in rows if r and r.split()[1] != "idle"]
+        for name in bad:
+            self.cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+        return not bad
+
+    def _daemon(self) -> Synergyd:
+        return Synergyd(self.cluster, environment={"PATH": f"{self.stalls.bin}:{self.cluster.env['PATH']}"})
+
+
+def _lost_steps(lines: list[Line]) -> list[str]:
+    """Each incarnation goes on from the last checkpoint of those before it."""
+    wrong: list[str] = []
+    saved: list[int] = [0]
+    ended = True
+    for line in lines:
+        if line.what == "saved":
+            saved.append(line.step)
+        elif line.what == "end":
+            ended = True
+        elif line.what == "start":
+            # one that was killed may have been killed while it wrote its last one
+            if line.step not in (saved[-1:] if ended else saved[-2:]):
+                wrong.append(f"restart {line.restarts} began at step {line.step}, the last checkpoint was {saved[-1]}")
+            ended = False
+    return wrong
+
+
+@contextmanager
+def matrix() -> Iterator[Matrix]:
+    """A cluster of two nodes and a daemon, ready for pairs."""
+    cluster = SlurmCluster([NodeGroup("cpu", 2, GPUS)])
+    cluster.job_submit = hook(cluster.state_dir)
+    cluster.slurm_conf = (
+        f"#SYNERGY StateDir={cluster.state_dir} Epoch=1 RestartCost=0 CheckpointTimeout=15 Park={PARK_S}",
+        # little to compute with and much to send through: 8 GPUs on two nodes are worth more than 4 on one
+        "#SYNERGY GpuType=cpu peak_tflops=0.002 memory_gib=4 bandwidth_gbs=10 intra_gbs=100 inter_gbs=100",
+    )
+    with cluster:
+        pairs = Matrix(cluster)
+        try:
+            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
+            yield pairs
+        finally:
+            pairs.stop()

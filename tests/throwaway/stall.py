@@ -1,0 +1,78 @@
+"""Wrappers of scontrol and scancel that stop one kind of call for a while: a daemon is caught in a state for certain."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+KINDS = ("checkpoint", "requeue", "update", "release")
+LONGEST_S = 25  # below the daemon's own patience with a command
+
+_SCRIPT = """#!/bin/sh
+# waits (at most {longest} s) before and after the real call while FOLDER/KIND.before, FOLDER/KIND.after exist
+kind=other
+for word in "$@"; do
+  case "$word" in
+    requeue) kind=requeue ;;
+    NumNodes=*) kind=update ;;
+    StartTime=now) kind=release ;;
+    --signal=*) kind=checkpoint ;;
+  esac
+done
+stall() {{
+  left={ticks}
+  while [ -e {folder}/$kind.$1 ] && [ $left -gt 0 ]; do
+    : > {folder}/$kind.$1.reached
+    sleep 0.05
+    left=$((left - 1))
+  done
+}}
+stall before
+{real} "$@"
+code=$?
+stall after
+exit $code
+"""
+
+
+class Stalls:
+    """`folder / "bin"` goes first on the PATH of the daemon to be stalled."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        for name in ("scontrol", "scancel"):
+            real = shutil.which(name, path=path)
+            if real is None:
+                raise RuntimeError(f"{name} is not installed")
+            wrapper = self.bin / name
+            words = {"folder": shlex.quote(str(folder)), "real": shlex.quote(real)}
+            wrapper.write_text(_SCRIPT.format(longest=LONGEST_S, ticks=LONGEST_S * 20, **words))
+            wrapper.chmod(0o755)
+
+    def set(self, kind: str, when: str = "before") -> None:
+        """Calls of `kind` stop from now on, `before` or `after` the real one."""
+        if kind not in KINDS:
+            raise ValueError(kind)
+        self._reached(kind, when).unlink(missing_ok=True)
+        (self.folder / f"{kind}.{when}").touch()
+
+    def wait(self, kind: str, when: str = "before", timeout_s: float = 30.0) -> None:
+        """Until a call has stopped there. Raises RuntimeError."""
+        end = time.monotonic() + timeout_s
+        while not self._reached(kind, when).exists():
+            if time.monotonic() > end:
+                raise RuntimeError(f"no {kind} call came within {timeout_s:g} s")
+            time.sleep(0.05)
+
+    def clear(self) -> None:
+        """All calls go on."""
+        for kind in KINDS:
+            for when in ("before", "after"):
+                (self.folder / f"{kind}.{when}").unlink(missing_ok=True)
+
+    def _reached(self, kind: str, when: str) -> Path:
+        return self.folder / f"{kind}.{when}.reached"
