@@ -28,6 +28,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -152,7 +153,7 @@ def under_the_daemon(count: int, say: Callable[[str], None]) -> list[dict[str, A
 
         def trained(restarts: int) -> bool:
             marks.look()
-            return sum(s["restarts"] == restarts for s in steps(log)) >= STEPS_BEFORE
+            return len([s for s in steps(log) if s["restarts"] == restarts]) >= STEPS_BEFORE
 
         try:
             for number in range(count + 1):
@@ -194,13 +195,15 @@ class ByHand:
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         }
         sizes = ("--hidden", str(JOB.hidden), "--seq", str(JOB.seq))
+        command = (sys.executable, "-m", "launch.torchrun", "--nnodes", "1")
         self.output = (folder / f"output{restarts}").open("wb")
         self.began_s = time.time()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "launch.torchrun", "--nnodes", "1", "--nproc-per-node", str(plan.gpus)]
-            + ["--standalone", "-m", GPT, *ARGUMENTS, *sizes],
-            env=environment, stdout=self.output, stderr=self.output,
-        )  # fmt: skip
+            [*command, "--nproc-per-node", str(plan.gpus), "--standalone", "-m", GPT, *ARGUMENTS, *sizes],
+            env=environment,
+            stdout=self.output,
+            stderr=self.output,
+        )
 
     def steps(self) -> list[Line]:
         return [s for s in steps(self.log) if s["restarts"] == self.restarts]
@@ -262,8 +265,8 @@ def main(argv: list[str] | None = None) -> int:
     def say(text: str) -> None:
         print(text, file=out, flush=True)
 
-    import tempfile
-
+    # a benchmark that is stopped takes its cluster and processes down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         found = under_the_daemon(args.resizes, say)
         with tempfile.TemporaryDirectory(prefix="synergy-downtime-") as folder:
@@ -271,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
     except (MissingProgram, RuntimeError) as error:
         print(f"downtime: {error}", file=sys.stderr)
         return 1
-    answer = {
+    answer: dict[str, Any] = {
         "resizes": found,
         "median_split": medians([r["split"] for r in found]),
         "median_downtime": medians([{"downtime": r["downtime"]} for r in found])["downtime"],
