@@ -23,10 +23,11 @@ import json
 import logging
 import os
 import re
+import signal
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ from unittest.mock import patch
 from synergyd.cli.context import Context
 from synergyd.daemon import heartbeat, loop
 from synergyd.daemon.loop import Daemon, Tools
+from synergyd.scheduler.decide import decide
 from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import open_store
@@ -57,7 +59,7 @@ class Clock:
     """Seconds by part of an epoch, each second counted once: under the innermost part."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._stack: list[str] = []
         self._since = time.perf_counter()
 
@@ -103,19 +105,14 @@ class Bench:
         self.cluster = cluster
         self.slurm = CommandLine(cluster.env, timeout_s=120)
         settings = Context(cluster.conf).settings
-        heartbeat.write(
-            settings.state_dir, time.time(), max(30.0, 3 * settings.epoch_s)
-        )  # the plugin stamps only while a daemon is there
+        # the plugin stamps only while a daemon is there
+        heartbeat.write(settings.state_dir, time.time(), max(30.0, 3 * settings.epoch_s))
         self.clock = Clock()
         self.ahead_s = 0.0
         store = BufferedStore(lambda: open_store(settings.database_url(), create=True), time.monotonic)
-        tools = Tools(
-            Timed(self.slurm, self.clock, "read"),
-            self.slurm,
-            Timed(store, self.clock, "store"),
-            None,
-            lambda: time.time() + self.ahead_s,
-        )  # type: ignore[arg-type]
+        timed_store: Any = Timed(store, self.clock, "store")
+        reader = Timed(self.slurm, self.clock, "read")
+        tools = Tools(reader, self.slurm, timed_store, None, lambda: time.time() + self.ahead_s)
         self.daemon = Daemon(settings, tools)
         for name, part in (("registry", "learn"), ("forecast", "forecast"), ("actuator", "act")):
             setattr(self.daemon, name, Timed(getattr(self.daemon, name), self.clock, part))
@@ -129,12 +126,11 @@ class Bench:
         self.clock.seconds.clear()
         calls, before = self.slurm.calls, self.rpcs()
 
-        def decide(*args: Any, **kwargs: Any) -> Any:
+        def timed_decide(*args: Any, **kwargs: Any) -> Any:
             with self.clock.part("decide"):
-                return inner(*args, **kwargs)
+                return decide(*args, **kwargs)
 
-        inner = loop.decide
-        with patch.object(loop, "decide", decide):
+        with patch.object(loop, "decide", timed_decide):
             began, cpu = time.perf_counter(), time.process_time()
             with self.clock.part("rest"):
                 record = self.daemon.epoch()
@@ -255,6 +251,8 @@ def main(argv: list[str] | None = None) -> int:
     def say(text: str) -> None:
         print(text, file=out, flush=True)
 
+    # a benchmark that is stopped takes its cluster down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         answers = [measure(int(w), args.synergy, say, args.profile) for w in words]
     except MissingProgram as error:
