@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from tests.throwaway import agent_job
@@ -221,7 +222,7 @@ class Matrix:
         most = 0 if (state in ("QUEUED", "RUNNING") and fault != "node-down") or state == "QUEUED" else 1
         if row and int(row["restarts"]) > most:
             wrong.append(f"{row['restarts']} restarts where {most} would do")
-        for before, event in zip(story, story[1:], strict=False):
+        for before, event in pairwise(story):
             if before["state"] == "CHECKPOINTING" and event["state"] == "REQUEUING":
                 text = event["detail"]
                 if "checkpoint acknowledged" not in text and "no checkpoint acknowledged within" not in text:

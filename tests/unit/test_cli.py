@@ -76,9 +76,10 @@ def filled(url: str) -> str:
     decision = Decision(7, Action.RESIZE, CELL, ("n1",), f"grows {EVIL}", 1.5, (Alternative(CELL, f"less {EVIL}"),))
     row = {"job_id": 7, "name": EVIL, "user": EVIL, "state": "RUNNING", "lifecycle": "RUNNING", "gpus": 2, "asked_gpus": 2,
            "plan": {"tp": 1, "pp": 1, "dp": 2, "micro_batch": 1}, "global_batch": 8, "restarts": 1, "step": 3, "loss": 0.25,
-           "paused": False, "held": False}  # fmt: skip
+           "wanted_gpus": 4, "wanted_nodes": ["n1"], "action": "resize", "why": EVIL, "relative_goodput": 1.5, "paused": False,
+           "held": False}  # fmt: skip
     with open_store(url, create=True) as store:
-        store.save_epoch(EpochRecord(1000.0, 0.1, False, (decision,), {"snapshot": [row]}))
+        store.save_epoch(EpochRecord(1000.0, 0.1, False, (decision,), present=(row,)))
         store.append_events([Event(7, 1000.0, "RUNNING", "Observed", f"started {EVIL}")])
         store.put_lifecycles([Lifecycle(7, 0.0, "CHECKPOINTING", {}, 1000.0)])
         store.put_reports([StoredReport(Report(7, 1, 44, loss=1.25, note=EVIL), 1000.0)])

@@ -144,7 +144,14 @@ def test_a_newer_decision_takes_the_request_back_before_the_requeue(world: World
     assert world.slurm.requeued == [] and world.settled
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.CHECKPOINTING])
+@pytest.mark.parametrize("state", [State.HELD, State.RESIZED, State.RELEASED])
+def test_a_pending_job_whose_target_is_lost_waits_for_a_new_decision(state: State) -> None:
+    step = advance(Life(JOB, 0.0, state, target=LARGE, origin=SMALL), Unwanted("n2 is down"), 1.0, LIMITS)
+    assert step.life.state is State.QUEUED and step.life.target is None and step.life.origin is None
+    assert step.instructions == () and step.story == ("waits for a new decision: n2 is down",)
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.REQUEUING, State.GONE])
 def test_unwanted_changes_nothing_else(state: State) -> None:
     life = Life(JOB, 0.0, state, target=LARGE)
     assert advance(life, Unwanted("no"), 1.0, LIMITS).life == life
