@@ -38,7 +38,7 @@ from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.client import SlurmReader, SlurmWriter
+from synergyd.slurm.client import DeniedError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
@@ -322,6 +322,8 @@ class Daemon:
             try:
                 self.actuator.adopt(job_id, None)
                 self._told.add((job_id, life.restarts))
+            except DeniedError:
+                raise
             except (SynergyError, OSError) as error:
                 log.warning("job %d could not be told where to report: %s", row.job_id, error)
 

@@ -37,11 +37,9 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         log.info("%s: ending", signal.Signals(number).name)
         stop.set()
 
-    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     writer = CommandLine()
     reader, why = open_reader({})
     log.info("reads through %s: %s", reader.name, why)
-    inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     leadership = Leader(settings.database_url(), clock=time.time)
     store = BufferedStore(
         lambda: open_store(settings.database_url(), create=not settings.database),
@@ -54,8 +52,10 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         return leadership.leads or (leadership.away and leadership.term is not None)
 
     metrics = Metrics(settings.metrics_port)
+    inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     address = f"{settings.report_host or socket.getfqdn()}:{inbox.port}" if inbox else ""
     daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, leads))
+    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _loop(daemon, leadership, metrics, stop, once, on_epoch)
     finally:
@@ -95,7 +95,10 @@ def _loop(
     on_epoch: Callable[[Daemon], None] | None,
 ) -> int:
     settings, failures, next_epoch_s, pruned_s = daemon.settings, 0, 0.0, -PRUNE_EVERY_S
-    daemon.tools.store.refresh()  # makes the default database, and tells of a wrong URL at once
+    # makes the default database, and tells of a wrong URL at once
+    if not daemon.tools.store.refresh() and once:
+        raise UnavailableError("", daemon.tools.store.problem)  # nothing could be stored, and nobody leads
+    away = ""
     while not stop.is_set():
         now_s = time.monotonic()
         try:
@@ -109,6 +112,9 @@ def _loop(
                 if now_s - pruned_s >= PRUNE_EVERY_S:
                     pruned_s = now_s
                     daemon.tools.store.prune(time.time() - KEEP_S)
+                if bool(away) != bool(daemon.tools.store.problem):
+                    away = daemon.tools.store.problem
+                    log.warning("database: %s", away + "; decisions wait to be stored" if away else "is back")
                 if on_epoch:
                     on_epoch(daemon)
                 failures = 0

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from launch.hostlist import expand
-from synergyd.slurm.client import SlurmError
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
 
 # Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row. A name is cut after
@@ -44,6 +44,7 @@ TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
+DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
@@ -51,9 +52,8 @@ _KEY = re.compile(r"[A-Za-z]+\Z")
 class CommandLine:
     """Reader and writer through scontrol, squeue, sinfo and scancel.
 
-    `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in
-    `calls`.
-    Raises SlurmError from every method.
+    `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in `calls`.
+    Raises SlurmError from every method, and DeniedError where Slurm does not let this user read scripts or change jobs.
     """
 
     name = "command line"
@@ -129,6 +129,7 @@ class CommandLine:
         except SlurmError as error:
             if error.transient:
                 raise
+            _check_denied(error)
             return None
 
     # -- writes ----------------------------------------------------------------------------------------------------
@@ -137,16 +138,23 @@ class CommandLine:
         for key, value in fields.items():
             if not _KEY.match(key) or any(not c.isprintable() for c in value):
                 raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
-        self._run("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
+        self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
 
     def requeue(self, job_id: int) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
-        self._run("scontrol", "requeue", "incomplete", str(int(job_id)))
+        self._write("scontrol", "requeue", "incomplete", str(int(job_id)))
 
     def signal(self, job_id: int, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
         # scancel tries again for a minute when the job is not running: it is not to hold up the others
-        self._run("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
+        self._write("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
+
+    def _write(self, *argv: str, timeout_s: float = math.inf) -> None:
+        try:
+            self._run(*argv, timeout_s=timeout_s)
+        except SlurmError as error:
+            _check_denied(error)
+            raise
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -216,6 +224,12 @@ class CommandLine:
                 " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
             )
         return done.stdout
+
+
+def _check_denied(error: SlurmError) -> None:
+    if DENIED.search(error.what):
+        what = f"uid {os.geteuid()} may not manage jobs ({error.what.splitlines()[0]})"
+        raise DeniedError(error.where, what, "run synergyd as root, SlurmUser, or with AdminLevel=Admin") from None
 
 
 def _count(text: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.slurm.client import SlurmError
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.command_line import JOB_FIELDS, JOB_WIDE, NODE_FIELDS, CommandLine
 
 JOB = {
@@ -323,7 +323,6 @@ def test_a_signal_goes_to_the_steps_and_not_to_the_batch_shell(shell: Shell) -> 
         ("slurm_update error: Job can not be altered now, try again later", True),
         ("Zero Bytes were transmitted or received", True),
         ("Unable to contact slurm controller (backup)", True),
-        ("Access/permission denied", False),
         ("Invalid node name specified for job 7", False),
         ("Requested partition configuration not available now for job 7", False),
         ("Invalid GRES specification (with and without type identification) for job 7", False),
@@ -367,3 +366,17 @@ def test_calls_are_counted(shell: Shell) -> None:
     shell.backend.jobs()
     shell.backend.jobs()
     assert shell.backend.calls == 2
+
+
+@pytest.mark.parametrize("message", ["Access/permission denied", "slurm_update error: Invalid user id"])
+def test_a_user_who_may_not_change_jobs_is_told_at_once(shell: Shell, message: str) -> None:
+    for program in ("scontrol", "scancel"):
+        shell.answers(program, error=message + "\n", code=1)
+    for call in (
+        lambda: shell.backend.update(7, {"NumNodes": "2"}),
+        lambda: shell.backend.requeue(7),
+        lambda: shell.backend.signal(7, "USR2"),
+        lambda: shell.backend.batch_script(7),
+    ):
+        with pytest.raises(DeniedError, match="may not manage jobs .*; run synergyd as root, SlurmUser"):
+            call()
