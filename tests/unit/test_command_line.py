@@ -378,5 +378,5 @@ def test_a_user_who_may_not_change_jobs_is_told_at_once(shell: Shell, message: s
         lambda: shell.backend.signal(7, "USR2"),
         lambda: shell.backend.batch_script(7),
     ):
-        with pytest.raises(DeniedError, match="may not manage jobs .*; run synergyd as root, SlurmUser"):
+        with pytest.raises(DeniedError, match=r"may not manage jobs .*; run synergyd as root, SlurmUser"):
             call()
