@@ -17,6 +17,7 @@ def main(wanted: list[str]) -> int:
     """0 when every pair that was tried ended right."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     pairs = [(s, f) for s in STATES for f in FAULTS if not wanted or s in wanted or f"{s}/{f}" in wanted or f in wanted]
+    reasons: list[str] = []
     began, right = time.monotonic(), 0
     print(f"{'state':<14} {'fault':<17} {'result':<8} {'settled':>8}  ended")
     with matrix() as running:
@@ -27,9 +28,10 @@ def main(wanted: list[str]) -> int:
             print(f"{state:<14} {fault:<17} {result:<8} {done.settled_s:>6.1f} s  {done.ended}", flush=True)
             for text in done.wrong:
                 print(f"    {text}", flush=True)
-            if done.wrong and wanted:
-                print(done.told, flush=True)
+            if done.wrong:
+                reasons.append(f"\n== {state} {fault} ==\n{done.told}")
     print(f"{right} of {len(pairs)} pairs ended right, in {time.monotonic() - began:.0f} s")
+    print("".join(reasons), end="", file=sys.stderr)
     return int(right < len(pairs))
 
 

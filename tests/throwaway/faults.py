@@ -27,6 +27,7 @@ FAULTS = ("synergyd-killed", "scancel", "node-down", "slurmctld-killed")
 CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update", "RESIZED": "release"}
 PARK_S = 120
 SETTLE_S = 40.0
+SAVE_S = 6.0  # slurmctld writes its state 5 s after a change at the latest
 GPUS = 4  # of each of the two nodes
 
 
@@ -77,13 +78,13 @@ class Matrix:
             result.settled_s = time.monotonic() - hit
             self._check(state, fault, result)
         except RuntimeError as error:
-            result.wrong.append(str(error))
+            result.wrong.append(str(error).splitlines()[0])
         if result.wrong:
             result.told = self._told()
         try:
             self._clean()
         except RuntimeError as error:
-            result.wrong.append(f"afterwards: {error}")
+            result.wrong.append(f"afterwards: {str(error).splitlines()[0]}")
         result.took_s = time.monotonic() - began
         return result
 
@@ -148,7 +149,10 @@ class Matrix:
             lost = "n1"
             self._power_off(lost)
             self._control("update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+            if state == "RUNNING":
+                self._control("update", "NodeName=n2", "State=RESUME")
         else:
+            self._saved()
             self.cluster.kill("slurmctld")
         self.stalls.clear()
         if fault == "slurmctld-killed":
@@ -159,6 +163,12 @@ class Matrix:
         if self.blocker and fault != "scancel":
             self.cluster.run("scancel", str(self.blocker), check=False)
         return lost
+
+    def _saved(self) -> None:
+        """Waits until slurmctld has written down what it did up to now: what it has not, no restart brings back."""
+        path, since = self.cluster.folder / "state" / "job_state", time.time()
+        while time.time() < since + SAVE_S and (not path.exists() or path.stat().st_mtime < since):
+            time.sleep(0.05)
 
     def _power_off(self, node: str) -> None:
         """Ends the node's slurmd and everything that runs on it, at once."""
@@ -300,9 +310,12 @@ class Matrix:
         self.killed.clear()
         if "inact" in self.cluster.run("sinfo", "-h", "-o", "%a").stdout:
             self._control("update", "PartitionName=main", "State=UP")
-        self._wait(lambda: not self.cluster.run("squeue", "-h").stdout.strip(), 30, "an empty queue")
+        self._wait(self._queue_empty, 30, "an empty queue")
         self._wait(self._nodes_idle, 30, "idle nodes")
         self._wait(lambda: self._life() == "GONE", 10, "the daemon to forget the job")
+
+    def _queue_empty(self) -> bool:
+        return not self.cluster.run("squeue", "-h").stdout.strip()
 
     def _nodes_idle(self) -> bool:
         rows = self.cluster.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.split("\n")
