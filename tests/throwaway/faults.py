@@ -114,7 +114,7 @@ class Matrix:
         if state == "RUNNING":
             return
         if state == "RELEASED":
-            self._control("update", "PartitionName=main", "State=INACTIVE")  # released, and yet Slurm can't start it
+            self._control("update", "PartitionName=main", "State=DOWN")  # released, and yet Slurm can't start it
         else:
             self.stalls.set(CALL[state], when)
         self._control("update", "NodeName=n2", "State=RESUME")
