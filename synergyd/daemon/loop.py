@@ -36,7 +36,7 @@ from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.client import SlurmReader, SlurmWriter
+from synergyd.slurm.client import DeniedError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
@@ -258,17 +258,29 @@ class Daemon:
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
 
     def _adopt(self) -> None:
-        """Jobs that run without having been told where to report (started as plain jobs) are told now."""
+        """Running jobs that do not know where to report (plain ones, or told by a daemon before this one) are told now."""
         for job_id, row in self._rows.items():
             life = self.lives[job_id]
-            told = (job_id, life.restarts) in self._told or handover.plan_path(self.settings.state_dir, job_id).exists()
-            if told or life.state is not State.RUNNING or self.registry.known[job_id].directive is None:
+            if (job_id, life.restarts) in self._told or life.state is not State.RUNNING:
                 continue
+            if self.registry.known[job_id].directive is None:
+                continue
+            given = self._handed_over(job_id)
             try:
-                self.actuator.adopt(job_id, None)
+                if given is None or given.report != self.tools.report_address:
+                    self.actuator.adopt(job_id, given.plan if given else None)
                 self._told.add((job_id, life.restarts))
+            except DeniedError:
+                raise
             except (SynergyError, OSError) as error:
                 log.warning("job %d could not be told where to report: %s", row.job_id, error)
+
+    def _handed_over(self, job_id: int) -> handover.Handover | None:
+        path = handover.plan_path(self.settings.state_dir, job_id)
+        try:
+            return handover.read(path, job_id) if path.exists() else None
+        except SynergyError:
+            return None  # damaged: written anew
 
     # -- acting ----------------------------------------------------------------------------------------------------
 

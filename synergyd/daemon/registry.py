@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm import stamp
-from synergyd.slurm.client import SlurmError, SlurmWriter
+from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import canonical, parse_script, parse_stamp
 from synergyd.slurm.observe import Known, shape_of
 from synergyd.slurm.rows import JobRow
@@ -83,6 +83,8 @@ class Registry:
                 directive = parse_script(script) if script else None
                 if directive is None:
                     return None
+        except DeniedError:
+            raise
         except UsageError as problem:
             error = str(problem)
         if directive is not None and (row.array or row.het):

@@ -27,7 +27,7 @@ class Actuator:
     known: Mapping[int, Known]
 
     def carry_out(self, instruction: Instruction) -> Done | Refused:
-        """Never raises for anything Slurm or the file system does. Only jobs with a directive are ever written to."""
+        """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
         job_id = instruction.job_id
         known = self.known.get(job_id)
         if known is None or known.directive is None:

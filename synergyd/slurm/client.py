@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from synergyd.errors import UnavailableError
+from synergyd.errors import UnavailableError, UsageError
 from synergyd.slurm.rows import JobRow, NodeRow
 
 
@@ -15,6 +15,10 @@ class SlurmError(UnavailableError):
     def __init__(self, where: str, what: str, *, transient: bool) -> None:
         super().__init__(where, what)
         self.transient = transient
+
+
+class DeniedError(UsageError):
+    """Slurm does not let this user change jobs: trying again, or with another job, can't help."""
 
 
 class SlurmReader(Protocol):

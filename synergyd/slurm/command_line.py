@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from launch.hostlist import expand
-from synergyd.slurm.client import SlurmError
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.rows import JobRow, NodeRow
 
 # Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row.
@@ -29,6 +29,7 @@ TRANSIENT = re.compile(
 )
 # Variables of the daemon's own environment that would change what the commands print or do.
 OUTER = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_JOB", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN")
+DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
@@ -37,7 +38,7 @@ class CommandLine:
     """Reader and writer through scontrol, squeue, sinfo and scancel.
 
     `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in `calls`.
-    Raises SlurmError from every method.
+    Raises SlurmError from every method, and DeniedError where Slurm does not let this user read scripts or change jobs.
     """
 
     name = "command line"
@@ -109,6 +110,7 @@ class CommandLine:
         except SlurmError as error:
             if error.transient:
                 raise
+            _check_denied(error)
             return None
 
     # -- writes ----------------------------------------------------------------------------------------------------
@@ -117,15 +119,22 @@ class CommandLine:
         for key, value in fields.items():
             if not _KEY.match(key) or any(not c.isprintable() for c in value):
                 raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
-        self._run("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
+        self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
 
     def requeue(self, job_id: int) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
-        self._run("scontrol", "requeue", "incomplete", str(int(job_id)))
+        self._write("scontrol", "requeue", "incomplete", str(int(job_id)))
 
     def signal(self, job_id: int, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it
-        self._run("scancel", f"--signal={name}", str(int(job_id)))
+        self._write("scancel", f"--signal={name}", str(int(job_id)))
+
+    def _write(self, *argv: str) -> None:
+        try:
+            self._run(*argv)
+        except SlurmError as error:
+            _check_denied(error)
+            raise
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -219,6 +228,12 @@ class CommandLine:
                 " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
             )
         return done.stdout
+
+
+def _check_denied(error: SlurmError) -> None:
+    if DENIED.search(error.what):
+        what = f"uid {os.geteuid()} may not manage jobs ({error.what.splitlines()[0]})"
+        raise DeniedError(error.where, what, "run synergyd as root, SlurmUser, or with AdminLevel=Admin") from None
 
 
 def _count(text: str) -> int:
