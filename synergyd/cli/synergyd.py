@@ -32,6 +32,7 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of its own set-up at every start
     settings = Context(conf, database).settings
     if dry_run:
         settings = replace(settings, dry_run=True)

@@ -36,11 +36,9 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         log.info("%s: ending", signal.Signals(number).name)
         stop.set()
 
-    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     writer = CommandLine()
     reader, why = open_reader({})
     log.info("reads through %s: %s", reader.name, why)
-    inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     leadership = Leader(settings.database_url(), clock=time.time)
     store = BufferedStore(
         lambda: open_store(settings.database_url(), create=not settings.database),
@@ -53,8 +51,10 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         return leadership.leads or (leadership.away and leadership.term is not None)
 
     metrics = Metrics(settings.metrics_port)
+    inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     address = f"{settings.report_host or socket.getfqdn()}:{inbox.port}" if inbox else ""
     daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, leads))
+    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _loop(daemon, leadership, metrics, stop, once, on_epoch)
     finally:
@@ -92,7 +92,10 @@ def _loop(
     on_epoch: Callable[[Daemon], None] | None,
 ) -> int:
     settings, failures, next_epoch_s = daemon.settings, 0, 0.0
-    daemon.tools.store.refresh()  # makes the default database, and tells of a wrong URL at once
+    # makes the default database, and tells of a wrong URL at once
+    if not daemon.tools.store.refresh() and once:
+        raise UnavailableError("", daemon.tools.store.problem)  # nothing could be stored, and nobody leads
+    away = ""
     while not stop.is_set():
         now_s = time.monotonic()
         try:
@@ -102,6 +105,9 @@ def _loop(
                     log.info("standing by: %s", leadership.problem or "another synergyd leads")
                 record = daemon.epoch()
                 metrics.epoch(record, daemon)
+                if bool(away) != bool(daemon.tools.store.problem):
+                    away = daemon.tools.store.problem
+                    log.warning("database: %s", away + "; decisions wait to be stored" if away else "is back")
                 if on_epoch:
                     on_epoch(daemon)
                 failures = 0

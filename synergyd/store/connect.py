@@ -174,6 +174,9 @@ def plain_errors(url: URL) -> Iterator[None]:
         raise translate(url, error) from error
 
 
+_NOT_LET_IN = ('" does not exist', "password authentication failed", "no password supplied", "no pg_hba.conf entry")
+
+
 def translate(url: URL, error: Exception) -> SynergyError:
     """What `error` means for the user: away (UnavailableError), this row (RefusedError), or the set-up (UsageError)."""
     where = show(url)
@@ -194,6 +197,8 @@ def translate(url: URL, error: Exception) -> SynergyError:
         return UsageError(where, said, UPGRADE)
     if state == "42501":
         return UsageError(where, said, "grant it, or use the role that owns the tables")
+    if not state and any(words in low for words in _NOT_LET_IN):  # a refused connection carries no state
+        return UsageError(where, said, "correct the Database setting, or make that role and database")
     if state in ("25006",):  # a standby of PostgreSQL: it may become the primary
         return UnavailableError(where, said)
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, sqlite3.OperationalError)):
