@@ -126,7 +126,8 @@ def plan(
     if as_json:
         click.echo(json.dumps(asdict(table), indent=2))
     else:
-        show(table, Console())
+        # piped output is for people too: never cut a column off there
+        show(table, Console() if sys.stdout.isatty() else Console(width=160))
     if not any(count.rows for count in table.counts):
         sys.exit(1)
 
