@@ -1,0 +1,81 @@
+"""A job that only pretends to train: the launcher, the agent, checkpoints and reports are real, torch is not needed.
+
+srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.agent import Agent
+from launch.agent_settings import AgentSettings, parse_plan
+from synergyd.records import Plan
+from tests.throwaway.slurm import SlurmCluster
+
+STEP_S = 0.1
+BATCH = 8
+MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}
+
+
+def main() -> int:
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    environment = dict(os.environ)
+    text = environment.pop("SYNERGY_PLAN_JSON", "")
+    gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+    # one process stands for all of the job's
+    plan = parse_plan(text, gpus) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    if environment.get("SLURM_NODEID", "0") != "0":
+        time.sleep(steps * STEP_S)
+        return 0
+    agent = Agent(AgentSettings.from_environment(environment), plan)
+    agent.install_signals()
+    found = agent.find_checkpoint(None)
+    step = found.checkpoint.step if found.checkpoint else 0
+
+    def save(folder: Path) -> Mapping[str, Any]:
+        (folder / "step").write_text(str(step))
+        return {}
+
+    agent.start(step, save=save, checkpoint_interval=0, resharding=True)
+    while step < steps:
+        time.sleep(STEP_S)
+        step += 1
+        if not agent.after_step(step, loss=1.0 / step, tokens=step * BATCH, noise_scale=64.0):
+            return 0
+    agent.finish()
+    return 0
+
+
+def submit(
+    cluster: SlurmCluster, name: str = "light", *, gpus: int = 4, directive: str | None = "", steps: int = 100_000,
+    options: tuple[str, ...] = (), **kwargs: Any,
+) -> int:  # fmt: skip
+    """Submits one such job with `directive` behind its #SYNERGY (None: a plain job). Its output: `output(cluster, job id)`."""
+    folder = cluster.folder / "light"
+    folder.mkdir(exist_ok=True)
+    config, checkpoint = folder / "config.json", folder / f"checkpoint-{time.monotonic_ns()}"
+    config.write_text(json.dumps(MODEL))
+    line = "" if directive is None else (
+        f"#SYNERGY model={config} global_batch={BATCH} micro_batch=1 checkpoint={checkpoint} {directive}\n"
+    )  # fmt: skip
+    script = (
+        f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} --nodes=1 --open-mode=append\n{line}"
+        f"srun synergy-launch --runner python --checkpoint {checkpoint} {Path(__file__).resolve()} {steps}\n"
+    )
+    return cluster.sbatch(script, f"--job-name={name}", f"--output={folder}/%j.out", *options, **kwargs)
+
+
+def output(cluster: SlurmCluster, job_id: int) -> str:
+    """What the job has printed so far."""
+    path = cluster.folder / "light" / f"{job_id}.out"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
