@@ -189,7 +189,12 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     if ending:
         child.terminate()
     reports = where.node_rank == 0 and where.job_id is not None
-    reporter = Reporter(given.report) if reports and given and given.report else None
+
+    def address() -> str:
+        found, _ = find_handover(where.job_id, os.environ)
+        return found.report if found else ""
+
+    reporter = Reporter(given.report, find=address) if reports and given and given.report else None
     ask_again_s = time.monotonic() + ASK_AGAIN_S
     seen: dict[str, object] = {}
     told = 0
@@ -205,8 +210,8 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         elif reports and time.monotonic() > ask_again_s:
             # started as a plain job: a daemon that comes later says where to report
             ask_again_s = time.monotonic() + ASK_AGAIN_S
-            late, _ = find_handover(where.job_id, os.environ)
-            reporter = Reporter(late.report) if late and late.report else None
+            late = address()
+            reporter = Reporter(late, find=address) if late else None
         time.sleep(POLL_S)
     if reporter:
         _offer(reporter, run_dir, where, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from launch import report
@@ -14,11 +15,12 @@ from synergyd.records import Report
 class Reporter:
     """`offer` keeps the newest report only; a thread sends it, at most one each `every_s` unless it is urgent.
 
+    `find` tells the address anew after a failure: another daemon may have taken over.
     What could not be delivered is sent again, until something newer takes its place: the latest state is never lost.
     """
 
-    def __init__(self, address: str, every_s: float = 10.0) -> None:
-        self._address, self._every_s = address, every_s
+    def __init__(self, address: str, every_s: float = 10.0, find: Callable[[], str] = lambda: "") -> None:
+        self._address, self._every_s, self._find = address, every_s, find
         self._newest: Report | None = None
         self._urgent = False
         self._closing = False
@@ -61,6 +63,7 @@ class Reporter:
             if not self._failures:
                 print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)
             self._failures += 1
+            self._address = self._find() or self._address
             return False
         self._failures = 0
         return True

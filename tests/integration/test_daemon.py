@@ -207,7 +207,7 @@ def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmClu
 def test_no_write_goes_to_jobs_without_a_directive(site: SlurmCluster) -> None:
     shim = Shim(site)
     with synergyd(site, environment=shim.environment) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         plain = [light_job.submit(site, f"plain{i}", directive=None, gpus=g) for i, g in enumerate((1, 1, 4))]
         plain.append(site.sbatch("#!/bin/bash\nsleep 60\n", "--array=1-2", "--output=/dev/null"))
         plain.append(site.sbatch("#!/bin/bash\nsleep 60\n", "--hold", "--output=/dev/null"))
@@ -246,7 +246,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
 
 def test_impossible_min_gpus_is_said_and_not_held(site: SlurmCluster) -> None:
     with synergyd(site):
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         job_id = light_job.submit(site, directive="min_gpus=64 max_gpus=128", gpus=4)
         site.wait_for(lambda: job_id in status(site), 15, "the job to be known")
         why = explain(site, job_id)["decision"]["why"]
@@ -261,7 +261,7 @@ def test_impossible_min_gpus_is_said_and_not_held(site: SlurmCluster) -> None:
 
 def test_pause_and_resume(site: SlurmCluster) -> None:
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         first = [light_job.submit(site, f"first{i}", directive=ELASTIC) for i in range(2)]
         until_steps(site, *first)
         for job_id in first:
@@ -284,7 +284,7 @@ def test_pause_and_resume(site: SlurmCluster) -> None:
 
 def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> None:
     with synergyd(site):
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         held = light_job.submit(site, "held", directive=ELASTIC, options=("--hold",))
         later = light_job.submit(site, "later", directive=ELASTIC, options=("--begin=now+3600",))
         site.wait_for(lambda: {held, later} <= set(status(site)), 15, "the jobs to be known")
@@ -304,7 +304,7 @@ def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> 
 
 def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         job_id = light_job.submit(site, "shown", directive=ELASTIC, gpus=2)
         until_steps(site, job_id)
         table = site.run("synergyctl", "status").stdout
@@ -328,8 +328,8 @@ def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
         origins = {s["key"]: (s["value"], s["origin"]) for s in config["settings"]}
         number = 1 + next(i for i, x in enumerate(site.conf.read_text().splitlines()) if "StateDir=" in x)
         assert origins["StateDir"] == (str(site.state_dir), f"{site.conf}:{number}")
-        assert config["problems"] == []
-        assert "0 errors, 0 warnings" in site.run("synergyctl", "config", "check").stdout
+        assert {p["severity"] for p in config["problems"]} <= {"warning"}, config["problems"]
+        assert "\n0 errors, " in site.run("synergyctl", "config", "check").stdout
         assert "as needed" in site.run("synergyctl", "db", "current").stdout
         assert "Traceback" not in daemon.log.read_text()
 
@@ -346,7 +346,7 @@ def test_a_database_that_is_away_stops_nothing(site: SlurmCluster, postgres_serv
         return int((site.state_dir / heartbeat.NAME).read_text().split()[0])
 
     with synergyd(site, "--database", url) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         first = light_job.submit(site, "first", directive=ELASTIC)
         site.wait_for(lambda: (status(site, url).get(first) or {}).get("step"), 20, "reports\n" + daemon.tail())
         postgres_server.stop()
@@ -409,7 +409,7 @@ def test_without_the_right_to_update_jobs_one_line_says_so(site: SlurmCluster) -
 
 def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         job_id = light_job.submit(site, directive=ELASTIC)
         until_steps(site, job_id)
         address = f"127.0.0.1:{site.port + 90}"
@@ -445,7 +445,7 @@ def send_raw(port: int, raw: bytes) -> None:
 
 def test_without_munge_training_goes_on_and_says_so_once(site: SlurmCluster) -> None:
     with synergyd(site):
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         path = Path(light_job.__file__).resolve()
         out = site.folder / "out"
         job_id = site.sbatch(
@@ -473,7 +473,7 @@ def test_a_second_daemon_stands_by_and_takes_over(site: SlurmCluster) -> None:
     other = site.folder / "other.conf"
     other.write_text(site.conf.read_text().replace(f"ReportPort={site.port + 90}", f"ReportPort={site.port + 91}"))
     with synergyd(site) as first:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         job_id = light_job.submit(site, directive=ELASTIC)
         until_steps(site, job_id)
         shim = Shim(site)
@@ -488,8 +488,11 @@ def test_a_second_daemon_stands_by_and_takes_over(site: SlurmCluster) -> None:
             assert shim.writes() == []
             first.kill()
             last = [light_job.submit(site, "last", directive=f"{ELASTIC} weight=5")]
-            site.wait_for(lambda: all(site.state(i) == "RUNNING" for i in last), 45, log.read_text())
+            site.wait_for(lambda: all(site.state(i) == "RUNNING" for i in last), 90, log.read_text())
             assert shim.writes()
+            # the jobs have found their new address
+            before = {i: status(site)[i]["step"] or 0 for i in late}
+            site.wait_for(lambda: all((status(site)[i]["step"] or 0) > before[i] for i in late), 90, log.read_text())
             assert "Traceback" not in log.read_text()
         finally:
             second.terminate()
@@ -501,19 +504,21 @@ def test_a_strangers_text_is_only_text(site: SlurmCluster) -> None:
     evil = f"a'b\"; touch {mark}; $(touch {mark}) `touch {mark}` | & \\ % [bold]"
     folder = site.folder / f"it's; touch {mark.name} [red] & %s"
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 15, "the heartbeat")
+        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
         path = Path(light_job.__file__).resolve()
         out = site.folder / "out"
         job_id = site.sbatch(
-            f"#!/bin/bash\n#SBATCH --gres=gpu:2 --open-mode=append\n"
-            f'#SYNERGY {ELASTIC} global_batch=8 model={model(site)} checkpoint="{folder}"\n'
+            f"#!/bin/bash\n#SBATCH --gres=gpu:4 --open-mode=append\n"
+            f'#SYNERGY {ELASTIC} global_batch=8 micro_batch=1 model={model(site)} checkpoint="{folder}"\n'
             f"srun synergy-launch --runner python {path} 100000\n",
             "-J", evil, f"--output={out}", "--comment", evil,
         )  # fmt: skip
-        until_steps(site, job_id)
-        late = [light_job.submit(site, f"x\nJobId={job_id + 1} {i}", directive=ELASTIC) for i in range(2)]
-        site.wait_for(lambda: status(site)[job_id]["restarts"] >= 1, 40, "a resize\n" + daemon.tail())
-        until_steps(site, job_id, *late)
+        other = light_job.submit(site, f"x\nJobId={job_id}\n   AdminComment=synergy:1", directive=ELASTIC)
+        until_steps(site, job_id, other)
+        site.run("synergyctl", "pause", str(other))
+        late = light_job.submit(site, "late", directive=ELASTIC)  # only the first job can make room for it
+        site.wait_for(lambda: status(site)[job_id]["restarts"] >= 1, 60, "a resize\n" + daemon.tail())
+        until_steps(site, job_id, other, late)
         assert status(site)[job_id]["name"] == evil[: len(status(site)[job_id]["name"])]
         script = site.run("synergyctl", "render", str(job_id)).stdout
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0

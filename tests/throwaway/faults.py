@@ -289,7 +289,8 @@ class Matrix:
         return "\n".join((*parts, self.cluster.log_tail("slurmctld", 20)))
 
     def _wait(self, condition: object, timeout_s: float, what: str) -> None:
-        self.cluster.wait_for(condition, timeout_s, what)  # type: ignore[arg-type]
+        # generous: a slow machine is no fault
+        self.cluster.wait_for(condition, 2 * timeout_s, what)  # type: ignore[arg-type]
 
     def _until(self, condition: object, what: str, result: Result) -> None:
         try:
