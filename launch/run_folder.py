@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,14 @@ REQUEST = "checkpoint-request"
 
 
 def make(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Makes the folder (mode 0700), never through a link or in a folder of someone else's. Raises UsageError."""
-    name = f"synergy-{os.getuid()}-{job_id or os.getpid()}-{restarts}-{node_rank}"
-    path = Path(tempfile.gettempdir()) / name
+    """Makes a folder of this launcher's own (mode 0700, a name nobody can foresee). Raises UsageError."""
+    # never by job id alone: two clusters' nodes on one machine, or two steps of one job, would share it
+    name = f"synergy-{os.getuid()}-{job_id or os.getpid()}-{restarts}-{node_rank}-"
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        about = path.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise UsageError(
-                str(path), "exists and is not this user's private folder", "remove it, or set TMPDIR"
-            ) from None
-        for left in (STATUS, REQUEST):
-            (path / left).unlink(missing_ok=True)
+        return Path(tempfile.mkdtemp(prefix=name))
     except OSError as error:
-        raise UsageError(str(path), f"can't be made ({error.strerror})", "set TMPDIR to a writable folder") from None
-    return path
+        right = "set TMPDIR to a writable folder"
+        raise UsageError(tempfile.gettempdir(), f"can't take a run folder ({error.strerror})", right) from None
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
