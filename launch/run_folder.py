@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,22 @@ REQUEST = "checkpoint-request"
 
 
 def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Where the folder of this node and incarnation lies."""
-    name = f"synergy-{os.getuid()}-{job_id or os.getpid()}-{restarts}-{node_rank}"
-    return Path(tempfile.gettempdir()) / name
+    """Where the folder of this node and incarnation would lie, mktemp's X standing for what nobody can foresee."""
+    return Path(tempfile.gettempdir()) / f"{_prefix(job_id, restarts, node_rank)}XXXXXXXX"
 
 
 def make(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Makes the folder (mode 0700), never through a link or in a folder of someone else's. Raises UsageError."""
-    path = path_of(job_id, restarts, node_rank)
+    """Makes a folder of this launcher's own (mode 0700, a name nobody can foresee). Raises UsageError."""
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        about = path.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise UsageError(
-                str(path), "exists and is not this user's private folder", "remove it, or set TMPDIR"
-            ) from None
-        for left in (STATUS, REQUEST):
-            (path / left).unlink(missing_ok=True)
+        return Path(tempfile.mkdtemp(prefix=_prefix(job_id, restarts, node_rank)))
     except OSError as error:
-        raise UsageError(str(path), f"can't be made ({error.strerror})", "set TMPDIR to a writable folder") from None
-    return path
+        right = "set TMPDIR to a writable folder"
+        raise UsageError(tempfile.gettempdir(), f"can't take a run folder ({error.strerror})", right) from None
+
+
+def _prefix(job_id: int | None, restarts: int, node_rank: int) -> str:
+    # never the whole name: two clusters' nodes on one machine, or two steps of one job, would share the folder
+    return f"synergy-{os.getuid()}-{job_id or os.getpid()}-{restarts}-{node_rank}-"
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:

@@ -109,6 +109,15 @@ def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
     return found
 
 
+def until_beat(cluster: SlurmCluster) -> None:
+    """Waits for the daemon's first heartbeat."""
+    try:
+        cluster.wait_for((cluster.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+    except RuntimeError as error:
+        log = (cluster.folder / "log" / "synergyd.log").read_text()
+        raise RuntimeError(f"{error}\nsynergyd: {log[-4000:]}") from None
+
+
 def until_steps(cluster: SlurmCluster, *job_ids: int, steps: int = 2, timeout_s: float = 60) -> None:
     """Waits until the daemon knows by reports that these jobs train."""
 
@@ -207,7 +216,7 @@ def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmClu
 def test_no_write_goes_to_jobs_without_a_directive(site: SlurmCluster) -> None:
     shim = Shim(site)
     with synergyd(site, environment=shim.environment) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         plain = [light_job.submit(site, f"plain{i}", directive=None, gpus=g) for i, g in enumerate((1, 1, 4))]
         plain.append(site.sbatch("#!/bin/bash\nsleep 60\n", "--array=1-2", "--output=/dev/null"))
         plain.append(site.sbatch("#!/bin/bash\nsleep 60\n", "--hold", "--output=/dev/null"))
@@ -246,7 +255,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
 
 def test_impossible_min_gpus_is_said_and_not_held(site: SlurmCluster) -> None:
     with synergyd(site):
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         job_id = light_job.submit(site, directive="min_gpus=64 max_gpus=128", gpus=4)
         site.wait_for(lambda: job_id in status(site), 15, "the job to be known")
         why = explain(site, job_id)["decision"]["why"]
@@ -261,7 +270,7 @@ def test_impossible_min_gpus_is_said_and_not_held(site: SlurmCluster) -> None:
 
 def test_pause_and_resume(site: SlurmCluster) -> None:
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         first = [light_job.submit(site, f"first{i}", directive=ELASTIC) for i in range(2)]
         until_steps(site, *first)
         for job_id in first:
@@ -284,7 +293,7 @@ def test_pause_and_resume(site: SlurmCluster) -> None:
 
 def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> None:
     with synergyd(site):
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         held = light_job.submit(site, "held", directive=ELASTIC, options=("--hold",))
         later = light_job.submit(site, "later", directive=ELASTIC, options=("--begin=now+3600",))
         site.wait_for(lambda: {held, later} <= set(status(site)), 15, "the jobs to be known")
@@ -304,7 +313,7 @@ def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> 
 
 def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         job_id = light_job.submit(site, "shown", directive=ELASTIC, gpus=2)
         until_steps(site, job_id)
         table = site.run("synergyctl", "status").stdout
@@ -346,7 +355,7 @@ def test_a_database_that_is_away_stops_nothing(site: SlurmCluster, postgres_serv
         return int((site.state_dir / heartbeat.NAME).read_text().split()[0])
 
     with synergyd(site, "--database", url) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         first = light_job.submit(site, "first", directive=ELASTIC)
         site.wait_for(lambda: (status(site, url).get(first) or {}).get("step"), 20, "reports\n" + daemon.tail())
         postgres_server.stop()
@@ -409,7 +418,7 @@ def test_without_the_right_to_update_jobs_one_line_says_so(site: SlurmCluster) -
 
 def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         job_id = light_job.submit(site, directive=ELASTIC)
         until_steps(site, job_id)
         address = f"127.0.0.1:{site.port + 90}"
@@ -445,7 +454,7 @@ def send_raw(port: int, raw: bytes) -> None:
 
 def test_without_munge_training_goes_on_and_says_so_once(site: SlurmCluster) -> None:
     with synergyd(site):
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         path = Path(light_job.__file__).resolve()
         out = site.folder / "out"
         job_id = site.sbatch(
@@ -473,7 +482,7 @@ def test_a_second_daemon_stands_by_and_takes_over(site: SlurmCluster) -> None:
     other = site.folder / "other.conf"
     other.write_text(site.conf.read_text().replace(f"ReportPort={site.port + 90}", f"ReportPort={site.port + 91}"))
     with synergyd(site) as first:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         job_id = light_job.submit(site, directive=ELASTIC)
         until_steps(site, job_id)
         shim = Shim(site)
@@ -504,7 +513,7 @@ def test_a_strangers_text_is_only_text(site: SlurmCluster) -> None:
     evil = f"a'b\"; touch {mark}; $(touch {mark}) `touch {mark}` | & \\ % [bold]"
     folder = site.folder / f"it's; touch {mark.name} [red] & %s"
     with synergyd(site) as daemon:
-        site.wait_for((site.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        until_beat(site)
         path = Path(light_job.__file__).resolve()
         out = site.folder / "out"
         job_id = site.sbatch(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from synergyd.errors import UnavailableError, UsageError
+from synergyd.errors import UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.items import Event
@@ -179,10 +179,10 @@ def test_what_the_admin_is_told(server: Postgres, postgres_database: str) -> Non
     schema.upgrade(postgres_database)
     url = connect.parse_url(postgres_database)
     wrong = url.set(password="hidden-secret").render_as_string(hide_password=False)
-    with pytest.raises(UnavailableError) as refused:
+    with pytest.raises(UsageError) as refused:
         open_store(wrong)
     assert "password authentication failed" in str(refused.value)
-    with pytest.raises(UnavailableError) as absent:
+    with pytest.raises(UsageError) as absent:
         open_store(url.set(database="nowhere").render_as_string(hide_password=False))
     assert 'database "nowhere" does not exist' in str(absent.value)
     for error in (refused, absent):
@@ -190,6 +190,7 @@ def test_what_the_admin_is_told(server: Postgres, postgres_database: str) -> Non
             "\n" not in str(error.value)
             and "secret" not in str(error.value)
             and server.password not in str(error.value)
+            and "correct the Database setting" in str(error.value)
         )
 
 

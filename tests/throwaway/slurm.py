@@ -232,7 +232,8 @@ class SlurmCluster:
             lock = os.open(Path(tempfile.gettempdir()) / f"synergy-ports-{first}.lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for port in range(first, first + 2 + len(self.node_names)):
+                # the last two: daemons' report ports
+                for port in (*range(first, first + 2 + len(self.node_names)), first + 90, first + 91):
                     with socket.socket() as probe:
                         probe.bind(("127.0.0.1", port))
             except OSError:
