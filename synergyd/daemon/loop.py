@@ -6,6 +6,7 @@ Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +50,7 @@ from synergyd.task import update_profile
 log = logging.getLogger("synergyd")
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
 BEAT_S = 15.0  # between two heartbeats
+_NUMBER = re.compile(r"\d[\d.,]*")
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 
 
@@ -258,7 +260,9 @@ class Daemon:
         """Decisions that differ from the job's last stored one, or are SAY_AGAIN_S later: the rest would only fill the database."""
         fresh = []
         for d in decisions:
-            key = (d.action, d.cell.shape if d.cell else None, d.cell.plan if d.cell else None, d.node_names)
+            # a reason's numbers move every epoch: only other words make it news
+            why = _NUMBER.sub("#", d.why)
+            key = (d.action, d.cell.shape if d.cell else None, d.cell.plan if d.cell else None, d.node_names, why)
             stored = self._decided.get(d.job_id)
             if stored is None or stored[0] != key or now_s - stored[1] >= SAY_AGAIN_S:
                 self._decided[d.job_id] = (key, now_s)

@@ -263,6 +263,20 @@ def test_keep_and_paused_and_held_jobs_are_left_alone(site: Site) -> None:
     assert acted(site.epoch(60)).get(1) == "resize"
 
 
+def test_a_decision_is_stored_again_when_its_reason_changes(site: Site) -> None:
+    site.slurm.submit(1)
+    site.slurm.runs(1, "n1")
+    site.epoch()
+    site.epoch(60)  # nothing new
+    with site.store() as store:
+        store.set_paused(1, True, 0.0)
+    site.epoch(60)
+    site.epoch(60)
+    with site.store() as store:
+        reasons = [d.decision.why for d in store.decisions_of(1, 10)]
+    assert len(reasons) == 2 and "paused" in reasons[0] and "not reported" in reasons[1]
+
+
 def test_a_plain_job_is_told_where_to_report_once(site: Site) -> None:
     site.slurm.submit(1)
     site.slurm.runs(1, "n1")
