@@ -195,7 +195,8 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         return found.report if found else ""
 
     reporter = Reporter(given.report, find=address) if reports and given and given.report else None
-    ask_again_s = time.monotonic() + ASK_AGAIN_S
+    every_s = ASK_AGAIN_S
+    ask_again_s = time.monotonic() + every_s
     seen: dict[str, object] = {}
     told = 0
     while child.poll() is None:
@@ -209,7 +210,10 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             seen = _offer(reporter, run_dir, where, seen)
         elif reports and time.monotonic() > ask_again_s:
             # started as a plain job: a daemon that comes later says where to report
-            ask_again_s = time.monotonic() + ASK_AGAIN_S
+            every_s = min(
+                2 * every_s, 20 * ASK_AGAIN_S
+            )  # each may cost slurmctld an RPC, and there may never be a daemon
+            ask_again_s = time.monotonic() + every_s
             late = address()
             reporter = Reporter(late, find=address) if late else None
         time.sleep(POLL_S)

@@ -16,7 +16,7 @@ from synergyd.daemon import heartbeat, lives
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.registry import Registry
-from synergyd.errors import SynergyError
+from synergyd.errors import SynergyError, UsageError
 from synergyd.lifecycle import (
     IN_TRANSIT,
     Acknowledged,
@@ -49,6 +49,7 @@ from synergyd.task import update_profile
 
 log = logging.getLogger("synergyd")
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
+ADOPTED_AN_EPOCH = 200  # jobs told anew where to report in one epoch: each is an update to slurmctld
 BEAT_S = 15.0  # between two heartbeats
 _NUMBER = re.compile(r"\d[\d.,]*")
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
@@ -104,7 +105,7 @@ class Daemon:
         self.tools.store.refresh()
         if self._acts and not self._acted and self.tools.store.loaded:
             # it stood by until now: what it saw from there is no match for what the leader before it wrote
-            self.lives, self.profiles, self.reports, self._loaded = {}, {}, {}, False
+            self.lives, self.profiles, self.reports, self._loaded, self._told = {}, {}, {}, False, set()
         self._acted = self._acts
         self._load()
         rows = self.tools.reader.jobs()
@@ -317,19 +318,27 @@ class Daemon:
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
 
     def _adopt(self) -> None:
-        """Jobs that run without having been told where to report (started as plain jobs) are told now."""
+        """Running jobs that know no address to report to (started as plain jobs), or another daemon's, are told ours."""
+        address, room = self.tools.report_address, ADOPTED_AN_EPOCH
         for job_id, row in self._rows.items():
             life = self.lives[job_id]
-            told = (job_id, life.restarts) in self._told or handover.plan_path(self.settings.state_dir, job_id).exists()
-            if told or life.state is not State.RUNNING or self.registry.known[job_id].directive is None:
+            if (job_id, life.restarts) in self._told or life.state is not State.RUNNING:
                 continue
-            try:
-                self.actuator.adopt(job_id, None)
-                self._told.add((job_id, life.restarts))
-            except DeniedError:
-                raise
-            except (SynergyError, OSError) as error:
-                log.warning("job %d could not be told where to report: %s", row.job_id, error)
+            if self.registry.known[job_id].directive is None:
+                continue
+            given = _handed_over(self.settings.state_dir, job_id)
+            if given is None or given.report != address:
+                if not room:
+                    continue
+                room -= 1
+                try:
+                    self.actuator.adopt(job_id, given.plan if given else None)
+                except DeniedError:
+                    raise
+                except (SynergyError, OSError) as error:
+                    log.warning("job %d could not be told where to report: %s", row.job_id, error)
+                    continue
+            self._told.add((job_id, life.restarts))
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -435,6 +444,14 @@ def _observed(row: JobRow | None) -> Observed:
 def _words(shape: Shape, plan: Plan | None) -> str:
     degrees = f"; tp {plan.tp} pp {plan.pp} dp {plan.dp}" if plan else ""
     return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type}{degrees})"
+
+
+def _handed_over(state_dir: Path, job_id: int) -> handover.Handover | None:
+    """What a job was told at its start; None where it was told nothing that can be read."""
+    try:
+        return handover.read(handover.plan_path(state_dir, job_id), job_id)
+    except UsageError:
+        return None
 
 
 def _remove_plan(state_dir: Path, job_id: int) -> None:

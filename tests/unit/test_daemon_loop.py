@@ -289,6 +289,31 @@ def test_a_plain_job_is_told_where_to_report_once(site: Site) -> None:
     assert sum("AdminComment" in " ".join(c) for c in site.slurm.calls) == 1
 
 
+def test_a_daemon_at_another_address_tells_running_jobs(site: Site) -> None:
+    """A stand-by on another host takes over: jobs must find it, with the plan they run by."""
+    grow(site)
+    site.report(1, checkpoint_requests=1)
+    for _ in range(10):
+        site.tick()
+    before = handover.read(handover.plan_path(site.folder, 1), 1)
+    assert site.life(1).state is State.RUNNING and before.plan is not None and before.report == "ctl:7321"
+    here = site.daemon
+    there = site.start()
+    there.tools = replace(there.tools, report_address="ctl2:7321")
+    there.actuator = replace(there.actuator, report="ctl2:7321")
+    site.epoch(60)
+    assert handover.read(handover.plan_path(site.folder, 1), 1) == replace(before, report="ctl2:7321")
+    assert "report=ctl2:7321" in site.slurm.comments[1] and "plan=tp:" in site.slurm.comments[1]
+    calls = len(site.slurm.calls)
+    site.epoch(60)
+    assert len(site.slurm.calls) == calls
+    site.leads, site.daemon = False, here
+    site.epoch(60)
+    site.leads = True
+    site.epoch(60)  # and back
+    assert handover.read(handover.plan_path(site.folder, 1), 1) == before
+
+
 def test_a_job_that_has_to_wait_is_parked_and_parked_again(site: Site) -> None:
     site.slurm.gpus = {"n1": 4}
     site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 resize=no"), tres_per_node="gres:gpu:4")

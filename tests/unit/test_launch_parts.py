@@ -115,6 +115,21 @@ def test_close_is_quick_with_nothing_to_say_or_nobody_there(monkeypatch: pytest.
     assert time.monotonic() - began < 2 and wire.steps == [] and wire.fails == 98
 
 
+def test_another_daemon_is_found_and_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, str]] = []
+
+    def send(newest: Report, address: str) -> None:
+        if address != "ctl2:1":
+            raise UnavailableError(f"daemon at {address}", "away")
+        told.append((newest.step, address))
+
+    monkeypatch.setattr(reporters.report, "send", send)
+    made = Reporter("ctl:1", every_s=60, find=lambda: "ctl2:1")
+    made.offer(Report(1, 0, 1), urgent=True)
+    until(lambda: told == [(1, "ctl2:1")])
+    made.close()
+
+
 # -- torchrun ----------------------------------------------------------------------------------------------------------
 
 
