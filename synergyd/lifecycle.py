@@ -53,6 +53,9 @@ class Limits:
     release_timeout_s: float = 120.0
     attempts: int = 3
     retry_s: float = 300.0  # after a failed resize, no other for this long
+    # from the end of an incarnation to the start of the next: slurmd refuses, and Slurm then fails, a job whose
+    # credential is of the same whole second as the revocation of the one before
+    restart_delay_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Life:
     retry_after_s: float = 0.0
     plan: Plan | None = None  # of the running incarnation, if Synergy gave it one
     cause: str = ""  # why the resize was decided, for the story
+    ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ def advance(life: Life, event: Event, now_s: float, limits: Limits) -> Step:
         case Acknowledged():
             return _acknowledged(life, event, now_s)
         case Done():
-            return _done(life, event.instruction, now_s)
+            return _done(life, event.instruction, now_s, limits)
         case Refused():
             return _refused(life, event, now_s, limits)
         case Tick():
@@ -234,14 +238,14 @@ def _observed(life: Life, event: Observed, now_s: float, limits: Limits) -> Step
             return _runs(life, event, now_s, None, "started by Slurm as a plain job")
         case State.RUNNING if event.state == "PENDING":
             # requeued by Slurm (node failure) or by the user
-            moved = replace(life, restarts=event.restarts, plan=None)
+            moved = replace(life, restarts=event.restarts, plan=None, ended_s=now_s)
             return _to(moved, State.QUEUED, now_s, "requeued by Slurm or its user")
         case State.RUNNING if running and event.restarts != life.restarts:
             return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
         case State.CHECKPOINTING if newer and running:
             return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
         case State.CHECKPOINTING | State.REQUEUING if event.state == "PENDING":
-            return _to_held(replace(life, restarts=event.restarts), now_s, limits, "requeued")
+            return _to_held(replace(life, restarts=event.restarts, ended_s=now_s), now_s, limits, "requeued")
         case State.CHECKPOINTING if event.state == "SUSPENDED":
             text = "suspended while its checkpoint was awaited: resize given up"
             return _to(replace(life, target=None), State.RUNNING, now_s, text)
@@ -256,15 +260,16 @@ def _observed(life: Life, event: Observed, now_s: float, limits: Limits) -> Step
             size = "its new size" if life.target else "the size Slurm had for it"
             return _runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
         case State.HELD if event.state == "PENDING" and event.begin_s is not None and event.begin_s < soon_s:
-            seen = replace(life, restarts=max(life.restarts, event.restarts))
-            return Step(seen, (Park(life.job_id, limits.park_s),))
+            return Step(_pending(life, event, now_s), (Park(life.job_id, limits.park_s),))
         case State.RESIZED if event.state == "PENDING" and event.begin_s is not None and event.begin_s <= now_s:
-            seen = replace(life, restarts=max(life.restarts, event.restarts))
-            return _to(seen, State.RELEASED, now_s, "released")
+            return _to(_pending(life, event, now_s), State.RELEASED, now_s, "released")
         case _:
-            return Step(
-                replace(life, restarts=max(life.restarts, event.restarts)) if event.state == "PENDING" else life
-            )
+            return Step(_pending(life, event, now_s) if event.state == "PENDING" else life)
+
+
+def _pending(life: Life, event: Observed, now_s: float) -> Life:
+    """A job that is pending: of a later incarnation than was known, if another ended in between."""
+    return replace(life, restarts=event.restarts, ended_s=now_s) if event.restarts > life.restarts else life
 
 
 def _wanted(life: Life, event: Wanted, now_s: float, limits: Limits) -> Step:
@@ -300,11 +305,11 @@ def _acknowledged(life: Life, event: Acknowledged, now_s: float) -> Step:
     return Step(life)
 
 
-def _done(life: Life, instruction: Instruction, now_s: float) -> Step:
+def _done(life: Life, instruction: Instruction, now_s: float, limits: Limits) -> Step:
     match instruction:
         case Update(target=target) if life.state is State.HELD and target == life.target:
             text = f"size set and read back: {_words(target)}"
-            return _to(replace(life, attempts=0), State.RESIZED, now_s, text, (Release(life.job_id),))
+            return _to_resized(replace(life, attempts=0), now_s, limits, text)
         case Release() if life.state is State.RESIZED:
             return _to(life, State.RELEASED, now_s, "released")
         case AskCheckpoint(restarts=r) if life.state is State.CHECKPOINTING and r == life.restarts and not life.asked_s:
@@ -326,7 +331,7 @@ def _refused(life: Life, event: Refused, now_s: float, limits: Limits) -> Step:
             text = f"new size refused ({event.error}): back to {_words(life.origin)}"
             return _to(again, State.HELD, now_s, text, (Update(life.job_id, life.origin, limits.park_s),))
         case Update() if give_up:
-            return _to_unchanged(back, now_s, f"update refused ({event.error})")
+            return _to_unchanged(back, now_s, limits, f"update refused ({event.error})")
         case Requeue() if give_up:
             return _to(back, State.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
         case AskCheckpoint() if give_up or not event.transient:
@@ -369,7 +374,9 @@ def _tick(life: Life, now_s: float, limits: Limits) -> Step:
         case State.HELD if now_s - life.since_s >= 2 * limits.park_s:
             # each update parks the job anew: one that never gets an answer must not hold it for ever
             back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
-            return _to_unchanged(back, now_s, "no update was answered")
+            return _to_unchanged(back, now_s, limits, "no update was answered")
+        case State.RESIZED if not _settled(life, now_s, limits):
+            return Step(life)
         case State.CHECKPOINTING | State.REQUEUING | State.HELD | State.RESIZED if late:
             return Step(sent, _awaited(life, limits))
         case State.RELEASED if now_s - life.since_s >= limits.release_timeout_s:
@@ -405,10 +412,21 @@ def _to_held(life: Life, now_s: float, limits: Limits, text: str) -> Step:
     return _to(replace(life, attempts=0), State.HELD, now_s, text, (update,))
 
 
-def _to_unchanged(life: Life, now_s: float, why: str) -> Step:
+def _to_unchanged(life: Life, now_s: float, limits: Limits, why: str) -> Step:
     """Nothing better is known than Slurm's own view of the job: it is released with that. No target, so no plan of ours."""
     freed = replace(life, target=None, attempts=0)
-    return _to(freed, State.RESIZED, now_s, f"{why}: released as Slurm has it", (Release(life.job_id),))
+    return _to_resized(freed, now_s, limits, f"{why}: released as Slurm has it")
+
+
+def _to_resized(life: Life, now_s: float, limits: Limits, text: str) -> Step:
+    """The job may start now, or (a tick then releases it) when its last incarnation has been over for long enough."""
+    if _settled(life, now_s, limits):
+        return _to(life, State.RESIZED, now_s, text, (Release(life.job_id),))
+    return _to(replace(life, sent_s=0.0), State.RESIZED, now_s, text)
+
+
+def _settled(life: Life, now_s: float, limits: Limits) -> bool:
+    return not 0.0 <= now_s - life.ended_s < limits.restart_delay_s  # a clock set back must not keep it waiting
 
 
 def _words(target: Target) -> str:

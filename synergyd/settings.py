@@ -23,6 +23,7 @@ class Settings:
     report_host: str = ""  # what jobs connect to; empty: this host's name
     checkpoint_timeout_s: float = 300.0
     park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job
+    restart_delay_s: float = 2.0  # from a job's end to its next start; Slurm fails a job that starts in the same second
     max_growth: float = 0.0  # 0: no bound; 2: at most doubled in an epoch
     # GPU type -> peak_tflops, memory_gib, bandwidth_gbs, intra_gbs, inter_gbs: they override the built-in figures
     gpu_figures: dict[str, dict[str, float]] = field(default_factory=dict)

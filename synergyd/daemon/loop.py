@@ -77,6 +77,7 @@ class Daemon:
         self.limits = limits or Limits(
             checkpoint_timeout_s=settings.checkpoint_timeout_s,
             park_s=settings.park_s,
+            restart_delay_s=settings.restart_delay_s,
             release_timeout_s=max(60.0, 2 * settings.epoch_s),
         )
         self.grace_s = max(30.0, 3 * settings.epoch_s)
@@ -226,7 +227,11 @@ class Daemon:
         for job_id, row in self._rows.items():
             if job_id not in self.lives:
                 plan = self.reports[job_id].plan if job_id in self.reports else None
-                self.lives[job_id] = Life(job_id, row.submit_s, since_s=now_s, restarts=row.restarts, plan=plan)
+                # whether it was requeued just now nobody knows
+                ended_s = now_s if row.restarts else 0.0
+                self.lives[job_id] = Life(
+                    job_id, row.submit_s, since_s=now_s, ended_s=ended_s, restarts=row.restarts, plan=plan
+                )
             # since the first sbatch: Slurm resets SubmitTime at each requeue
             self.ages_s[job_id] = max(0.0, now_s - self.lives[job_id].submit_s)
             self._advance(job_id, _observed(row))

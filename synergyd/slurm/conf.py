@@ -165,6 +165,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("ReportPort", "report_port", _port, "a port from 1 to 65535, or 0 for none"),
     Setting("ReportHost", "report_host", _host, "a host's name or address"),
     Setting("CheckpointTimeout", "checkpoint_timeout_s", _seconds(1, 86400), "1 s to 1 day, such as 5m"),
+    Setting("RestartDelay", "restart_delay_s", _seconds(1, 300), "1 s to 5 minutes, such as 2s"),
     Setting("Park", "park_s", _seconds(0, 604800), "0 to 7 days, such as 15m"),
     Setting("MaxGrowth", "max_growth", _growth, "0 (no bound), or more than 1, such as 2"),
 )

@@ -45,7 +45,9 @@ class FakeSlurm:
     refuse: dict[str, tuple[str, bool]] = field(default_factory=dict)
     ignore: set[str] = field(default_factory=set)
     full: bool = False
+    failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
     _ends: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    _revoked: dict[int, float] = field(default_factory=dict)
 
     # -- SlurmWriter -----------------------------------------------------------------------------------------------
 
@@ -117,12 +119,17 @@ class FakeSlurm:
             if self.now_s >= at_s:
                 del self._ends[job_id]
                 if again:
+                    self._revoked[job_id] = at_s
                     self.set(job_id, state="PENDING", eligible_s=at_s + CRED_EXPIRE_S, node_names=())
                 else:
                     del self.jobs[job_id]
-        for job_id, job in self.jobs.items():
+        for job_id, job in list(self.jobs.items()):
             eligible = job.eligible_s is None or job.eligible_s <= self.now_s
             if job.state == "PENDING" and eligible and job.priority and not self.full:
+                if int(self.now_s) <= int(self._revoked.get(job_id, -1.0)):  # "Job credential revoked"
+                    self.failed.append(job_id)
+                    del self.jobs[job_id]
+                    continue
                 self.set(job_id, state="RUNNING", start_s=self.now_s)
 
     # -- inside ----------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class World:
 
     def tell(self, event: Event) -> None:
         """One event and all that follows."""
+        assert self.slurm.failed == [], "started in the second of its revocation"
         queue = [event]
         while queue:
             event, before = queue.pop(0), self.life

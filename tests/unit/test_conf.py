@@ -62,7 +62,7 @@ def test_every_key(folder: Path) -> None:
         "  #SYNERGY\tFairness=-2.5 RestartCost=90 # seconds\n"
         "#SYNERGY DRYRUN=Yes StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
-        "#SYNERGY CheckpointTimeout=2.5m Park=1h MaxGrowth=2\n"
+        "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
     )
@@ -80,6 +80,7 @@ def test_every_key(folder: Path) -> None:
         report_port=9101,
         report_host="ctl.example.org",
         checkpoint_timeout_s=150,
+        restart_delay_s=3,
         park_s=3600,
         max_growth=2,
         gpu_figures={

@@ -490,6 +490,7 @@ def test_lives_come_back_as_they_were() -> None:
             9.0,
             target.plan,
             "more",
+            8.5,
         )
         assert lives.from_payload(lives.to_payload(life)) == life
         assert lives.from_payload({**lives.to_payload(life), "of a newer version": 1}) == life

@@ -100,6 +100,27 @@ def test_a_resize_takes_seconds_of_waiting_not_slurm_s_two_minutes(world: World)
     assert world.now_s - asked_s <= 10
 
 
+@pytest.mark.parametrize("phase_s", [0.0, 0.2, 0.4, 0.6, 0.8, 0.99])
+def test_no_start_follows_an_end_within_the_same_second(world: World, phase_s: float) -> None:
+    """slurmd compares whole seconds: such a job is "already killed", and Slurm fails it."""
+    world.start()
+    world.slurm.pass_time(phase_s)
+    world.want(LARGE)
+    world.checkpoint()
+    for _ in range(40):
+        world.round(0.25)
+    assert world.settled and world.slurm.jobs[JOB].restarts == 1, world.story
+    assert world.now_s < 1000 + 20
+    # and one that Slurm requeued itself, and that a decision follows at once
+    world.slurm.end(JOB, again=True)
+    while world.life.state is not State.QUEUED:
+        world.round(0.25)
+    world.want(SMALL)
+    for _ in range(20):
+        world.round(0.25)
+    assert world.settled and world.slurm.jobs[JOB].restarts == 2, world.story
+
+
 def test_without_acknowledgement_it_is_requeued_after_the_time_out_and_says_so(world: World) -> None:
     world.start()
     world.want(LARGE)
