@@ -1,7 +1,6 @@
 # Everything this project needs on a fresh Debian 12 machine is set up by these targets; each says what it installs.
 #   make demo     the main job end to end on a throwaway Slurm cluster
 #   make test     all tests (real Slurm, PostgreSQL, torchrun)
-#   make soak     faults and outages on a real cluster, about ten minutes on a quiet machine
 #   make check    fast tests, ruff, mypy
 #   make venv     .venv alone
 #   make cluster  a throwaway Slurm cluster until Ctrl-C
@@ -14,16 +13,13 @@ TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 TORCH_INDEX ?=
 
-.PHONY: demo soak test check venv system cluster clean lint fast
+.PHONY: demo test check venv system cluster clean lint fast
 
 demo: system venv
 	$(BIN)/python -m tests.demo
 
 test: system venv lint
-	$(BIN)/python -m pytest -m "not soak"
-
-soak: system venv
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest
 
 check: venv lint fast
 

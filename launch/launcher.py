@@ -222,8 +222,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         reporter.close()
     status = run_folder.read_status(run_dir) or {}
     done = status.get("state") == "done"
-    if not ending or done:
-        shutil.rmtree(run_dir, ignore_errors=True)
+    shutil.rmtree(run_dir, ignore_errors=True)
     # torchrun says 1 for a run that ended well after SIGTERM: the status file knows better
     if ending and done and not status.get("failed"):
         return 0

@@ -29,7 +29,7 @@ from tests.throwaway.postgres import Postgres
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
-pytestmark = [pytest.mark.slurm, pytest.mark.soak]
+pytestmark = pytest.mark.slurm
 pytest_plugins = ("tests.throwaway.fixtures_postgres",)
 # as another user to Slurm and munge, who can still read a Python that lies in root's home
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",

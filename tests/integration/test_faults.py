@@ -8,7 +8,7 @@ import pytest
 
 from tests.throwaway.faults import FAULTS, STATES, Matrix, matrix
 
-pytestmark = [pytest.mark.slurm, pytest.mark.soak]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")

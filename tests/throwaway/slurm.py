@@ -93,8 +93,9 @@ class SlurmCluster:
         if missing:
             raise MissingProgram(f"missing: {', '.join(missing)}; on Debian: apt-get install slurm-wlm munge")
         self.folder.chmod(0o755)
-        for name in ("state", "log", "spool", "synergy"):
+        for name in ("state", "log", "spool", "synergy", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
+        (self.folder / "tmp").chmod(0o1777)
         self.port = self._take_ports()
         self._write_files()
         self.start_munged()
@@ -172,7 +173,9 @@ class SlurmCluster:
     def env(self) -> dict[str, str]:
         """The environment for commands on this cluster: this Slurm's, and none of an outer job's variables."""
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN", "SALLOC"))}
-        return {**outer, "SLURM_CONF": str(self.conf), "MUNGE_SOCKET": str(self.munge_socket), "PATH": self._path()}
+        own = {"SLURM_CONF": str(self.conf), "MUNGE_SOCKET": str(self.munge_socket), "PATH": self._path()}
+        # what killed jobs leave in their temporary folder goes with the cluster
+        return {**outer, **own, "TMPDIR": str(self.folder / "tmp")}
 
     def run(
         self, *argv: str, check: bool = True, timeout_s: float = 60.0, **kwargs: object
