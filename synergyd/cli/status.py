@@ -91,7 +91,7 @@ def table(data: dict[str, Any]) -> Table:
             f"{plan['tp']},{plan['pp']},{plan['dp']}" if plan else "-",
             str(r.get("global_batch") or "-"),
             f"{share:.2f}x" if share is not None else "-",
-            str(r["step"]) if r.get("step") is not None else "-",
+            str(r.get("step") or "-"),  # 0: it has only just started, perhaps from a checkpoint
             f"{r['loss']:.4f}" if r.get("loss") is not None else "-",
             str(r["restarts"]),
             ("paused " if r.get("paused") else "") + str(r.get("action", "")),

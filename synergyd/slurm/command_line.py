@@ -214,7 +214,9 @@ class CommandLine:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmError(argv[0], f"no answer within {timeout_s:g} s", transient=True) from None
+            raise SlurmError(
+                argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
+            ) from None
         except OSError as error:
             raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
         text = done.stderr.decode(errors="replace").strip()
