@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from synergyd.daemon import models
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
 from synergyd.settings import Settings
 from synergyd.task.hardware import GpuFigures, figures
-from synergyd.task.model_spec import load_model
 from synergyd.task.synergy_task import SynergyTask
 
 log = logging.getLogger("synergyd.forecast")
-MAX_CONFIG_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Forecast:
         self._settings = settings
         self._figures: dict[str, GpuFigures] = {}
         self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
-        self._models: dict[tuple[str, int], ModelSpec | str] = {}
+        self._models: dict[tuple[str, int], ModelSpec] = {}
 
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
         """All Cells of one job on this cluster; `present` is the plan it runs with."""
@@ -48,7 +44,7 @@ class Forecast:
             cells = task.cells(cluster)
             answer = CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
         except SynergyError as error:
-            answer = CellsOrWhy((), str(error))
+            return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch
         self._kept[job.job_id] = (key, answer)
         return answer
 
@@ -82,35 +78,12 @@ class Forecast:
         key = (name, job.uid)
         if key not in self._models:
             try:
-                self._models[key] = load_model(_checked(name, job.uid))
-            except SynergyError as error:
-                self._models[key] = str(error)
-        found = self._models[key]
-        if isinstance(found, str):
-            if profile.model is not None:
-                return profile.model
-            raise UsageError("model=", found)
-        return found
-
-
-def _checked(name: str, uid: int) -> str:
-    """A preset's name as it is; a path only if it is a plain file that the job's user owns or all may read."""
-    if "/" not in name:
-        return name
-    path = Path(name)
-    try:
-        about = path.lstat()
-    except OSError as error:
-        raise UsageError(name, f"can't be read ({error.strerror})") from None
-    if (
-        not stat.S_ISREG(about.st_mode)
-        or about.st_size > MAX_CONFIG_BYTES
-        or path.resolve() != Path(os.path.normpath(path))
-    ):
-        raise UsageError(name, "is no plain config.json", "name a file of at most 1 MiB, not a link")
-    if about.st_uid != uid and not about.st_mode & stat.S_IROTH:
-        raise UsageError(name, "belongs to another user and is not readable by all")
-    return name
+                self._models[key] = models.load(name, job.uid)
+            except UsageError:
+                if profile.model is not None:
+                    return profile.model
+                raise
+        return self._models[key]
 
 
 def _kinds(cluster: Cluster) -> tuple[object, ...]:
