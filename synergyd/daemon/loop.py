@@ -6,8 +6,7 @@ Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from launch import handover
 from synergyd.daemon import heartbeat, lives
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.inbox import Inbox
+from synergyd.daemon.news import News, present
 from synergyd.daemon.registry import Registry
 from synergyd.errors import SynergyError, UsageError
 from synergyd.lifecycle import (
@@ -48,10 +48,8 @@ from synergyd.store.items import Event as StoredEvent
 from synergyd.task import update_profile
 
 log = logging.getLogger("synergyd")
-SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
 ADOPTED_AN_EPOCH = 200  # jobs told anew where to report in one epoch: each is an update to slurmctld
 BEAT_S = 15.0  # between two heartbeats
-_NUMBER = re.compile(r"\d[\d.,]*")
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 
 
@@ -90,7 +88,7 @@ class Daemon:
         self.ages_s: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
-        self._decided: dict[int, tuple[object, float]] = {}
+        self._news = News()
         self._beat_s = 0.0
         self._loaded = False
         self._acted = False
@@ -145,14 +143,14 @@ class Daemon:
             started_s=began,
             duration_s=self.tools.clock() - began,
             dry_run=self.settings.dry_run,
-            decisions=self._news(decisions, began),
+            decisions=self._news.among(decisions, began),
             summary={
                 "jobs": len(snapshot.jobs),
                 "nodes": len(cluster.nodes),
                 "gpus": sum(n.gpus for n in cluster.nodes if n.up),
                 "backend": self.tools.reader.name,
             },
-            present=tuple(_present(snapshot, decisions, self.lives, self.reports)),
+            present=tuple(present(snapshot, decisions, self.lives, self.reports)),
         )
         if self._acts or self.settings.dry_run:
             self.tools.store.save_epoch(record)
@@ -261,19 +259,6 @@ class Daemon:
                 job = replace(job, fixed=f"its last resize failed; tried again in {life.retry_after_s - now_s:.0f} s")
             jobs.append(held_to_asked(job) if crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, cluster, tuple(jobs), dict(self.profiles))
-
-    def _news(self, decisions: Iterable[Decision], now_s: float) -> tuple[Decision, ...]:
-        """Decisions that differ from the job's last stored one, or are SAY_AGAIN_S later: the rest would only fill the database."""
-        fresh = []
-        for d in decisions:
-            # a reason's numbers move every epoch: only other words make it news
-            why = _NUMBER.sub("#", d.why)
-            key = (d.action, d.cell.shape if d.cell else None, d.cell.plan if d.cell else None, d.node_names, why)
-            stored = self._decided.get(d.job_id)
-            if stored is None or stored[0] != key or now_s - stored[1] >= SAY_AGAIN_S:
-                self._decided[d.job_id] = (key, now_s)
-                fresh.append(d)
-        return tuple(fresh)
 
     def _under_way(self) -> dict[int, Decision]:
         """Decisions of earlier epochs that are being carried out: their GPUs are spoken for."""
@@ -416,7 +401,7 @@ class Daemon:
         self.tools.store.append_events([StoredEvent(job_id, now_s, life.state.value, event, text) for text in story])
         self._only_watch(life)
         if life.state is State.GONE:
-            self._decided.pop(job_id, None)
+            self._news.forget(job_id)
             self.tools.store.delete_lifecycles([job_id])
             _remove_plan(self.settings.state_dir, job_id)
             return
@@ -466,34 +451,3 @@ def _remove_plan(state_dir: Path, job_id: int) -> None:
         path.with_suffix(".sh").unlink(missing_ok=True)
     except OSError as error:
         log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)
-
-
-def _present(
-    snapshot: Snapshot, decisions: Iterable[Decision], now: Mapping[int, Life], reports: Mapping[int, Report]
-) -> Iterator[dict[str, object]]:
-    """What `synergyctl status` shows of each job, as JSON."""
-    decided = {d.job_id: d for d in decisions}
-    for job in snapshot.jobs:
-        life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
-        plan = report.plan if report and report.restarts == job.restarts else (life.plan if life else None)
-        yield {
-            "job_id": job.job_id,
-            "name": job.name,
-            "user": job.user,
-            "state": job.state.value,
-            "lifecycle": life.state.value if life else "",
-            "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
-            "asked_gpus": job.asked.gpus,
-            "wanted_gpus": decision.cell.shape.gpus if decision and decision.cell else 0,
-            "wanted_nodes": list(decision.node_names) if decision else [],
-            "action": decision.action.value if decision else "",
-            "why": decision.why if decision else "",
-            "relative_goodput": decision.relative_goodput if decision else None,
-            "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch} if plan else None,
-            "global_batch": plan.global_batch if plan else None,
-            "restarts": job.restarts,
-            "step": report.step if report else None,
-            "loss": report.loss if report else None,
-            "paused": job.paused,
-            "held": job.held,
-        }

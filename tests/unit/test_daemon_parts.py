@@ -97,11 +97,15 @@ def test_a_report_arrives_with_its_senders_uid(inbox: Inbox) -> None:
 def test_what_is_no_report_is_refused_and_the_next_one_taken(
     inbox: Inbox, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # it did not read all of it
+    with contextlib.suppress(OSError):  # it did not read all of it
         assert send(inbox.port, line) == b""
     assert send(inbox.port, b"5:" + to_json(Report(7, 0, 1)).hex().encode()) == b"ok\n"
     assert [r.uid for r in inbox.take()] == [5]
-    assert "\n" not in next(r for r in caplog.records if "refused" in r.message).message
+    end = time.monotonic() + 5
+    while not (refused := [r.message for r in caplog.records if "refused" in r.message]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "\n" not in refused[0]
 
 
 def test_no_more_connections_than_there_is_room_for(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +172,12 @@ def test_a_users_path_opens_no_file_of_others(tmp_path: Path) -> None:
     folder.symlink_to(tmp_path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for path in (link, folder / "secret.json", pipe, tmp_path):
+    for path in (link, pipe, tmp_path):
         found = Forecast(Settings()).cells(replace(JOB, directive=Directive(model=str(path))), Profile(), None, CLUSTER)
-        assert found.cells == () and "hunter2" not in found.why_none and "plain" in found.why_none
-    other = replace(JOB, uid=os.getuid() + 1, directive=Directive(model=str(secret)))
-    assert "not readable by all" in Forecast(Settings()).cells(other, Profile(), None, CLUSTER).why_none
+        assert found.cells == () and "hunter2" not in found.why_none and f"model {path}: " in found.why_none
+    for path in (secret, folder / "secret.json"):
+        other = replace(JOB, uid=os.getuid() + 1, directive=Directive(model=str(path)))
+        assert "not readable by all" in Forecast(Settings()).cells(other, Profile(), None, CLUSTER).why_none
 
 
 def test_prediction_of_a_report() -> None:
