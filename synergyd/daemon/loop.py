@@ -290,7 +290,9 @@ class Daemon:
         kept: dict[int, StoredReport] = {}
         for received in self.tools.inbox.take():
             report, row = received.report, self._rows.get(received.report.job_id)
-            if row is None or row.uid != received.uid:
+            if row is None:
+                continue  # it has left, or is not known yet: its next report comes soon
+            if row.uid != received.uid:
                 log.warning("report for job %d by uid %d refused: not its owner's", report.job_id, received.uid)
                 continue
             life = self.lives.get(report.job_id)

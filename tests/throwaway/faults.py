@@ -175,7 +175,8 @@ class Matrix:
         self.cluster.kill(node)
         self.killed.append(node)
         mark, conf = f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.cluster.conf}".encode()
-        found: set[int] = set()
+        processes: set[int] = set()
+        stepds: set[int] = set()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -186,8 +187,11 @@ class Matrix:
             except (OSError, ValueError):
                 continue
             if mark in words and conf in words:
-                found |= {int(entry.name)} | ({parent} if above.startswith("slurmstepd") else set())
-        for pid in found:
+                processes.add(int(entry.name))
+                if above.startswith("slurmstepd"):
+                    stepds.add(parent)
+        # first those that would tell slurmctld how the others ended: a node without power tells nothing
+        for pid in (*stepds, *(processes - stepds)):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
