@@ -87,6 +87,7 @@ class Daemon:
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
+        self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._news = News()
         self._beat_s = 0.0
@@ -336,18 +337,21 @@ class Daemon:
 
     def _act(self, decisions: Iterable[Decision], snapshot: Snapshot, schedulable: set[int], now_s: float) -> None:
         jobs = {j.job_id: j for j in snapshot.jobs}
+        again: list[int] = []
         for decision in decisions:
             job, life = jobs[decision.job_id], self.lives.get(decision.job_id)
             if life is None or job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
                 continue
             if decision.action is Action.WAIT:
-                self._keep_parked(job, life, job.job_id in schedulable, now_s)
+                again += self._keep_parked(job, life, job.job_id in schedulable, now_s)
             elif (
                 decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot)
             ):
                 self._want(decision, job, life)
             elif decision.action is Action.START and life.state is State.QUEUED:
-                self._keep_parked(job, life, True, now_s)
+                again += self._keep_parked(job, life, True, now_s)
+        if again:
+            self._tell_park(again[0], self.actuator.park_again(again, self.limits.park_s))
 
     def _want(self, decision: Decision, job: Job, life: Life) -> None:
         assert decision.cell is not None
@@ -362,19 +366,29 @@ class Daemon:
         cause = f"{_words(job.shape, life.plan)} -> {words}" if decision.action is Action.RESIZE else words
         self._advance(job.job_id, Wanted(target, cause, acks, present))
 
-    def _keep_parked(self, job: Job, life: Life, schedulable: bool, now_s: float) -> None:
-        """A job that waits for a decision must not start by itself; one that can't be scheduled is left to Slurm."""
+    def _keep_parked(self, job: Job, life: Life, schedulable: bool, now_s: float) -> list[int]:
+        """A job that waits for a decision must not start by itself; one that can't be scheduled is left to Slurm.
+
+        Returns its id where it only has to be put off once more, which is done for many at once.
+        """
         row = self._rows[job.job_id]
         if life.state is not State.QUEUED or not schedulable or job.fixed or job.begin_s is not None:
-            return
+            return []
         if row.state == "PENDING" and (
             row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)
         ):
+            if (job.job_id, job.restarts) in self._parked:
+                return [job.job_id]
             answer = self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
-            problem = answer.error if isinstance(answer, Refused) else ""
-            if problem and problem != self._park_problem:  # once, not for every job at every epoch
-                log.warning("job %d could not be kept waiting: %s", job.job_id, problem)
-            self._park_problem = problem
+            self._tell_park(job.job_id, answer.error if isinstance(answer, Refused) else "")
+            if not isinstance(answer, Refused):
+                self._parked.add((job.job_id, job.restarts))
+        return []
+
+    def _tell_park(self, job_id: int, problem: str) -> None:
+        if problem and problem != self._park_problem:  # once, not for every job at every epoch
+            log.warning("job %d could not be kept waiting: %s", job_id, problem)
+        self._park_problem = problem
 
     def _advance(self, job_id: int, event: Event) -> None:
         """One event, and all that follows from it. What is intended is stored before it is done."""
@@ -422,6 +436,7 @@ class Daemon:
         self.ages_s.pop(life.job_id, None)
         self.forecast.forget(life.job_id)
         self._told = {t for t in self._told if t[0] != life.job_id}
+        self._parked = {t for t in self._parked if t[0] != life.job_id}
 
 
 def _observed(row: JobRow | None) -> Observed:

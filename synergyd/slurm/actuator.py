@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +51,15 @@ class Actuator:
             return
         self._hand_over(job_id, known, plan)
         self.slurm.update(job_id, {"AdminComment": self._stamp(known, plan)})
+
+    def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
+        """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
+        ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.directive is not None]
+        try:
+            self.slurm.delay(ours, int(park_s))
+        except SlurmError as problem:
+            return str(problem)
+        return ""
 
     def _write_script(self, row: JobRow, known: Known, target: Target) -> None:
         """The same plan as a readable script beside the hand-over, for its owner's eyes; never run from here."""

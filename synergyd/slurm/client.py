@@ -62,6 +62,10 @@ class SlurmWriter(Protocol):
         """`scontrol update`. Not atomic: read back."""
         ...
 
+    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+        """Puts the start of pending jobs off until `seconds` from now; jobs that are pending no more are passed over."""
+        ...
+
     def requeue(self, job_id: int) -> None:
         """Ends the running job and puts it back into the queue."""
         ...

@@ -33,6 +33,7 @@ JOB_WIDE = {
 }  # fmt: skip
 NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
 SIGNAL_TIMEOUT_S = 15.0
+DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
@@ -46,6 +47,7 @@ TRANSIENT = re.compile(
 _BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
+NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
 
@@ -140,6 +142,12 @@ class CommandLine:
                 raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
         self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
 
+    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+        for i in range(0, len(job_ids), DELAY_IDS):
+            ids = ",".join(str(int(n)) for n in job_ids[i : i + DELAY_IDS])
+            # it says a line for each of those that have left, and puts off the others
+            self._write("scontrol", "update", f"JobId={ids}", f"StartTime=now+{int(seconds)}", fine=NOT_PENDING)
+
     def requeue(self, job_id: int) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
         self._write("scontrol", "requeue", "incomplete", str(int(job_id)))
@@ -149,9 +157,9 @@ class CommandLine:
         # scancel tries again for a minute when the job is not running: it is not to hold up the others
         self._write("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
 
-    def _write(self, *argv: str, timeout_s: float = math.inf) -> None:
+    def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
         try:
-            self._run(*argv, timeout_s=timeout_s)
+            self._run(*argv, timeout_s=timeout_s, fine=fine)
         except SlurmError as error:
             _check_denied(error)
             raise
@@ -201,7 +209,8 @@ class CommandLine:
             rows.append((row, frozenset(full)))
         return rows
 
-    def _run(self, *argv: str, timeout_s: float = math.inf) -> bytes:
+    def _run(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> bytes:
+        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`."""
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
         try:
@@ -220,6 +229,10 @@ class CommandLine:
         except OSError as error:
             raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
         text = done.stderr.decode(errors="replace").strip()
+        if text and fine:
+            text = "\n".join(line for line in text.splitlines() if line and not fine.search(line))
+            if not text:
+                return done.stdout
         # a warning about slurm.conf is an "error:" too, but ends well; a column that is not known ends well, without it
         if done.returncode or _BAD_FORMAT.search(text):
             raise SlurmError(

@@ -78,7 +78,7 @@ class FakeCluster(FakeSlurm):
 
     def written_to(self) -> set[int]:
         """Jobs that any write named."""
-        return {int(call[1]) for call in self.calls}
+        return {int(job_id) for call in self.calls for job_id in call[1].split(",")}
 
 
 class _Reader:

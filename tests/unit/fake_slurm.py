@@ -70,6 +70,13 @@ class FakeSlurm:
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
         self._write("update", str(job_id), *(f"{k}={v}" for k, v in fields.items()), fields=fields)
 
+    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+        self._reach("update")
+        self.calls.append(["update", ",".join(map(str, job_ids)), f"StartTime=now+{seconds}"])
+        for job_id in job_ids:
+            if (job := self.jobs.get(job_id)) is not None and job.state == "PENDING":
+                self._set_field(job_id, "StartTime", f"now+{seconds}")
+
     def requeue(self, job_id: int) -> None:
         self._write("requeue", str(job_id))
         job = self.jobs[job_id]

@@ -288,6 +288,28 @@ def test_an_update_is_one_call_with_a_word_for_each_field(shell: Shell) -> None:
     assert shell.calls == [["scontrol", "update", "JobId=7", "NumNodes=2-2", "ReqNodeList=", comment]]
 
 
+LEFT = (
+    "Job has already finished for job 8\n"
+    "Job is no longer pending execution for job 301\n"
+    "Invalid job id specified for job 99999\n"
+)
+
+
+def test_many_starts_are_put_off_by_one_call_that_passes_over_those_that_have_left(shell: Shell) -> None:
+    shell.answers("scontrol", error=LEFT, code=1)
+    shell.backend.delay(range(1, 1201), 900)
+    assert [c[0:2] + c[3:] for c in shell.calls] == [["scontrol", "update", "StartTime=now+900"]] * 3
+    named = [c[2].removeprefix("JobId=").split(",") for c in shell.calls]
+    assert [int(i) for ids in named for i in ids] == list(range(1, 1201))
+
+
+@pytest.mark.parametrize("line", ["Access/permission denied for job 7", "Unable to contact slurm controller"])
+def test_other_refusals_of_a_delay_are_told(shell: Shell, line: str) -> None:
+    shell.answers("scontrol", error=f"{LEFT}{line}\n", code=1)
+    with pytest.raises(DeniedError if "denied" in line else SlurmError):
+        shell.backend.delay([7, 8], 900)
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"Num Nodes": "2"}, {"X=Y": "2"}, {"": "2"}, {"NumNodes\n": "2"}, {"A": "x\ny"}, {"A": "\0"}, {"A": "\ud800"}],

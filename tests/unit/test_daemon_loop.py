@@ -330,6 +330,23 @@ def test_a_job_that_has_to_wait_is_parked_and_parked_again(site: Site) -> None:
     assert site.slurm.jobs[2].state == "PENDING" and site.slurm.written_to() <= {1, 2}
 
 
+def test_many_are_parked_again_with_one_call(site: Site) -> None:
+    site.slurm.gpus = {"n1": 4}
+    site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 resize=no"), tres_per_node="gres:gpu:4")
+    site.slurm.runs(1, "n1")
+    for job_id in (2, 3, 4):
+        site.slurm.submit(job_id)
+    site.epoch()
+    before = len(site.slurm.calls)
+    site.slurm.cancel(3)
+    site.epoch(850)
+    assert site.slurm.calls[before:] == [["update", "2,4", "StartTime=now+900"]]
+    assert {site.slurm.jobs[i].eligible_s for i in (2, 4)} == {site.slurm.now_s + 900}
+    site.start()  # the next daemon stamps each once more
+    site.epoch(850)
+    assert all("AdminComment" in " ".join(c) for c in site.slurm.calls[before + 1 :])
+
+
 def test_one_that_can_never_be_scheduled_is_left_to_slurm(site: Site) -> None:
     site.slurm.submit(1, SCRIPT.replace("max_gpus=4", "min_gpus=64 max_gpus=64"))
     decided = site.epoch()[1]
