@@ -110,17 +110,21 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
     named = config.get("_name_or_path")
     label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
     tied_value = config.get("tie_word_embeddings", tied)
-    spec = ModelSpec(name=label, gated=gated, tied_embeddings=bool(tied_value), **values)
+    spec = ModelSpec(label, **values, gated=gated, tied_embeddings=bool(tied_value))  # type: ignore[arg-type]
     return checked(spec, where)
+
+
+_MAY_BE_ZERO = frozenset(("experts", "top_k", "shared_ffn", "head_dim"))  # 0: without
 
 
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
     """`spec` if it can exist; UsageError naming what is wrong otherwise. Bounds keep a stranger's numbers finite."""
     for item in fields(ModelSpec):
         value = getattr(spec, item.name)
+        least = 0 if item.name in _MAY_BE_ZERO else 1
         # a bool is an int too: the flags and the name are left out here
-        if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= 100_000_000:
-            raise UsageError(where, f"{item.name} is {value}", "it must lie between 1 and 100,000,000")
+        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= 100_000_000:
+            raise UsageError(where, f"{item.name} is {value}", f"it must lie between {least} and 100,000,000")
     if spec.hidden % spec.heads:
         raise UsageError(where, f"hidden {spec.hidden} is not a multiple of heads {spec.heads}", "heads must divide it")
     if spec.heads % spec.kv_heads:
@@ -173,7 +177,8 @@ def from_megatron_args(argv: Sequence[str]) -> ModelSpec | None:
     values.setdefault("vocab", 50257)
     tied = "--untie-embeddings-and-output-weights" not in flags
     try:
-        return checked(ModelSpec(name="megatron", gated=gated, tied_embeddings=tied, **values), "Megatron arguments")
+        spec = ModelSpec("megatron", **values, gated=gated, tied_embeddings=tied)  # type: ignore[arg-type]
+        return checked(spec, "Megatron arguments")
     except UsageError:
         return None
 

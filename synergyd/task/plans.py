@@ -206,7 +206,11 @@ def _degrees(
         recompute=np.zeros_like(tp),
         local=node[shape],
         sequence_parallel=tp > 1,
-        distributed_optimizer=np.ones(len(tp), dtype=np.bool_),
+        zero_stage=one,
+        vpp=one,
+        cp=one,
+        ep=one,
+        precision=np.zeros_like(tp),
     )
     return plans, shape
 

@@ -76,7 +76,7 @@ def test_idempotent(checkpoint: str, recompute: str, given: list[str]) -> None:
 
 def test_flags_follow_the_plan() -> None:
     user = [*USER, "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations"]
-    made = with_plan(user, Plan(dp=2, global_batch=2, distributed_optimizer=False))
+    made = with_plan(user, Plan(dp=2, global_batch=2, zero_stage=0))
     assert not {"--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations"} & set(made)
     made = with_plan(user, PLAN)
     assert made.count("--sequence-parallel") == made.count("--use-distributed-optimizer") == 1

@@ -32,7 +32,7 @@ def test_the_text_as_documented() -> None:
     stamp = Stamp("model=llama2-7b min_gpus=4", Shape("a100", 2, 8), 16, PLAN, "ctl:7321", 32)
     assert write(stamp) == (
         "synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 tasks=32 "
-        "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,do:1 report=ctl:7321"
+        "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,zs:1 report=ctl:7321"
     )
     assert write(Stamp("")) == MARK
     assert write(Stamp("", report="a:1")) == "synergy:1 | report=a:1"
