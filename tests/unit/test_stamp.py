@@ -12,7 +12,7 @@ from synergyd.slurm.stamp import MARK, Stamp, read, write
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=2, global_batch=16, recompute="full", sequence_parallel=True)
 plans = st.builds(
     lambda tp, pp, dp, mb, n, rc, sp, do: Plan(tp, pp, dp, mb, dp * mb * n, rc, sp, do),
-    *[st.integers(1, 64)] * 5, st.sampled_from(["none", "selective", "full"]), st.booleans(), st.booleans(),
+    *[st.integers(1, 64)] * 5, st.sampled_from(["none", "selective", "full"]), st.booleans(), st.integers(0, 3),
 )  # fmt: skip
 words = st.text(
     alphabet=st.characters(codec="ascii", exclude_categories=["C", "Z"], exclude_characters="|"), min_size=1, max_size=9
