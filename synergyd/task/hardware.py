@@ -33,6 +33,8 @@ class GpuFigures:
     link_efficiency: float = 0.75
     intra_latency_s: float = 2e-5
     inter_latency_s: float = 5e-5
+    fp8_speedup: float = 1.6
+    fp32_speed: float = 0.5
     kernel_s: float = 1e-5
     launch_s: float = 3e-4
     fixed_s: float = 5e-3

@@ -4,18 +4,20 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, ModelSpec, Shape
-from synergyd.task.hardware import figures
+from synergyd.task.hardware import GpuFigures, canonical, figures
 from synergyd.task.memory import peak_memory
-from synergyd.task.model_spec import flops_per_step
+from synergyd.task.model_counts import flops_per_step
 from synergyd.task.plans import Limits, check_fixed
 from synergyd.task.search import rank
 from synergyd.task.synergy_task import memory_reason
 
 MAX_GPUS = 100_000
+ZERO_STAGES = (1, 2, 3)  # 0 is never better than 1
+_WITHOUT_BF16 = frozenset(("v100", "v100-16", "t4"))
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,24 @@ class GpuCount:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Answer for one model and GPU type; `note` says if the type's figures are a guess."""
+    """Answer for one model and GPU type; `usable_bytes` is what a plan may take of a GPU, `note` says if the type's
+    figures are a guess."""
 
     model: ModelSpec
     gpu_type: str
     gpus_per_node: int
+    usable_bytes: float
     counts: tuple[GpuCount, ...]
     note: str
+
+    def first(self, top: int) -> PlanTable:
+        """The same with at most `top` plans for each GPU count."""
+        return replace(self, counts=tuple(replace(c, rows=c.rows[:top]) for c in self.counts))
+
+
+def usual_precision(gpu_type: str) -> str:
+    """bf16, or fp16 on GPUs whose tensor cores lack bf16 (before Ampere)."""
+    return "fp16" if canonical(gpu_type) in _WITHOUT_BF16 else "bf16"
 
 
 def plan_table(
@@ -64,14 +77,20 @@ def plan_table(
     noise_scale: float | None = None,
     tp: int | None = None,
     pp: int | None = None,
+    vpp: int | None = None,
+    cp: int | None = None,
+    ep: int | None = None,
+    zero: int | None = None,
+    precision: str | None = None,
     micro_batch: int | None = None,
     top: int = 10,
     overrides: Mapping[str, Mapping[str, float]] | None = None,
 ) -> PlanTable:
     """The `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
 
-    Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Raises
-    UsageError for numbers out of bounds and for fixed degrees that contradict the model.
+    Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Degrees
+    that are None are searched; precision None is the GPU type's usual one. Raises UsageError for numbers out of bounds
+    and for fixed degrees that contradict the model or the GPU.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
         if number < 1:
@@ -81,28 +100,42 @@ def plan_table(
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
-    check_fixed(model, Limits(low, high, micro_batch=micro_batch, tp=tp, pp=pp), "", max(gpus))
-    limits = Limits(low, low if noise_scale is None else high, points=50, micro_batch=micro_batch, tp=tp, pp=pp)
-    check_fixed(model, limits, "", max(gpus))
     gpu = figures(gpu_type, overrides)
-    counts = [_count(model, gpu_type, n, gpus_per_node, limits, noise_scale, top, overrides) for n in sorted(set(gpus))]
-    return PlanTable(model, gpu_type, gpus_per_node, tuple(counts), gpu.note)
+    limits = Limits(
+        low,
+        high,
+        micro_batch=micro_batch,
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=ep,
+        zero_stages=ZERO_STAGES if zero is None else (zero,),
+        precisions=(precision or usual_precision(gpu_type),),
+    )
+    check_fixed(model, limits, "", max(gpus))
+    if "fp8" in limits.precisions and gpu.fp8_speedup <= 1:
+        raise UsageError("precision", f"{gpu_type} has no fp8", "it has come with Ada and Hopper (l40s, h100)")
+    if noise_scale is None:
+        limits = replace(limits, high=low)
+        check_fixed(model, limits, "", max(gpus))
+    counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top) for n in sorted(set(gpus))]
+    return PlanTable(model, gpu_type, gpus_per_node, gpu.usable_bytes, tuple(counts), gpu.note)
 
 
 def _count(
     model: ModelSpec,
+    gpu: GpuFigures,
     gpu_type: str,
     gpus: int,
     gpus_per_node: int,
     limits: Limits,
     noise_scale: float | None,
     top: int,
-    overrides: Mapping[str, Mapping[str, float]] | None,
 ) -> GpuCount:
     if gpus > gpus_per_node and gpus % gpus_per_node:
         return GpuCount(gpus, (), 0, {}, f"{gpus} GPUs are not whole nodes of {gpus_per_node}")
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
-    gpu = figures(gpu_type, overrides)
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
     best = ranked.order[:top]
     peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
@@ -122,4 +155,4 @@ def _count(
             if closest is not None
             else "no plan is valid: " + (", ".join(ruled_out) or "the fixed degrees need more GPUs")
         )
-    return GpuCount(gpus, tuple(rows), len(ranked.order), ruled_out, why)
+    return GpuCount(gpus, tuple(rows), len(ranked.goodput), ruled_out, why)

@@ -1,27 +1,29 @@
-"""From shapes to Cells: every fitting plan's step time, goodput, and the best plan for each shape and pipeline
-degree."""
+"""From shapes to Cells: every fitting plan's step time and goodput, the batch that suits it, and the best plan for each
+shape and pipeline degree."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from synergyd.records import Cell, ModelSpec, Shape
-from synergyd.task.arrays import Floats, Ints
-from synergyd.task.efficiency import goodput
+from synergyd.task.arrays import Floats, Ints, PlanArrays
+from synergyd.task.efficiency import best_batch, goodput
 from synergyd.task.hardware import GpuFigures
 from synergyd.task.perf import StepTime, step_time
-from synergyd.task.plans import Candidates, Limits, enumerate_plans
+from synergyd.task.plans import Limits
+from synergyd.task.space import Candidates, enumerate_plans, unit
 
 _LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number of reports removes
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Fitting plans with what they achieve; arrays of shape (N,), `order` sorts them best goodput first."""
+    """Fitting plans with what they achieve; arrays of shape (N,)."""
 
     shapes: tuple[Shape, ...]
     candidates: Candidates
@@ -30,8 +32,12 @@ class Ranked:
     throughput: Floats
     efficiency: Floats
     goodput: Floats
-    order: Ints
     uncertainty: float
+
+    @cached_property
+    def order(self) -> Ints:
+        """Positions, best goodput first. Equal goodput: as enumerated, fewer tensor, then pipeline ranks first."""
+        return np.argsort(-self.goodput, kind="stable").astype(np.int64)
 
     def cell(self, i: int) -> Cell:
         """Plan number `i` as a Cell."""
@@ -48,11 +54,19 @@ class Ranked:
 
     def best_cells(self) -> list[Cell]:
         """The best plan of each (shape, pp), in order of shape and pp."""
-        shape, pp = self.candidates.shape[self.order], self.candidates.plans.pp[self.order]
-        key = shape * (int(pp.max(initial=0)) + 1) + pp
-        # np.unique gives each key's first place, which in `order` is its best plan
-        _, first = np.unique(key, return_index=True)
-        return [self.cell(int(self.order[i])) for i in first]
+        if not len(self.goodput):
+            return []
+        pp = self.candidates.plans.pp
+        key = self.candidates.shape * (int(pp.max()) + 1) + pp
+        groups = np.argsort(key, kind="stable")
+        sorted_key = key[groups]
+        starts = np.flatnonzero(np.r_[True, sorted_key[1:] != sorted_key[:-1]])
+        good = self.goodput[groups]
+        best = np.repeat(np.maximum.reduceat(good, starts), np.diff(np.r_[starts, len(good)]))
+        tops = np.flatnonzero(good == best)
+        # of equals the first, as in `order`
+        _, first = np.unique(sorted_key[tops], return_index=True)
+        return [self.cell(int(groups[tops[i]])) for i in first]
 
 
 def uncertainty(prior: float, samples: int) -> float:
@@ -73,18 +87,44 @@ def rank(
     memory: float = 1.0,
     samples: int = 0,
 ) -> Ranked:
-    """Every fitting plan of `model` on `shapes` of GPU type `gpu`, ranked by goodput (sequences/s).
+    """Every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the batch of the
+    range that suits it best.
 
-    `speed` and `memory` are a Profile's corrections. Equal goodput: fewer tensor, then pipeline ranks, then smaller
-    micro-batch.
+    `speed` and `memory` are a Profile's corrections.
     """
     found = enumerate_plans(model, gpu, shapes, limits, memory)
-    plans = found.plans
-    times = step_time(model, gpu, plans)
+    least = smallest_batch or limits.low
+    times = step_time(model, gpu, found.plans)
+    if limits.low < limits.high and noise_scale is not None and len(found.plans):
+        found = replace(found, plans=_best_batches(model, gpu, found, times.total, noise_scale, least))
+        times = step_time(model, gpu, found.plans)
     step_s = times.total / speed
-    throughput = plans.global_batch / step_s
-    good, share = goodput(throughput, plans.global_batch, noise_scale, smallest_batch or limits.low)
-    order = np.lexsort((plans.global_batch, plans.micro_batch, plans.pp, plans.tp, -good)).astype(np.int64)
-    return Ranked(
-        tuple(shapes), found, times, step_s, throughput, share, good, order, uncertainty(gpu.uncertainty, samples)
-    )
+    throughput = found.plans.global_batch / step_s
+    good, share = goodput(throughput, found.plans.global_batch, noise_scale, least)
+    sigma = uncertainty(gpu.uncertainty, samples)
+    return Ranked(tuple(shapes), found, times, step_s, throughput, share, good, sigma)
+
+
+def _best_batches(
+    model: ModelSpec, gpu: GpuFigures, found: Candidates, largest_s: Floats, noise_scale: float, least: int
+) -> PlanArrays:
+    """Each plan at the batch of its range where its goodput is highest.
+
+    The time of a step grows by the same amount with each micro-batch, so two points tell it for all batches and the
+    best one is known in closed form (efficiency.best_batch), and so is the better of the multiples of the plan's unit on
+    its two sides. A smaller batch never takes more memory.
+    """
+    plans = found.plans
+    low, high, step = found.smallest, plans.global_batch, unit(plans)
+
+    low_s = step_time(model, gpu, replace(plans, global_batch=low)).total
+    slope = (largest_s - low_s) / np.maximum(high - low, 1)
+    fixed = low_s - slope * low
+    wanted = best_batch(fixed, slope, noise_scale)
+    below = np.clip(np.floor(wanted / step).astype(np.int64) * step, low, high)
+    above = np.minimum(below + step, high)
+
+    def value(batch: Ints) -> Floats:
+        return goodput(batch / np.maximum(fixed + slope * batch, 1e-12), batch, noise_scale, least)[0]
+
+    return replace(plans, global_batch=np.where(value(above) > value(below), above, below))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
 from synergyd.task import plain
+from synergyd.task.accepts import NOTHING_MORE, Accepts
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import GIB, GpuFigures, figures
 from synergyd.task.memory import peak_memory
 from synergyd.task.model_spec import checked
 from synergyd.task.perf import step_time
-from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed, enumerate_plans
+from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed
 from synergyd.task.search import rank
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
+from synergyd.task.space import enumerate_plans
 
 # Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
 # for divides it.
@@ -30,7 +32,8 @@ class SynergyTask:
 
     `model` is None for a plain PyTorch job; a model that the running job reported (profile.model) is preferred.
     `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
-    the job runs with, or ran with last: where its checkpoint can't be resharded, its tp and pp are kept.
+    the job runs with, or ran with last: where its checkpoint can't be resharded, its degrees besides dp are kept.
+    `accepts` tells what else than tp, pp and dp the job's script takes; the other degrees stay as they are.
     """
 
     job: Job
@@ -38,6 +41,7 @@ class SynergyTask:
     model: ModelSpec | None
     figures: Mapping[str, GpuFigures]
     present: Plan | None = None
+    accepts: Accepts = NOTHING_MORE
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
@@ -138,10 +142,22 @@ class SynergyTask:
         low, high = batch, batch
         if directive.global_batch is not None and self.profile.noise_scale is not None:
             low, high = directive.global_batch
-        tp, pp = directive.tp, directive.pp
+        present, said = self.present or Plan(), self.accepts
+        limits = Limits(
+            low,
+            high,
+            micro_batch=directive.micro_batch,
+            tp=directive.tp,
+            pp=directive.pp,
+            vpp=None if said.vpp else present.vpp,
+            cp=None if said.cp else present.cp,
+            ep=None if said.ep else present.ep,
+            precisions=(said.precision or present.precision,),
+        )
         if self.present is not None and not self._reshardable:
-            tp, pp = self.present.tp, self.present.pp
-        return Limits(low, high, micro_batch=directive.micro_batch, tp=tp, pp=pp)
+            degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
+            limits = replace(limits, **degrees, zero_stages=(present.zero_stage,))
+        return limits
 
     def _contradiction(self) -> str:
         """What the fixed degrees contradict, "" if nothing."""
@@ -193,7 +209,9 @@ class SynergyTask:
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""
         model, limits = self._model, self.limits()
-        degrees = "".join(f" {key}={value}" for key, value in (("tp", limits.tp), ("pp", limits.pp)) if value)
+        fixed = {"tp": limits.tp, "pp": limits.pp}
+        fixed |= {key: value for key in ("vpp", "cp", "ep") if (value := getattr(limits, key)) and value > 1}
+        degrees = "".join(f" {key}={value}" for key, value in fixed.items() if value)
         batch = (
             f"global_batch={limits.low}" if limits.low == limits.high else f"global_batch={limits.low}:{limits.high}"
         )

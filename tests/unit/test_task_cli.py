@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from synergyd.cli.plan import gpu_counts, plan
+from synergyd.errors import UsageError
 
 GOOD = ["--model", "gpt2", "--gpu-type", "a100", "--gpus", "1:8", "--global-batch", "64"]
 
@@ -62,8 +63,13 @@ def test_bad_input_is_one_line_and_exit_two(change: list[str], says: str) -> Non
 
 
 def test_gpu_ranges_double() -> None:
-    assert gpu_counts("8:100") == [8, 16, 32, 64, 100]
-    assert gpu_counts("3") == [3]
+    assert gpu_counts("8:512", 8) == [8, 16, 32, 64, 128, 256, 512]
+    assert gpu_counts("8:100", 8) == [8, 16, 32, 64, 96]
+    assert gpu_counts("1:16", 6) == [1, 2, 4, 6, 12]
+    assert gpu_counts("20:48", 8) == [24, 32, 48]
+    assert gpu_counts("3", 8) == [3]
+    with pytest.raises(UsageError, match="no whole nodes of 8"):
+        gpu_counts("9:15", 8)
 
 
 def test_help_is_worth_reading() -> None:

@@ -122,7 +122,7 @@ def changed(**values: object) -> str:
         (changed(num_attention_heads=31), "not a multiple of heads"),
         (changed(num_key_value_heads=5), "not a multiple of kv_heads"),
         (changed(num_hidden_layers=10**12), "layers is"),
-        (changed(head_dim=256), "head_dim is 256"),
+        (changed(head_dim="256"), "head_dim is '256'"),
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "not a JSON object"),
