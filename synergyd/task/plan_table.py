@@ -17,7 +17,7 @@ from synergyd.task.synergy_task import memory_reason
 
 MAX_GPUS = 100_000
 ZERO_STAGES = (1, 2, 3)  # 0 is never better than 1
-_WITHOUT_BF16 = frozenset(("v100", "v100-16", "t4"))
+_WITHOUT_BF16 = frozenset(("v100", "v100-16", "v100-pcie", "v100-pcie-32", "rtx2080ti", "t4"))
 
 
 @dataclass(frozen=True)
