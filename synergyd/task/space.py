@@ -3,7 +3,9 @@
 What is left out is never better than what stays (dominance):
 - tensor parallelism without sequence parallelism: the same volume over the links, more memory, more element-wise work;
 - more recompute than memory asks for: the same step with work added;
-- an optimizer not shared out (ZeRO-0) beside one that is: no less volume, more memory, more work for each rank.
+- an optimizer not shared out (ZeRO-0) beside one that is: no less volume, more memory, more work for each rank;
+- context parallelism with an even micro-batch beside half of both with twice the replicas: the same tokens in the same
+  GEMMs, and the keys and values stay where they are.
 """
 
 from __future__ import annotations
@@ -146,8 +148,10 @@ def _with_less(
     model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, smallest: Ints, limit: float, beaten: Ints
 ) -> tuple[Ints, PlanArrays, Floats] | None:
     """(index, plan, peak) of the plans that at their smallest batch fit with less recompute than `beaten`, each at the
-    largest batch for which that holds: a pipeline holds one micro-batch more for each that it is given, up to pp."""
-    index = np.flatnonzero((smallest < plans.global_batch) & (plans.pp > 1) & (beaten > 0))
+    largest batch for which that holds. 1F1B holds one micro-batch more for each that it is given, up to pp; all other
+    schedules hold the same for any batch."""
+    few_enough = smallest < plans.dp * plans.micro_batch * plans.pp
+    index = np.flatnonzero((smallest < plans.global_batch) & few_enough & (plans.vpp == 1) & (beaten > 0))
     if not len(index):
         return None
     few = replace(plans.take(index), global_batch=smallest[index])
@@ -161,11 +165,12 @@ def _with_less(
     step = unit(few)
     good = few.global_batch // step
     bad = np.maximum(good + 1, np.minimum(plans.global_batch[index] // step, few.pp))
-    while np.any(bad - good > 1):
-        middle = (good + bad) // 2
-        peak = peak_memory(model, gpu, replace(few, global_batch=middle * step)).total
+    while len(open_ := np.flatnonzero(bad - good > 1)):
+        middle = (good[open_] + bad[open_]) // 2
+        peak = peak_memory(model, gpu, replace(few.take(open_), global_batch=middle * step[open_])).total
         fits = peak <= limit
-        good, bad, memory = np.where(fits, middle, good), np.where(fits, bad, middle), np.where(fits, peak, memory)
+        good[open_], bad[open_] = np.where(fits, middle, good[open_]), np.where(fits, bad[open_], middle)
+        memory[open_] = np.where(fits, peak, memory[open_])
     return index, replace(few, global_batch=good * step), memory
 
 
@@ -241,9 +246,11 @@ def _with_batches(
     whole = share * np.where(plans.vpp > 1, plans.pp, 1)[:, None]
     largest = limits.high // whole * whole
     fine = largest >= limits.low
+    if limits.cp is None and limits.micro_batch is None:
+        fine &= (plans.cp[:, None] == 1) | (micro[None, :] % 2 == 1)
     without = limits.high // share * share >= limits.low
     ruled_out[NOT_BATCH] += int(np.count_nonzero(~without))
-    ruled_out[NOT_INTERLEAVED] += int(np.count_nonzero(without & ~fine))
+    ruled_out[NOT_INTERLEAVED] += int(np.count_nonzero(without & (largest < limits.low)))
     which, micro_index = np.nonzero(fine)
     unit_of = whole[fine]
     chosen = replace(plans.take(which), micro_batch=micro[micro_index], global_batch=largest[fine])

@@ -38,6 +38,8 @@ def divides(model: ModelSpec, shape: Shape, plan: Plan) -> bool:
         and (plan.zero_stage == 1 or (plan.pp == 1 and plan.dp * plan.cp > 1))
         and plan.global_batch % (plan.dp * plan.micro_batch) == 0
         and (plan.vpp == 1 or plan.micro_batches % plan.pp == 0)
+        # the one that dominance leaves out: half of cp and micro-batch is never slower
+        and (plan.cp == 1 or plan.micro_batch % 2 == 1)
     )
 
 
@@ -80,22 +82,23 @@ def test_the_whole_space_is_what_trying_every_number_finds(model: ModelSpec, gpu
 def test_what_is_left_out_is_never_better() -> None:
     model, shape = load_model("gpt3-6.7b"), Shape("h100", 2, 8)
     ranked = rank(model, H100, [shape], replace(FREE, low=64, high=64))
-    best = ranked.goodput[ranked.order[0]]
-    plans = [ranked.candidates.plans.plan(i) for i in ranked.order]
-    left_out = [replace(p, sequence_parallel=False) for p in plans if p.tp > 1]
-    left_out += [replace(p, zero_stage=0) for p in plans if p.zero_stage == 1]
-    left_out += [replace(p, recompute="full") for p in plans if p.recompute == "none"]
-    assert len(left_out) > 100
-    times = step_time(model, H100, from_plans(left_out, 8)).total
-    own = {plan: 64 / ranked.goodput[i] for plan, i in zip(plans, ranked.order, strict=True)}
-    assert np.all(64 / times <= best * (1 + 1e-9))
-    for plan, seconds in zip(left_out, times, strict=True):
-        kept = next(
-            own[p]
-            for p in (replace(plan, sequence_parallel=plan.tp > 1, zero_stage=max(1, plan.zero_stage), recompute=r)
-                      for r in ("none", "full")) if p in own
-        )  # fmt: skip
-        assert kept <= seconds * (1 + 1e-9)
+    pairs = []
+    for i in ranked.order:
+        kept = ranked.candidates.plans.plan(i)
+        out = [replace(kept, sequence_parallel=False)] * (kept.tp > 1)
+        out += [replace(kept, zero_stage=0)] * (kept.zero_stage == 1)
+        out += [replace(kept, recompute="full")] * (kept.recompute == "none")
+        if kept.cp == 1 and kept.dp % 2 == 0:
+            out.append(replace(kept, cp=2, dp=kept.dp // 2, micro_batch=2 * kept.micro_batch))
+        pairs += [(i, one) for one in out]
+    assert len(pairs) > 100
+    left_out = from_plans([one for _, one in pairs], 8)
+    kept_s = ranked.step_s[[i for i, _ in pairs]]
+    assert np.all(kept_s <= step_time(model, H100, left_out).total * (1 + 1e-9))
+    kept_bytes, bytes_out = ranked.candidates.memory[[i for i, _ in pairs]], peak_memory(model, H100, left_out).total
+    # recompute is there to take less memory
+    same = np.array([one.recompute == ranked.candidates.plans.plan(i).recompute for i, one in pairs])
+    assert np.all(kept_bytes[same] <= bytes_out[same] * (1 + 1e-9))
 
 
 def test_degrees_of_sequences_and_experts() -> None:
