@@ -148,10 +148,12 @@ def _with_less(
     model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, smallest: Ints, limit: float, beaten: Ints
 ) -> tuple[Ints, PlanArrays, Floats] | None:
     """(index, plan, peak) of the plans that at their smallest batch fit with less recompute than `beaten`, each at the
-    largest batch for which that holds. 1F1B holds one micro-batch more for each that it is given, up to pp; all other
-    schedules hold the same for any batch."""
-    few_enough = smallest < plans.dp * plans.micro_batch * plans.pp
-    index = np.flatnonzero((smallest < plans.global_batch) & few_enough & (plans.vpp == 1) & (beaten > 0))
+    largest batch for which that holds. 1F1B holds one micro-batch more for each that it is given, up to pp; with virtual
+    stages that ends before 2 pp. Without a pipeline memory is the same for any batch."""
+    grows_to = np.where(plans.pp > 1, plans.pp * np.where(plans.vpp > 1, 2, 1), 1)
+    index = np.flatnonzero(
+        (smallest < plans.global_batch) & (smallest < plans.dp * plans.micro_batch * grows_to) & (beaten > 0)
+    )
     if not len(index):
         return None
     few = replace(plans.take(index), global_batch=smallest[index])
@@ -161,10 +163,11 @@ def _with_less(
     few = replace(few.take(better), recompute=recompute[better])
     if not len(index):
         return None
-    # between a number of micro-batches that fits and one that does not; from pp on memory grows no more
+    # between a multiple of the unit that fits and one that does not
     step = unit(few)
     good = few.global_batch // step
-    bad = np.maximum(good + 1, np.minimum(plans.global_batch[index] // step, few.pp))
+    most = np.minimum(plans.global_batch[index], few.dp * few.micro_batch * grows_to[index])
+    bad = np.maximum(good + 1, most // step)
     while len(open_ := np.flatnonzero(bad - good > 1)):
         middle = (good[open_] + bad[open_]) // 2
         peak = peak_memory(model, gpu, replace(few.take(open_), global_batch=middle * step[open_])).total
