@@ -54,19 +54,21 @@ class Ranked:
 
     def best_cells(self) -> list[Cell]:
         """The best plan of each (shape, pp), in order of shape and pp."""
-        if not len(self.goodput):
-            return []
-        pp = self.candidates.plans.pp
-        key = self.candidates.shape * (int(pp.max()) + 1) + pp
-        groups = np.argsort(key, kind="stable")
-        sorted_key = key[groups]
-        starts = np.flatnonzero(np.r_[True, sorted_key[1:] != sorted_key[:-1]])
-        good = self.goodput[groups]
-        best = np.repeat(np.maximum.reduceat(good, starts), np.diff(np.r_[starts, len(good)]))
-        tops = np.flatnonzero(good == best)
-        # of equals the first, as in `order`
-        _, first = np.unique(sorted_key[tops], return_index=True)
-        return [self.cell(int(groups[tops[i]])) for i in first]
+        return [self.cell(int(i)) for i in _best_of_each(self.candidates, self.goodput)]
+
+
+def _best_of_each(found: Candidates, good: Floats) -> Ints:
+    """Positions of the best of each (shape, pp), in that order; of equals the first."""
+    if not len(good):
+        return np.zeros(0, dtype=np.int64)
+    key = found.shape * (int(found.plans.pp.max()) + 1) + found.plans.pp
+    groups = np.argsort(key, kind="stable")
+    key, good = key[groups], good[groups]
+    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    best = np.repeat(np.maximum.reduceat(good, starts), np.diff(np.r_[starts, len(good)]))
+    tops = np.flatnonzero(good == best)
+    _, first = np.unique(key[tops], return_index=True)
+    return groups[tops[first]].astype(np.int64)
 
 
 def uncertainty(prior: float, samples: int) -> float:
@@ -86,17 +88,22 @@ def rank(
     speed: float = 1.0,
     memory: float = 1.0,
     samples: int = 0,
+    cells_only: bool = False,
 ) -> Ranked:
     """Every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the batch of the
     range that suits it best.
 
-    `speed` and `memory` are a Profile's corrections.
+    `speed` and `memory` are a Profile's corrections. `cells_only`: plans that are not the best of their shape and pp
+    may be left out, which saves time where the batch has a range.
     """
     found = enumerate_plans(model, gpu, shapes, limits, memory)
     least = smallest_batch or limits.low
     times = step_time(model, gpu, found.plans)
     if limits.low < limits.high and noise_scale is not None and len(found.plans):
-        found = replace(found, plans=_best_batches(model, gpu, found, times.total, noise_scale, least))
+        plans, estimate = _best_batches(model, gpu, found, times.total, noise_scale, least)
+        found = replace(found, plans=plans)
+        if cells_only:
+            found = found.take(_best_of_each(found, estimate))
         times = step_time(model, gpu, found.plans)
     step_s = times.total / speed
     throughput = found.plans.global_batch / step_s
@@ -107,8 +114,8 @@ def rank(
 
 def _best_batches(
     model: ModelSpec, gpu: GpuFigures, found: Candidates, largest_s: Floats, noise_scale: float, least: int
-) -> PlanArrays:
-    """Each plan at the batch of its range where its goodput is highest.
+) -> tuple[PlanArrays, Floats]:
+    """Each plan at the batch of its range where its goodput is highest, and that goodput but for speed.
 
     The time of a step grows by the same amount with each micro-batch, so two points tell it for all batches and the
     best one is known in closed form (efficiency.best_batch), and so is the better of the multiples of the plan's unit on
@@ -127,4 +134,5 @@ def _best_batches(
     def value(batch: Ints) -> Floats:
         return goodput(batch / np.maximum(fixed + slope * batch, 1e-12), batch, noise_scale, least)[0]
 
-    return replace(plans, global_batch=np.where(value(above) > value(below), above, below))
+    lower, upper = value(below), value(above)
+    return replace(plans, global_batch=np.where(upper > lower, above, below)), np.maximum(lower, upper)

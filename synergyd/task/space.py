@@ -50,6 +50,16 @@ class Candidates:
     ruled_out: Counter[str] = field(default_factory=Counter)
     closest: tuple[float, dict[str, float], Plan] | None = None
 
+    def take(self, index: Ints) -> Candidates:
+        """Those at `index`."""
+        return replace(
+            self,
+            plans=self.plans.take(index),
+            shape=self.shape[index],
+            memory=self.memory[index],
+            smallest=self.smallest[index],
+        )
+
 
 def unit(plans: PlanArrays) -> Ints:
     """The global batch must be a multiple of it, (N,): dp * micro-batch, times pp with virtual stages."""

@@ -202,6 +202,7 @@ class SynergyTask:
                 speed=profile.speed,
                 memory=profile.memory,
                 samples=profile.samples,
+                cells_only=True,
             )
             result += ranked.best_cells()
         return result

@@ -101,6 +101,19 @@ def test_what_is_left_out_is_never_better() -> None:
     assert np.all(kept_bytes[same] <= bytes_out[same] * (1 + 1e-9))
 
 
+def test_cells_are_the_best_of_all_plans() -> None:
+    model, shapes = load_model("gpt3-6.7b"), [Shape("h100", 1, 8), Shape("h100", 4, 8)]
+    for limits in (replace(FREE, low=64, high=64), replace(FREE, low=32, high=900)):
+        every = rank(model, H100, shapes, limits, noise_scale=200.0)
+        alone = rank(model, H100, shapes, limits, noise_scale=200.0, cells_only=True)
+        assert alone.best_cells() == every.best_cells()
+        best: dict[tuple[int, int], float] = {}
+        for i, good in enumerate(every.goodput):
+            key = (int(every.candidates.shape[i]), int(every.candidates.plans.pp[i]))
+            best[key] = max(best.get(key, 0.0), float(good))
+        assert [c.goodput for c in every.best_cells()] == [best[key] for key in sorted(best)]
+
+
 def test_degrees_of_sequences_and_experts() -> None:
     assert context_degrees(load_model("llama3-70b")) == [1, 2]
     assert context_degrees(load_model("llama3-70b", 131072)) == [1, 2, 4, 8, 16, 32]
