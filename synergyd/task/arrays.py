@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class PlanArrays:
 
     def take(self, index: Ints | Bools) -> PlanArrays:
         """The plans at `index` (positions or a mask)."""
-        return PlanArrays(**{item.name: getattr(self, item.name)[index] for item in fields(self)})
+        return PlanArrays(**{name: value[index] for name, value in vars(self).items()})
 
     def plan(self, i: int) -> Plan:
         """Plan number `i` as a record."""

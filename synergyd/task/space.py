@@ -136,21 +136,26 @@ def _recompute_codes(gpu: GpuFigures) -> tuple[int, ...]:
     return (0, 2) if gpu.flash else (0, 1, 2)
 
 
-def _least_recompute(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limit: float) -> tuple[Bools, Floats, Ints]:
-    """(whether it fits, peak bytes, recompute code) of each plan with the least recompute that fits, else the most."""
+def _least_recompute(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limit: float, below: Ints | None = None
+) -> tuple[Bools, Floats, Ints]:
+    """(whether it fits, peak bytes, recompute code) of each plan with the least recompute that fits, else the most.
+    `below`: only codes less than these, (N,), are tried."""
     memory = np.zeros(len(plans))
     recompute = np.zeros(len(plans), dtype=np.int64)
     fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
     open_: Ints = np.arange(len(plans), dtype=np.int64)
     for code in _recompute_codes(gpu):
-        some = plans if code == 0 else plans.take(open_)
+        if below is not None:
+            open_ = open_[below[open_] > code]
+        if not len(open_):
+            break
+        some = plans if len(open_) == len(plans) else plans.take(open_)
         peak = peak_memory(model, gpu, replace(some, recompute=np.full(len(open_), code, dtype=np.int64))).total
         memory[open_], recompute[open_] = peak, code
         fits = peak <= limit
         fitted[open_[fits]] = True
         open_ = open_[~fits]
-        if not len(open_):
-            break
     return fitted, memory, recompute
 
 
@@ -167,10 +172,9 @@ def _with_less(
     if not len(index):
         return None
     few = replace(plans.take(index), global_batch=smallest[index])
-    fitted, memory, recompute = _least_recompute(model, gpu, few, limit)
-    better = fitted & (recompute < beaten[index])
-    index, memory = index[better], memory[better]
-    few = replace(few.take(better), recompute=recompute[better])
+    fitted, memory, recompute = _least_recompute(model, gpu, few, limit, below=beaten[index])
+    index, memory = index[fitted], memory[fitted]
+    few = replace(few.take(fitted), recompute=recompute[fitted])
     if not len(index):
         return None
     # between a multiple of the unit that fits and one that does not
