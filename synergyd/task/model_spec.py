@@ -154,7 +154,8 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
         values |= _experts(config, values, where)
     named = config.get("_name_or_path")
     label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
-    tied = bool(config.get("tie_word_embeddings", about.tied))
+    said = config.get("tie_word_embeddings")
+    tied = about.tied if said is None else bool(said)
     spec = ModelSpec(label, **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)
     return checked(spec, where)
 

@@ -1,12 +1,16 @@
 """`synergyctl plan`: tables, JSON, exit codes."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from synergyd.cli.plan import gpu_counts, plan
+from synergyd.cli.plan_plot import best, curves, split
 from synergyd.errors import UsageError
+from synergyd.records import Plan
+from synergyd.task import load_model, plan_table
 
 GOOD = ["--model", "gpt2", "--gpu-type", "a100", "--gpus", "1:8", "--global-batch", "64"]
 
@@ -54,6 +58,14 @@ def test_nothing_fits_is_exit_one_and_says_why() -> None:
         (["--micro-batch", "3"], "micro_batch=3 does not divide"),
         (["--noise-scale", "nan"], "noise-scale"),
         (["--noise-scale", "-1"], "noise-scale"),
+        (["--vpp", "2", "--pp", "1"], "virtual stages need a pipeline"),
+        (["--vpp", "5"], "vpp may be 1, 2, 3"),
+        (["--cp", "3"], "cp may be 1, 2, 4"),
+        (["--ep", "2"], "gpt2's experts: it has none"),
+        (["--zero", "3", "--pp", "2"], "zero stage 3 with pp=2"),
+        (["--precision", "fp8"], "a100 has no fp8"),
+        (["--gpus", "9:15"], "no whole nodes of 8"),
+        (["--figures", "/nowhere"], "cannot be read"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_two(change: list[str], says: str) -> None:
@@ -70,6 +82,69 @@ def test_gpu_ranges_double() -> None:
     assert gpu_counts("3", 8) == [3]
     with pytest.raises(UsageError, match="no whole nodes of 8"):
         gpu_counts("9:15", 8)
+
+
+def test_the_fixed_degrees_are_kept() -> None:
+    fixed = ["--pp", "2", "--vpp", "3", "--tp", "2", "--zero", "0", "--precision", "fp16", "--micro-batch", "1"]
+    result = run(*GOOD[:4], "--gpus", "8", "--global-batch", "64", *fixed, "--json")
+    plans = [r["cell"]["plan"] for r in json.loads(result.output)["counts"][0]["rows"]]
+    keys = ("tp", "pp", "vpp", "dp", "zero_stage", "precision", "micro_batch")
+    assert [tuple(p[k] for k in keys) for p in plans] == [(2, 2, 3, 2, 0, "fp16", 1)]
+
+
+def test_a_mixture_of_experts_and_memory_by_part() -> None:
+    result = run("--model", "mixtral-8x7b", "--gpu-type", "h100", "--gpus", "64", "--top", "40", "--json")
+    rows = json.loads(result.output)["counts"][0]["rows"]
+    assert {r["cell"]["plan"]["ep"] for r in rows} > {1}
+    for row in rows:
+        assert sum(row["memory"].values()) == pytest.approx(row["cell"]["memory_bytes"], rel=1e-6)
+    text = run("--model", "mixtral-8x7b", "--gpu-type", "h100", "--gpus", "64", "--top", "40").output
+    for word in (" ep ", "GiB a GPU, of 77.1 usable", "weights", "activa", "in all"):
+        assert word in text
+    # columns that are the same as ever are not shown
+    assert " vpp " not in run(*GOOD, "--top", "1").output
+
+
+def test_figures_of_a_file_are_used(tmp_path) -> None:
+    path = tmp_path / "a100.toml"
+    path.write_text("[a100]\npeak_tflops = 3.12\n")
+    slow, fast = (
+        json.loads(run(*GOOD[:4], "--gpus", "1", "--global-batch", "8", "--json", *more).output)["counts"][0]["rows"][0]
+        for more in (["--figures", str(path)], [])
+    )
+    assert slow["cell"]["step_s"] > 10 * fast["cell"]["step_s"]
+
+
+def test_plot_without_matplotlib_is_one_line(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run(*GOOD, "--plot", str(tmp_path / "p.png"))
+    assert result.exit_code == 2 and result.output.count("\n") == 1
+    assert "matplotlib is not installed; pip install 'synergy-slurm[plot]'" in result.output
+
+
+def test_the_curves_of_a_plot() -> None:
+    table = plan_table(load_model("gpt3-6.7b"), "a100-40", [8, 16, 32, 64], 8, (256, 256), top=1000)
+    drawn, winners = curves(table), best(table)
+    assert [gpus for gpus, _ in winners] == [8, 16, 32, 64]
+    # winners are drawn first, and lie on top of all curves
+    assert set(list(drawn)[: len({name for _, name in winners})]) == {name for _, name in winners}
+    for gpus, name in winners:
+        rates = {n: dict(points).get(gpus, 0.0) for n, points in drawn.items()}
+        assert rates[name] == max(rates.values()) > 0
+    assert split(Plan(2, 4, 1, vpp=2, zero_stage=1)) == "tp 2 pp 4 vpp 2"
+    assert split(Plan(dp=8, zero_stage=3)) == "tp 1 pp 1 ZeRO-3"
+
+
+def test_the_picture_is_written(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    result = run(*GOOD, "--top", "1", "--plot", str(tmp_path / "p.png"))
+    assert result.exit_code == 0 and (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    # asked for one plan of each of four GPU counts, times and memory
+    assert len([line for line in result.output.splitlines() if line.startswith("│ 1 ")]) == 8
+    for path in (tmp_path / "no" / "p.png", tmp_path / "p.nope"):
+        result = run(*GOOD, "--plot", str(path))
+        assert result.exit_code == 2 and "can't be written" in result.output and result.output.count("\n") == 1
 
 
 def test_help_is_worth_reading() -> None:
