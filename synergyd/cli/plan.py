@@ -145,7 +145,7 @@ def plan(
       synergyctl plan --model gpt3-13b --gpus 8:64 --gpu-type a100-40 --global-batch 128:1024 --noise-scale 600
       synergyctl plan --model ./config.json --seq 4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
 
-    Exit code: 0; 1 if no plan fits on any of the GPU counts; 2 if an option is wrong.
+    Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
     """
     try:
         table = plan_table(
@@ -166,6 +166,8 @@ def plan(
             top=_ALL if plot else top,
             overrides=read_figures(figures_file) if figures_file else None,
         )
+        if not as_json and not any(count.rows for count in table.counts):
+            raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
         if plot:
             from synergyd.cli.plan_plot import draw
 
@@ -179,7 +181,7 @@ def plan(
     else:
         show(table, console())
     if not any(count.rows for count in table.counts):
-        sys.exit(1)
+        sys.exit(2)
 
 
 def show(table: PlanTable, console: Console) -> None:
@@ -195,6 +197,8 @@ def show(table: PlanTable, console: Console) -> None:
         if count.ruled_out:
             reasons = "; ".join(f"{n} {reason}" for reason, n in count.ruled_out.items())
             console.print(f"{count.fitting} plans fit; ruled out: {reasons}", markup=False)
+        if count.rows and count.closest:
+            console.print(f"the leanest that did not fit: {count.closest}", markup=False)
 
 
 def degrees(plan: Plan) -> dict[str, str]:

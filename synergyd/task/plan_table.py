@@ -13,10 +13,12 @@ from synergyd.task.memory import peak_memory
 from synergyd.task.model_counts import flops_per_step
 from synergyd.task.plans import Limits, check_fixed
 from synergyd.task.search import rank
-from synergyd.task.synergy_task import memory_reason
+from synergyd.task.space import enumerate_plans
+from synergyd.task.synergy_task import memory_reason, needs, plan_words
 
 MAX_GPUS = 100_000
 ZERO_STAGES = (1, 2, 3)  # 0 is never better than 1
+_DOUBLINGS = 7
 _WITHOUT_BF16 = frozenset(("v100", "v100-16", "v100-pcie", "v100-pcie-32", "rtx2080ti", "t4"))
 
 
@@ -35,14 +37,15 @@ class Row:
 
 @dataclass(frozen=True)
 class GpuCount:
-    """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by
-    reason."""
+    """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by reason,
+    `closest` tells of the leanest of those that did not fit ("" if all did)."""
 
     gpus: int
     rows: tuple[Row, ...]
     fitting: int
     ruled_out: dict[str, int]
     why_none: str
+    closest: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,26 @@ def plan_table(
         limits = replace(limits, high=low)
         check_fixed(model, limits, "", max(gpus))
     counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top) for n in sorted(set(gpus))]
+    if not any(count.rows for count in counts):
+        more = _enough(model, gpu, gpu_type, counts[-1].gpus, gpus_per_node, limits)
+        if more is not None:
+            counts[-1] = replace(counts[-1], why_none=f"{counts[-1].why_none}; {more} GPUs would do")
     return PlanTable(model, gpu_type, gpus_per_node, gpu.usable_bytes, tuple(counts), gpu.note)
+
+
+def _enough(
+    model: ModelSpec, gpu: GpuFigures, gpu_type: str, gpus: int, gpus_per_node: int, limits: Limits
+) -> int | None:
+    """The fewest GPUs, doubled from `gpus` in whole nodes, on which a plan fits; None if none does soon."""
+    nodes = -(-gpus // gpus_per_node)
+    for _ in range(_DOUBLINGS):
+        nodes *= 2 if nodes * gpus_per_node <= gpus else 1
+        if nodes * gpus_per_node > MAX_GPUS:
+            return None
+        if len(enumerate_plans(model, gpu, [Shape(gpu_type, nodes, gpus_per_node)], limits).plans):
+            return nodes * gpus_per_node
+        gpus = nodes * gpus_per_node
+    return None
 
 
 def _count(
@@ -147,12 +169,12 @@ def _count(
         tokens = cell.throughput * model.seq
         rows.append(Row(position + 1, cell, ranked.times.parts(int(i)), peaks.parts(position), tokens, mfu))
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
-    why = ""
+    why, closest = "", ranked.candidates.closest
     if not rows:
-        closest = ranked.candidates.closest
         why = (
             memory_reason(model, gpu, *closest)
             if closest is not None
             else "no plan is valid: " + (", ".join(ruled_out) or "the fixed degrees need more GPUs")
         )
-    return GpuCount(gpus, tuple(rows), len(ranked.goodput), ruled_out, why)
+    lean = f"{plan_words(closest[2])} {needs(gpu, *closest[:2])}" if closest is not None else ""
+    return GpuCount(gpus, tuple(rows), len(ranked.goodput), ruled_out, why, lean)

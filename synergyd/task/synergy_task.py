@@ -245,10 +245,21 @@ def memory_reason(model: ModelSpec, gpu: GpuFigures, peak: float, parts: Mapping
         "optimizer": "more GPUs or GPUs with more memory",
         "activations": "a shorter sequence, a smaller micro_batch or more GPUs",
         "logits": "a smaller micro_batch or a higher tp",
-        "other": "GPUs with more memory",
-    }[largest]
+    }.get(largest, "GPUs with more memory")
     return (
-        f"{model.name} does not fit {gpu.gpu_type}: the leanest plan (tp={plan.tp} pp={plan.pp} dp={plan.dp} "
-        f"micro_batch={plan.micro_batch}) needs {peak / GIB:.1f} GiB a GPU of {gpu.usable_bytes / GIB:.1f} usable, "
-        f"{parts[largest] / GIB:.1f} of it {largest}; {helps} would help"
+        f"{model.name} does not fit {gpu.gpu_type}: the leanest plan ({plan_words(plan)}) {needs(gpu, peak, parts)}; "
+        f"{helps} would help"
     )
+
+
+def plan_words(plan: Plan) -> str:
+    """`tp=8 pp=4 dp=2 micro_batch=1`, and vpp, cp, ep and the ZeRO stage where they are not as usual."""
+    words = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "dp", "micro_batch")]
+    words += [f"{name}={n}" for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1]
+    return " ".join(words + [f"zero={plan.zero_stage}"] * (plan.zero_stage != 1))
+
+
+def needs(gpu: GpuFigures, peak: float, parts: Mapping[str, float]) -> str:
+    """`needs 90.1 GiB a GPU of 77.1 usable, 60.2 of it activations`."""
+    largest = max(parts, key=lambda name: parts[name])
+    return f"needs {peak / GIB:.1f} GiB a GPU of {gpu.usable_bytes / GIB:.1f} usable, {parts[largest] / GIB:.1f} of it {largest}"

@@ -1,6 +1,7 @@
 """`synergyctl plan`: tables, JSON, exit codes."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -36,9 +37,28 @@ def test_table_and_unknown_type() -> None:
     assert "plans fit" in result.output
 
 
-def test_nothing_fits_is_exit_one_and_says_why() -> None:
-    result = run("--model", "gpt3-175b", "--gpu-type", "v100", "--gpus", "8")
-    assert result.exit_code == 1 and "does not fit v100" in result.output
+def test_nothing_fits_is_one_line_and_exit_two() -> None:
+    argv = ["--model", "gpt3-175b", "--gpu-type", "v100", "--gpus"]
+    result = run(*argv, "1:8")
+    assert result.exit_code == 2 and result.output.count("\n") == 1
+    found = re.search(r"8 GPUs: gpt3-175b does not fit v100: the leanest plan \(tp=8 .*\) needs ([0-9.]+) GiB a GPU of "
+                      r"29.5 usable, ([0-9.]+) of it optimizer; more GPUs .* would help; ([0-9]+) GPUs would do", result.output)  # fmt: skip
+    assert found and float(found[1]) > float(found[2]) > 29.5
+    enough = int(found[3])
+    assert run(*argv, str(enough)).exit_code == 0 and run(*argv, str(enough // 2)).exit_code == 2
+    data = run(*argv, "8", "--json")
+    assert data.exit_code == 2 and "does not fit" in json.loads(data.output)["counts"][0]["why_none"]
+    # degrees that no count of GPUs can have
+    odd = run(*argv, "8", "--global-batch", "7", "--pp", "1", "--micro-batch", "7")
+    assert odd.exit_code == 2 and odd.output.count("\n") == 1
+
+
+def test_the_leanest_plan_that_did_not_fit_is_told() -> None:
+    result = run("--model", "llama3-70b", "--gpu-type", "h100", "--gpus", "64", "--top", "1")
+    assert result.exit_code == 0
+    assert re.search(
+        r"the leanest that did not fit: tp=\d+ .* needs \d+\.\d GiB a GPU of 77\.1 usable, ", result.output
+    )
 
 
 @pytest.mark.parametrize(
