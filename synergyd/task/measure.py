@@ -125,8 +125,9 @@ def _add_link(collective: Collective, known: GpuFigures, add: Callable[[str, flo
     latency = max(start / (1 + float(np.log2(n))), 1e-7)
     text = f"all-reduce over {n} ranks, {collective.local} a node: {rate / 1e9:.4g} GB/s on the links"
     if collective.across:
-        # each member on a node has a port of its own
-        add("inter_gbs", rate / collective.local / known.link_efficiency / 1e9, text)
+        # perf.py's rate of a group with several members on a node
+        ports = collective.local**known.rail_use
+        add("inter_gbs", rate / ports / known.inter_efficiency / 1e9, text)
         add("inter_latency_s", latency, "a collective before its first byte moves, between nodes")
     else:
         add("intra_gbs", rate / known.link_efficiency / 1e9, text)

@@ -91,7 +91,7 @@ def test_figures_of_an_unknown_type_and_between_nodes() -> None:
     found, _ = figures_of(Measured("x", "bf16", made(1e-5, 80e12), collectives=(Collective(16, 8, over),)), "x1")
     known = figures("x1", {"x1": found})
     assert known.peak_tflops * known.gemm_efficiency == pytest.approx(80)
-    assert known.inter_gbs * 8 * known.link_efficiency == pytest.approx(80)
+    assert known.inter_gbs * 8**known.rail_use * known.inter_efficiency == pytest.approx(80)
     assert known.inter_latency_s == pytest.approx(3e-5)
 
 
