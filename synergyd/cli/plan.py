@@ -17,11 +17,13 @@ from synergyd.records import Plan
 from synergyd.task.arrays import PRECISION
 from synergyd.task.figures_file import read_figures
 from synergyd.task.hardware import GIB
+from synergyd.task.links import link_figures
 from synergyd.task.model_spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
 
 # Columns that are shown only where a row differs from what is usual.
 _RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none"}
+_SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "optimizer": "opt", "recompute": "recomp"}
 _ALL = 1000  # of each GPU count, for a plot of where each plan wins
 
 
@@ -95,6 +97,10 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
     metavar="FILE",
     help="GPU figures over the built-in ones, as `profiles measure` writes them.",
 )
+@click.option("--intra", metavar="LINK", help="Link in the node: nvlink4, pcie4, ..., or 1e9 bytes/s a GPU.")
+@click.option(
+    "--inter", metavar="LINK[/N]", help="Link between nodes, shared by N GPUs: ib-ndr, roce-200/2, eth-25/8, ..."
+)
 @click.option(
     "--top",
     default=10,
@@ -127,6 +133,8 @@ def plan(
     precision: str | None,
     micro_batch: int | None,
     figures_file: Path | None,
+    intra: str | None,
+    inter: str | None,
     top: int,
     as_json: bool,
     plot: Path | None,
@@ -143,6 +151,7 @@ def plan(
     Examples:
       synergyctl plan --model llama3-70b --gpus 8:512 --gpu-type h100 --global-batch 1024
       synergyctl plan --model gpt3-13b --gpus 8:64 --gpu-type a100-40 --global-batch 128:1024 --noise-scale 600
+      synergyctl plan --model mixtral-8x7b --gpus 64 --gpu-type a100 --inter roce-200/2 --plot plans.png
       synergyctl plan --model ./config.json --seq 4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
 
     Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
@@ -164,7 +173,7 @@ def plan(
             precision=precision,
             micro_batch=micro_batch,
             top=_ALL if plot else top,
-            overrides=read_figures(figures_file) if figures_file else None,
+            overrides=_overrides(gpu_type, figures_file, intra, inter),
         )
         if not as_json and not any(count.rows for count in table.counts):
             raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
@@ -182,6 +191,16 @@ def plan(
         show(table, console())
     if not any(count.rows for count in table.counts):
         sys.exit(2)
+
+
+def _overrides(gpu_type: str, path: Path | None, intra: str | None, inter: str | None) -> dict[str, dict[str, float]]:
+    """The file's figures, and the links over them."""
+    result = read_figures(path) if path else {}
+    links = (link_figures(intra, "intra") if intra else {}) | (link_figures(inter, "inter") if inter else {})
+    if links:
+        key = next((name for name in result if name.lower() == gpu_type.strip().lower()), gpu_type)
+        result[key] = {**result.get(key, {}), **links}
+    return result
 
 
 def show(table: PlanTable, console: Console) -> None:
@@ -211,13 +230,12 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
     precision = count.rows[0].cell.plan.precision
     title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
     result = Table(title=title, title_justify="left")
-    short = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch"}
     plans = [row.cell.plan for row in count.rows]
     shown = [n for n in degrees(plans[0]) if n not in _RARE or any(getattr(p, n) != _RARE[n] for p in plans)]
-    for name in ("#", *(short.get(n, n) for n in shown), "step s", "tokens/s", "MFU %", "goodput"):
+    for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "tokens/s", "MFU %", "goodput"):
         result.add_column(name, justify="right")
     for name in count.rows[0].time:
-        result.add_column(f"{name} %", justify="right")
+        result.add_column(f"{_SHORT.get(name, name)} %", justify="right")
     for row in count.rows:
         whole = sum(row.time.values())
         speed = [

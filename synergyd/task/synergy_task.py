@@ -22,8 +22,8 @@ from synergyd.task.space import enumerate_plans
 # Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
 # for divides it.
 _ASSUMED_SEQUENCES = 8
-# Plans of more shapes than this at once fall out of the processor's cache, which costs more than the extra calls.
-_SHAPES_AT_ONCE = 16
+# Plans of many more shapes than this at once fall out of the processor's cache, of fewer pay for more calls.
+_SHAPES_AT_ONCE = 40
 
 
 @dataclass(frozen=True)

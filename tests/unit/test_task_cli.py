@@ -12,6 +12,7 @@ from synergyd.cli.plan_plot import best, curves, split
 from synergyd.errors import UsageError
 from synergyd.records import Plan
 from synergyd.task import load_model, plan_table
+from synergyd.task.links import link_figures, links
 
 GOOD = ["--model", "gpt2", "--gpu-type", "a100", "--gpus", "1:8", "--global-batch", "64"]
 
@@ -89,6 +90,11 @@ def test_the_leanest_plan_that_did_not_fit_is_told() -> None:
         (["--precision", "fp8"], "a100 has no fp8"),
         (["--gpus", "9:15"], "no whole nodes of 8"),
         (["--figures", "/nowhere"], "cannot be read"),
+        (["--inter", "carrier-pigeon"], "no link is called 'carrier-pigeon'; links are nvlink2"),
+        (["--inter", "ib-hdr/0"], "write CLASS/N"),
+        (["--inter", "ib-hdr/x"], "write CLASS/N"),
+        (["--intra", "-5"], "is no rate"),
+        (["--intra", "nan"], "is no rate"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_two(change: list[str], says: str) -> None:
@@ -136,6 +142,21 @@ def test_figures_of_a_file_are_used(tmp_path) -> None:
         for more in (["--figures", str(path)], [])
     )
     assert slow["cell"]["step_s"] > 10 * fast["cell"]["step_s"]
+
+
+def test_links_by_name_and_by_number(tmp_path) -> None:
+    def step(*more: str) -> float:
+        argv = ["--model", "gpt3-13b", "--gpu-type", "a100", "--gpus", "32", "--tp", "2", "--json", *more]
+        return json.loads(run(*argv).output)["counts"][0]["rows"][0]["cell"]["step_s"]
+
+    assert step("--inter", "eth-25/8") > 1.2 * step("--inter", "ib-hdr") and step("--intra", "pcie4") > step()
+    assert step("--inter", "ib-hdr/4") != step("--inter", "6.25")  # the class brings its latency
+    path = tmp_path / "f.toml"
+    path.write_text("[A100]\npeak_tflops = 100\nintra_gbs = 1\n")
+    # the option comes before the file, whose other figures stay
+    assert step("--figures", str(path), "--intra", "300") > 2 * step()
+    assert step("--figures", str(path)) > step("--figures", str(path), "--intra", "300")
+    assert link_figures("IB-HDR/4", "inter") == {"inter_gbs": 6.25, "inter_latency_s": links()["ib-hdr"][1]}
 
 
 def test_plot_without_matplotlib_is_one_line(monkeypatch, tmp_path) -> None:
