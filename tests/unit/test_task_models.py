@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
@@ -18,7 +20,7 @@ from synergyd.task.model_counts import (
     layers_parameters,
     parameters,
 )
-from synergyd.task.model_spec import from_megatron_args, load_model, presets
+from synergyd.task.model_spec import checked, from_hf_config, from_megatron_args, load_model, presets
 
 LLAMA = {
     "model_type": "llama",
@@ -361,6 +363,26 @@ def test_megatron_arguments_that_name_no_model(argv: str) -> None:
     assert from_megatron_args(argv.split()) is None
     rest = ["--hidden-size", "64", "--num-attention-heads", "5", "--seq-length", "32"]
     assert from_megatron_args([*argv.split(), *rest]) is None
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-4, 10**12), st.floats(), st.text(max_size=3), st.lists(st.integers())
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    base=st.sampled_from([LLAMA, MIXTRAL, QWEN_MOE, DEEPSEEK_MOE, GEMMA, BERT]),
+    changes=st.dictionaries(st.sampled_from(sorted({*MIXTRAL, *QWEN_MOE, *DEEPSEEK_MOE, "head_dim"})), ODD, max_size=4),
+)
+def test_any_config_is_a_model_or_one_line(base: dict, changes: dict) -> None:
+    try:
+        spec = from_hf_config({**base, **changes}, "model x")
+    except UsageError as error:
+        assert "\n" not in str(error) and str(error).startswith("model x: ")
+    else:
+        assert checked(spec, "model x") == spec and parameters(spec) > 0
+        assert 0 < active_parameters(spec) <= parameters(spec) and flops_per_token(spec) > 0
 
 
 MIXTRAL_ARGS = [
