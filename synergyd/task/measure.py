@@ -165,7 +165,7 @@ def conf_line(gpu_type: str, found: Mapping[str, float]) -> str:
         main["peak_tflops"] = known.peak_tflops * found["gemm_efficiency"] / known.gemm_efficiency
     if "bandwidth_efficiency" in found:
         main["bandwidth_gbs"] = known.bandwidth_gbs * found["bandwidth_efficiency"] / known.bandwidth_efficiency
-    return f"GpuType={gpu_type} " + " ".join(f"{name}={max(value, 0.001):.4g}" for name, value in main.items())
+    return f"#SYNERGY GpuType={gpu_type} " + " ".join(f"{name}={max(value, 0.001):.4g}" for name, value in main.items())
 
 
 def seconds_of(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from synergyd.cli import measure as command
 from synergyd.errors import UsageError
-from synergyd.slurm.conf import FIGURES
+from synergyd.slurm.conf import load_settings
 from synergyd.task import measure
 from synergyd.task.figures_file import read_figures, write_figures
 from synergyd.task.hardware import figures
@@ -44,7 +44,7 @@ def test_too_little_is_one_line(points, says: str) -> None:
         line(points)
 
 
-def test_figures_of_a_known_type_are_efficiencies() -> None:
+def test_figures_of_a_known_type_are_efficiencies(tmp_path) -> None:
     n, rate, latency = 8, 300e9, 1.5e-5
     ring = tuple(Point(b, 2 * (b * (n - 1) / n / rate + latency * (1 + np.log2(n)) / 2)) for b in (1e4, 1e6, 1e9))
     found, remarks = figures_of(
@@ -77,10 +77,11 @@ def test_figures_of_a_known_type_are_efficiencies() -> None:
     assert gpu.peak_tflops * gpu.gemm_efficiency == pytest.approx(700)
     assert gpu.intra_gbs * gpu.link_efficiency == pytest.approx(300)
     # slurm.conf takes the five main figures only: the same rates with the built-in efficiencies
-    words = conf_line("h100", found).split()
-    assert words[0] == "GpuType=h100"
-    main = {k: float(v) for k, v in (w.split("=") for w in words[1:])}
-    assert set(main) <= set(FIGURES)
+    (tmp_path / "slurm.conf").write_text(conf_line("h100", found) + "\n")
+    loaded = load_settings(tmp_path / "slurm.conf")
+    assert loaded.problems == ()
+    main = loaded.settings.gpu_figures["h100"]
+    assert main.keys() == {"peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs"}
     plain = figures("h100", {"h100": main})
     assert plain.peak_tflops * plain.gemm_efficiency == pytest.approx(700, rel=1e-3)
     assert plain.bandwidth_gbs * plain.bandwidth_efficiency == pytest.approx(2900, rel=1e-3)
@@ -156,7 +157,7 @@ def test_the_command_writes_a_file_that_plan_reads(tmp_path, monkeypatch) -> Non
     assert tomllib.loads(out.read_text()) == read_figures(out)
     gpu = figures("cpu", read_figures(out))
     assert gpu.peak_tflops * gpu.gemm_efficiency == pytest.approx(0.05, rel=1e-3)
-    assert "GpuType=cpu peak_tflops=" in out.read_text()
+    assert "#SYNERGY GpuType=cpu peak_tflops=" in out.read_text()
     shown = CliRunner().invoke(command.measure, ["--device", "cpu", "--ranks", "1", "--json", "--gpu-type", "core"])
     assert json.loads(shown.output)["gpu_type"] == "core"
 
