@@ -71,7 +71,8 @@ def parse_plan(text: str, world: int) -> Plan:
     for key, value in content.items():
         if key not in kinds:
             raise UsageError(where, f"unknown field {key}", right)
-        if type(value) is not kinds[key] or (kinds[key] is int and value < 1):
+        least = 0 if key == "zero_stage" else 1
+        if type(value) is not kinds[key] or (kinds[key] is int and value < least):
             raise UsageError(where, f"{key}={value!r} can't be used", right)
     plan = Plan(**content)
     return check_plan(plan, world, where)
@@ -80,11 +81,22 @@ def parse_plan(text: str, world: int) -> Plan:
 def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
     """`plan` itself if it uses exactly `world` processes and its batch divides; else UsageError."""
     if plan.gpus != world:
-        what = f"tp={plan.tp} pp={plan.pp} dp={plan.dp} needs {plan.gpus} processes, there are {world}"
-        raise UsageError(where, what, "tp * pp * dp must be the number of processes")
+        degrees = f"tp={plan.tp} pp={plan.pp}" + (f" cp={plan.cp}" if plan.cp > 1 else "") + f" dp={plan.dp}"
+        what = f"{degrees} needs {plan.gpus} processes, there are {world}"
+        raise UsageError(where, what, "tp * pp * cp * dp must be the number of processes")
     if plan.global_batch % (plan.dp * plan.micro_batch):
         what = f"global batch {plan.global_batch} can't be cut into micro-batches of {plan.micro_batch} on dp={plan.dp}"
         raise UsageError(where, what, "global_batch must be a multiple of dp * micro_batch")
+    return plan
+
+
+def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Plan:
+    """`plan` itself if its degrees besides dp and those of `names` are 1; else UsageError: this script can't take it."""
+    for name in ("tp", "pp", "vpp", "cp", "ep"):
+        value = getattr(plan, name)
+        if value != 1 and name not in names:
+            what = f"{name}={value} was given to a script that can't split itself so"
+            raise UsageError(where, what, f"such a job can change {', '.join((*names, 'dp'))} only")
     return plan
 
 

@@ -18,8 +18,9 @@ FORMAT = 1
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
-    "sp": "sequence_parallel", "do": "distributed_optimizer",
+    "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
 }  # fmt: skip
+_RARE = frozenset(("vp", "cp", "ep", "pr"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z")
@@ -74,15 +75,18 @@ def plan_from(data: Any, where: str) -> Plan:
     for field in dataclasses.fields(Plan):
         value = data.get(field.name, field.default)
         kind = type(field.default)
-        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_NUMBER):
+        least = 0 if field.name == "zero_stage" else 1
+        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_NUMBER):
             what = f"plan's {field.name} is {shown(value)}"
-            raise UsageError(where, what, f"expected a whole number from 1 to {MAX_NUMBER}")
+            raise UsageError(where, what, f"expected a whole number from {least} to {MAX_NUMBER}")
         if not isinstance(value, kind):
             raise UsageError(where, f"plan's {field.name} is {shown(value)}", f"expected {kind.__name__}")
         values[field.name] = value
     plan = Plan(**values)
     if plan.recompute not in ("none", "selective", "full"):
         raise UsageError(where, f"plan's recompute is {shown(plan.recompute)}", "expected none, selective or full")
+    if plan.precision not in ("bf16", "fp16", "fp32", "fp8"):
+        raise UsageError(where, f"plan's precision is {shown(plan.precision)}", "expected bf16, fp16, fp32 or fp8")
     if plan.global_batch % (plan.dp * plan.micro_batch):
         what = f"global batch {plan.global_batch} is no multiple of dp {plan.dp} x micro-batch {plan.micro_batch}"
         raise UsageError(where, what)
@@ -95,9 +99,12 @@ def shown(value: Any) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """`tp:2,pp:1,dp:4,mb:1,gb:32,rc:none,sp:1,do:1`."""
+    """`tp:2,pp:1,dp:4,mb:1,gb:32,rc:none,sp:1,zs:1`, and what else is not as usual."""
     return ",".join(
-        f"{s}:{int(v) if isinstance(v, bool) else v}" for s, f in _SHORT.items() for v in [getattr(plan, f)]
+        f"{s}:{int(v) if isinstance(v, bool) else v}"
+        for s, f in _SHORT.items()
+        for v in [getattr(plan, f)]
+        if s not in _RARE or v != getattr(Plan(), f)
     )
 
 
@@ -109,10 +116,10 @@ def plan_from_text(text: str, where: str = "plan") -> Plan:
         name = _SHORT.get(key)
         if name is None:
             raise UsageError(where, f"unknown field {key!r}", f"expected {', '.join(_SHORT)}")
-        if key in ("sp", "do"):
+        if key == "sp":
             data[name] = _FLAGS.get(value, value)
         else:
-            data[name] = int(value) if key != "rc" and _WHOLE.match(value) else value
+            data[name] = int(value) if key not in ("rc", "pr") and _WHOLE.match(value) else value
     return plan_from(data, where)
 
 

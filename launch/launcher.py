@@ -50,17 +50,18 @@ class Start:
 
 
 def fit(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
-    """The plan for `world` GPUs: itself where it fits, else the same tp and pp with another dp, else none; and a remark.
+    """The plan for `world` GPUs: itself where it fits, else the same but for another dp, else none; and a remark.
 
     They differ when Slurm started the job with another size than the one planned (a daemon that died half-way).
     """
     if plan is None or plan.gpus == world:
         return plan, ""
-    stage = plan.tp * plan.pp
-    if world % stage == 0 and plan.global_batch % (world // stage) == 0:
-        dp = world // stage
+    dp, rest = divmod(world, plan.tp * plan.pp * plan.cp)
+    # virtual stages want a multiple of pp micro-batches, experts a multiple of ep replicas
+    unit = dp * (plan.pp if plan.vpp > 1 else 1)
+    if not rest and dp and plan.global_batch % unit == 0 and dp % plan.ep == 0:
         micro = plan.micro_batch
-        while plan.global_batch % (dp * micro):
+        while plan.global_batch % (unit * micro):
             micro -= 1
         return replace(plan, dp=dp, micro_batch=micro), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
     return None, f"plan was for {plan.gpus} GPUs, there are {world}: the script's own degrees are used"
@@ -144,7 +145,8 @@ def start_of(
     }
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
-        if plan.tp > 1:
+        # Megatron wants it for tp and cp, and refuses it where parameters are shared out
+        if (plan.tp > 1 or plan.cp > 1) and not megatron_args.is_sharded(arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if checkpoint:
         environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint

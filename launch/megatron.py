@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.api import CheckpointException
 
 from launch import megatron_cpu
+from launch.agent_settings import check_degrees
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import rank_samples
 from launch.ranks import TorchRanks
@@ -78,6 +79,9 @@ def start_process_group() -> TorchRanks:
 def check_model(spec: ModelSpec, plan: Plan) -> None:
     """Raises UsageError, in one line, where `plan` can't divide the model."""
     where = f"plan tp={plan.tp} pp={plan.pp} dp={plan.dp}"
+    check_degrees(plan, ("tp", "pp"), "plan")
+    if spec.experts:
+        raise UsageError("model", f"{spec.experts} experts", "this script trains dense models")
     if spec.hidden % spec.heads:
         raise UsageError("model", f"{spec.heads} heads can't divide a hidden size of {spec.hidden}", "a multiple")
     if spec.heads % spec.kv_heads:

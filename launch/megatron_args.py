@@ -16,6 +16,15 @@ _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
 )  # fmt: skip
+_CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
+_VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+# They lay the layers out for one pp and vpp.
+_LAYOUT = (
+    "--pipeline-model-parallel-layout",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+)
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # Megatron FSDP's names of the ZeRO stages
 
 
 _OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
@@ -23,25 +32,20 @@ _OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
 
 def is_megatron(arguments: Sequence[str]) -> bool:
     """Whether a script's arguments are Megatron-LM's."""
-    return sum(any(a == k or a.startswith(k + "=") for a in arguments) for k in KNOWN) >= 2
+    return sum(_has(arguments, k) for k in KNOWN) >= 2
 
 
 def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "") -> list[str]:
     """`arguments` with the plan's degrees and what a later reshard needs; all else as the user wrote it.
 
-    The vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
+    Option names are those of Megatron-LM core_v0.16.1. Virtual stages, context and expert parallelism are set where the
+    plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
+    vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
     shrinks as tp grows.
     """
-    rest, divisor, tp_before = _without(arguments), 128, 1
-    for i, word in enumerate(arguments):
-        key, _, value = word.partition("=")
-        value = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
-        # Megatron refuses 0 itself
-        if key == "--make-vocab-size-divisible-by" and value.isdecimal():
-            divisor = int(value) or divisor
-        if key == "--tensor-model-parallel-size" and value.isdecimal():
-            tp_before = int(value) or tp_before
-    padded = divisor * tp_before
+    rest = _without(arguments)
+    padded = _number(arguments, "--make-vocab-size-divisible-by", 128)
+    padded *= _number(arguments, "--tensor-model-parallel-size", 1)
     out = [
         *_drop(rest, ("--make-vocab-size-divisible-by",) if padded % plan.tp == 0 else ()),
         "--tensor-model-parallel-size", str(plan.tp), "--pipeline-model-parallel-size", str(plan.pp),
@@ -49,18 +53,82 @@ def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "") -> lis
     ]  # fmt: skip
     if padded % plan.tp == 0:
         out += ["--make-vocab-size-divisible-by", str(padded // plan.tp)]
+    out = _with_degrees(out, plan)
     if plan.sequence_parallel and plan.tp > 1:
         out.append("--sequence-parallel")
     if plan.recompute == "full":
         out += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
     elif plan.recompute == "selective":
         out += ["--recompute-granularity", "selective"]
-    if plan.distributed_optimizer:
-        out += ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
-    out += ["--ckpt-format", "torch_dist", "--override-opt_param-scheduler", "--exit-signal-handler"]
+    out = _with_sharding(out, plan)
+    if plan.precision == "fp8":
+        form = next((a for a in ("e4m3", "hybrid") if a in _values(out, "--fp8-format")), "hybrid")
+        out = [*_drop(out, ("--fp8-format",)), "--fp8-format", form]
+    out += ["--override-opt_param-scheduler", "--exit-signal-handler"]
     if checkpoint:
         out = [*_drop(out, ("--save", "--load")), "--save", checkpoint, "--load", checkpoint]
     return out
+
+
+def is_sharded(arguments: Sequence[str]) -> bool:
+    """Whether the parameters are shared out too: Megatron FSDP or PyTorch's FSDP2."""
+    return _has(arguments, "--use-megatron-fsdp") or _has(arguments, "--use-torch-fsdp2")
+
+
+def _with_sharding(out: list[str], plan: Plan) -> list[str]:
+    """What data-parallel ranks share out, and the checkpoint format that goes with it."""
+    if _has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
+        return [*out, "--ckpt-format", "torch_dist"]
+    if plan.zero_stage in _SHARDING:
+        out = _drop(out, ("--data-parallel-sharding-strategy", "--use-megatron-fsdp"))
+        out += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDING[plan.zero_stage]]
+    if _has(out, "--use-megatron-fsdp"):  # fsdp_dtensor is the only format that it writes
+        return [*out, "--use-distributed-optimizer", "--ckpt-format", "fsdp_dtensor"]
+    if plan.distributed_optimizer:
+        out = [*out, "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
+    return [*out, "--ckpt-format", "torch_dist"]
+
+
+def _with_degrees(out: list[str], plan: Plan) -> list[str]:
+    """Virtual stages, context and expert parallelism as the plan has them, else the user's own while they divide."""
+    # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
+    cp = plan.cp if plan.cp > 1 else _number(out, _CONTEXT, 1)
+    if plan.cp > 1 or plan.dp % cp:
+        out = _drop(out, (_CONTEXT,))
+        out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
+    if plan.ep > 1 or plan.dp * plan.cp % _number(out, _EXPERT, 1):
+        out = _drop(out, (_EXPERT,))
+        out += [_EXPERT, str(plan.ep)] if plan.ep > 1 else []
+    layers = _number(out, "--num-layers", 0)
+    if plan.vpp > 1:
+        out = _drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT))
+        # the first one is known to every version
+        each = layers // (plan.pp * plan.vpp)
+        out += [_VIRTUAL_LAYERS, str(each)] if each else [_VIRTUAL_STAGES, str(plan.vpp)]
+        return out
+    stage = layers // plan.pp if layers % plan.pp == 0 else 0
+    by_layers, by_stages = _number(out, _VIRTUAL_LAYERS, 1), _number(out, _VIRTUAL_STAGES, 1)
+    interleaved = plan.pp > 1 and plan.micro_batches % plan.pp == 0
+    if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
+        out = _drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+    return out
+
+
+def _values(arguments: Sequence[str], name: str) -> list[str]:
+    """The words given for `name`."""
+    pairs = zip(arguments, (*arguments[1:], ""), strict=False)
+    return [w.partition("=")[2] or after for w, after in pairs if w.partition("=")[0] == name]
+
+
+def _number(arguments: Sequence[str], name: str, default: int) -> int:
+    """The last positive number given for `name`."""
+    # Megatron refuses 0 itself
+    numbers = [int(v) for v in _values(arguments, name) if v.isascii() and v.isdecimal() and int(v)]
+    return numbers[-1] if numbers else default
+
+
+def _has(arguments: Sequence[str], name: str) -> bool:
+    return any(a == name or a.startswith(name + "=") for a in arguments)
 
 
 def _without(arguments: Sequence[str]) -> list[str]:

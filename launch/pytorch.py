@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 from launch.agent import Agent
-from launch.agent_settings import AgentSettings, check_plan
+from launch.agent_settings import AgentSettings, check_degrees, check_plan
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import SampleOrder, rank_samples
 from launch.gradient_noise import NoiseScale
@@ -272,7 +272,7 @@ def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | 
         if given.tp != 1 or given.pp != 1:
             what = f"tp={given.tp} pp={given.pp} was given to a plain PyTorch job"
             raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
-        return given
+        return check_degrees(given, (), "SYNERGY_PLAN_JSON")
     return check_plan(
         Plan(dp=world, global_batch=global_batch, micro_batch=micro_batch or max(1, global_batch // world)), world
     )

@@ -107,9 +107,12 @@ def _model(data: Any) -> ModelSpec | None:
             value = one_line(value, 100)
         elif field.type == "bool":
             value = value is True
-        elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
-            raise UsageError(
-                "report", f"model's {field.name} is {shown(value)}", "expected a whole number of 1 or more"
-            )
+        elif isinstance(value, bool) or not isinstance(value, int) or not _least(field) <= value <= 10_000_000:
+            right = f"expected a whole number of {_least(field)} or more"
+            raise UsageError("report", f"model's {field.name} is {shown(value)}", right)
         values[field.name] = value
     return ModelSpec(**values)
+
+
+def _least(field: dataclasses.Field[Any]) -> int:
+    return 0 if field.default == 0 else 1  # such as experts: 0 is a dense model

@@ -63,7 +63,8 @@ def render(request: Request) -> str:
         out.append(f"#SBATCH --nodelist={shlex.quote(one_line(','.join(request.nodes), 100_000))}")
     out.append("#SBATCH --requeue --open-mode=append")
     if plan:
-        out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, dp {plan.dp}, micro-batch {plan.micro_batch}, "
+        more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
+        out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
                    f"global batch {plan.global_batch}, recompute {plan.recompute}")  # fmt: skip
     if request.why:
         out.append(f"# why: {one_line(request.why)}")

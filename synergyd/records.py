@@ -50,7 +50,11 @@ class Directive:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer as the performance and memory models see it. `ffn` is one MLP branch's width."""
+    """A transformer as the performance and memory models see it. `ffn` is one MLP branch's width (one expert's in MoE).
+
+    `experts` 0 is a dense model; else every `moe_every`-th layer sends each token to `top_k` of them, besides a shared
+    expert of width `shared_ffn` (0: none). `head_dim` 0 is hidden/heads. `causal` False: an encoder (full scores).
+    """
 
     name: str
     layers: int
@@ -62,13 +66,21 @@ class ModelSpec:
     seq: int
     gated: bool = False
     tied_embeddings: bool = True
+    experts: int = 0
+    top_k: int = 0
+    shared_ffn: int = 0
+    moe_every: int = 1
+    head_dim: int = 0
+    causal: bool = True
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a job uses its GPUs: degrees, micro-batch, global batch (sequences), recompute.
 
-    `tp * pp * dp` is the GPU count and `global_batch % (dp * micro_batch) == 0`.
+    `tp * pp * cp * dp` is the GPU count and `global_batch % (dp * micro_batch) == 0`. `vpp` are virtual pipeline stages
+    a GPU, `ep` expert-parallel ranks (a divisor of dp), `zero_stage` what data-parallel ranks share out: 0 nothing, 1
+    the optimizer (Megatron's distributed optimizer), 2 gradients too, 3 parameters too (FSDP).
     """
 
     tp: int = 1
@@ -78,11 +90,19 @@ class Plan:
     global_batch: int = 1
     recompute: str = "none"  # none | selective | full
     sequence_parallel: bool = False
-    distributed_optimizer: bool = True
+    zero_stage: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    precision: str = "bf16"  # bf16 | fp16 | fp32 | fp8
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def distributed_optimizer(self) -> bool:
+        return self.zero_stage >= 1
 
     @property
     def micro_batches(self) -> int:

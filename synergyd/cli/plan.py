@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -12,9 +13,18 @@ from rich.table import Table
 
 from synergyd.cli.console import console
 from synergyd.errors import UsageError
+from synergyd.records import Plan
+from synergyd.task.arrays import PRECISION
+from synergyd.task.figures_file import read_figures
 from synergyd.task.hardware import GIB
+from synergyd.task.links import link_figures
 from synergyd.task.model_spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
+
+# Columns that are shown only where a row differs from what is usual.
+_RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none"}
+_SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "optimizer": "opt", "recompute": "recomp"}
+_ALL = 1000  # of each GPU count, for a plot of where each plan wins
 
 
 def numbers(text: str, option: str) -> tuple[int, int]:
@@ -29,16 +39,21 @@ def numbers(text: str, option: str) -> tuple[int, int]:
     return first, last
 
 
-def gpu_counts(text: str) -> list[int]:
-    """`N` is itself; `A:B` is A, 2A, 4A, ... and B."""
+def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
+    """`N` is itself. `A:B`: what lies in that range of 1, 2, 4, ... GPUs of one node, the whole node, and 2, 4, 8, ...
+    nodes; besides A and B, rounded to whole nodes inwards. Raises UsageError where that leaves none."""
     first, last = numbers(text, "--gpus")
     if last > MAX_GPUS:
         raise UsageError("--gpus", f"{last} is too many", f"at most {MAX_GPUS}")
-    counts = []
-    while first < last:
-        counts.append(first)
-        first *= 2
-    return [*counts, last]
+    if ":" not in text:
+        return [first]
+    node = max(1, gpus_per_node)
+    ends = {n for n in (first, last) if n <= node} | {-(-first // node) * node, last // node * node}
+    usual = {2**i for i in range(node.bit_length())} | {node * 2**i for i in range((last // node).bit_length())}
+    counts = sorted(n for n in usual | ends if first <= n <= last and (n <= node or n % node == 0))
+    if not counts:
+        raise UsageError("--gpus", f"{text} holds no whole nodes of {node} GPUs", "widen it, or give --gpus-per-node")
+    return counts
 
 
 @click.command("plan")
@@ -47,9 +62,9 @@ def gpu_counts(text: str) -> list[int]:
     "model_name",
     required=True,
     metavar="NAME|PATH",
-    help="Preset (llama3-8b, gpt3-175b, ...) or config.json.",
+    help="Preset (llama3-8b, gpt3-175b, mixtral-8x7b, ...) or config.json.",
 )
-@click.option("--gpus", required=True, metavar="N|A:B", help="GPU count; A:B tries A, 2A, 4A, ... and B.")
+@click.option("--gpus", required=True, metavar="N|A:B", help="GPU count; A:B tries powers of two and whole nodes.")
 @click.option(
     "--gpu-type",
     required=True,
@@ -69,16 +84,38 @@ def gpu_counts(text: str) -> list[int]:
 @click.option("--seq", type=click.IntRange(1, 10_000_000), metavar="S", help="Sequence length, if not the model's own.")
 @click.option("--tp", type=click.IntRange(1), metavar="T", help="Fix the tensor-parallel degree.")
 @click.option("--pp", type=click.IntRange(1), metavar="P", help="Fix the pipeline-parallel degree.")
+@click.option("--vpp", type=click.IntRange(1), metavar="V", help="Fix the virtual pipeline stages of each GPU.")
+@click.option("--cp", type=click.IntRange(1), metavar="C", help="Fix the context-parallel degree.")
+@click.option("--ep", type=click.IntRange(1), metavar="E", help="Fix the expert-parallel degree (MoE).")
+@click.option("--zero", type=click.IntRange(0, 3), metavar="0-3", help="Fix the ZeRO stage (3 is FSDP).")
+@click.option("--precision", type=click.Choice(PRECISION), help="Default: bf16, on GPUs before Ampere fp16.")
 @click.option("--micro-batch", type=click.IntRange(1), metavar="B", help="Fix the micro-batch.")
+@click.option(
+    "--figures",
+    "figures_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="GPU figures over the built-in ones, as `profiles measure` writes them.",
+)
+@click.option("--intra", metavar="LINK", help="Link in the node: nvlink4, pcie4, ..., or 1e9 bytes/s a GPU.")
+@click.option(
+    "--inter", metavar="LINK[/N]", help="Link between nodes, shared by N GPUs: ib-ndr, roce-200/2, eth-25/8, ..."
+)
 @click.option(
     "--top",
     default=10,
     show_default=True,
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, _ALL),
     metavar="K",
     help="Plans shown for each GPU count.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes) instead of tables.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.png",
+    help="Draw how tokens/s scale and where each plan wins (needs matplotlib).",
+)
 def plan(
     model_name: str,
     gpus: str,
@@ -89,47 +126,81 @@ def plan(
     seq: int | None,
     tp: int | None,
     pp: int | None,
+    vpp: int | None,
+    cp: int | None,
+    ep: int | None,
+    zero: int | None,
+    precision: str | None,
     micro_batch: int | None,
+    figures_file: Path | None,
+    intra: str | None,
+    inter: str | None,
     top: int,
     as_json: bool,
+    plot: Path | None,
 ) -> None:
-    """Show the best 3D-parallel plans of a model on given GPUs, without running anything.
+    """Show the best parallel plans of a model on given GPUs, without running anything.
 
-    All ways to split the GPUs into tensor (tp), pipeline (pp) and data (dp) parallel degrees, with every micro-batch,
-    are predicted; those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a
-    second, times the statistical efficiency of the batch size where --noise-scale is given. Without it the batch stays
-    at the low end of --global-batch. The time columns say where a step goes, in percent.
+    All ways to split the GPUs into tensor (tp), pipeline (pp, with vpp virtual stages), context (cp), expert (ep) and
+    data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
+    those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
+    statistical efficiency of the batch size where --noise-scale is given. Without it the batch stays at the low end of
+    --global-batch. The time columns say where a step goes, in percent; the second table where the memory goes.
 
     \b
     Examples:
-      synergyctl plan --model llama3-70b --gpus 512 --gpu-type h100 --global-batch 1024
+      synergyctl plan --model llama3-70b --gpus 8:512 --gpu-type h100 --global-batch 1024
       synergyctl plan --model gpt3-13b --gpus 8:64 --gpu-type a100-40 --global-batch 128:1024 --noise-scale 600
+      synergyctl plan --model mixtral-8x7b --gpus 64 --gpu-type a100 --inter roce-200/2 --plot plans.png
       synergyctl plan --model ./config.json --seq 4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
 
-    Exit code: 0; 1 if no plan fits on any of the GPU counts; 2 if an option is wrong.
+    Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
     """
     try:
         table = plan_table(
             load_model(model_name, seq),
             gpu_type,
-            gpu_counts(gpus),
+            gpu_counts(gpus, gpus_per_node),
             gpus_per_node,
             numbers(global_batch, "--global-batch"),
             noise_scale=noise_scale,
             tp=tp,
             pp=pp,
+            vpp=vpp,
+            cp=cp,
+            ep=ep,
+            zero=zero,
+            precision=precision,
             micro_batch=micro_batch,
-            top=top,
+            top=_ALL if plot else top,
+            overrides=_overrides(gpu_type, figures_file, intra, inter),
         )
+        if not as_json and not any(count.rows for count in table.counts):
+            raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
+        if plot:
+            from synergyd.cli.plan_plot import draw
+
+            draw(table, plot)
     except UsageError as error:
         click.echo(f"synergyctl plan: {error}", err=True)
         sys.exit(2)
+    table = table.first(top)
     if as_json:
         click.echo(json.dumps(asdict(table), indent=2))
     else:
         show(table, console())
     if not any(count.rows for count in table.counts):
-        sys.exit(1)
+        sys.exit(2)
+
+
+def _overrides(gpu_type: str, path: Path | None, intra: str | None, inter: str | None) -> dict[str, dict[str, float]]:
+    """The file's figures, and the links over them."""
+    result = read_figures(path) if path else {}
+    links = (link_figures(intra, "intra") if intra else {}) | (link_figures(inter, "inter") if inter else {})
+    if links:
+        key = next((name for name in result if name.lower() == gpu_type.strip().lower()), gpu_type)
+        result[key] = {**result.get(key, {}), **links}
+    return result
 
 
 def show(table: PlanTable, console: Console) -> None:
@@ -138,27 +209,52 @@ def show(table: PlanTable, console: Console) -> None:
         console.print(f"note: {table.note}", markup=False)
     for count in table.counts:
         if count.rows:
-            console.print(_rich(table, count))
+            console.print(_times(table, count))
+            console.print(_memory(table, count))
         else:
             console.print(f"{count.gpus} GPUs: {count.why_none}", markup=False)
         if count.ruled_out:
             reasons = "; ".join(f"{n} {reason}" for reason, n in count.ruled_out.items())
             console.print(f"{count.fitting} plans fit; ruled out: {reasons}", markup=False)
+        if count.rows and count.closest:
+            console.print(f"the leanest that did not fit: {count.closest}", markup=False)
 
 
-def _rich(table: PlanTable, count: GpuCount) -> Table:
-    title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node"
+def degrees(plan: Plan) -> dict[str, str]:
+    """What tells a plan from others, by column."""
+    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "zero_stage", "micro_batch", "global_batch", "recompute")
+    return {name: str(getattr(plan, name)) for name in names}
+
+
+def _times(table: PlanTable, count: GpuCount) -> Table:
+    precision = count.rows[0].cell.plan.precision
+    title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
     result = Table(title=title, title_justify="left")
-    for name in ("#", "tp", "pp", "dp", "mb", "batch", "recompute", "step s", "tokens/s", "MFU %", "goodput", "GiB"):
+    plans = [row.cell.plan for row in count.rows]
+    shown = [n for n in degrees(plans[0]) if n not in _RARE or any(getattr(p, n) != _RARE[n] for p in plans)]
+    for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "tokens/s", "MFU %", "goodput"):
         result.add_column(name, justify="right")
     for name in count.rows[0].time:
-        result.add_column(f"{name} %", justify="right")
+        result.add_column(f"{_SHORT.get(name, name)} %", justify="right")
     for row in count.rows:
-        cell = row.cell
-        p = cell.plan
         whole = sum(row.time.values())
-        degrees = [str(n) for n in (row.rank, p.tp, p.pp, p.dp, p.micro_batch, p.global_batch)]
-        speed = [f"{cell.step_s:.3g}", f"{row.tokens_per_s:,.0f}", f"{100 * row.mfu:.1f}", f"{cell.goodput:.3g}"]
+        speed = [
+            f"{row.cell.step_s:.3g}",
+            f"{row.tokens_per_s:,.0f}",
+            f"{100 * row.mfu:.1f}",
+            f"{row.cell.goodput:.3g}",
+        ]
         shares = [f"{100 * part / whole:.0f}" for part in row.time.values()]
-        result.add_row(*degrees, p.recompute, *speed, f"{cell.memory_bytes / GIB:.1f}", *shares)
+        words = degrees(row.cell.plan)
+        result.add_row(str(row.rank), *(words[n] for n in shown), *speed, *shares)
+    return result
+
+
+def _memory(table: PlanTable, count: GpuCount) -> Table:
+    result = Table(title=f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable", title_justify="left")
+    for name in ("#", "in all", *count.rows[0].memory):
+        result.add_column(name, justify="right")
+    for row in count.rows:
+        parts = [row.cell.memory_bytes, *row.memory.values()]
+        result.add_row(str(row.rank), *(f"{part / GIB:.1f}" for part in parts))
     return result

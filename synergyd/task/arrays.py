@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 RECOMPUTE = ("none", "selective", "full")  # index is the code in PlanArrays.recompute
+PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,19 @@ class PlanArrays:
     recompute: Ints
     local: Ints
     sequence_parallel: Bools
-    distributed_optimizer: Bools
+    zero_stage: Ints
+    vpp: Ints
+    cp: Ints
+    ep: Ints
+    precision: Ints  # an index into PRECISION
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    @property
+    def distributed_optimizer(self) -> Bools:
+        """Whether the optimizer is shared out, (N,)."""
+        return self.zero_stage >= 1
 
     @property
     def micro_batches(self) -> Ints:
@@ -41,7 +51,7 @@ class PlanArrays:
 
     def take(self, index: Ints | Bools) -> PlanArrays:
         """The plans at `index` (positions or a mask)."""
-        return PlanArrays(**{item.name: getattr(self, item.name)[index] for item in fields(self)})
+        return PlanArrays(**{name: value[index] for name, value in vars(self).items()})
 
     def plan(self, i: int) -> Plan:
         """Plan number `i` as a record."""
@@ -53,7 +63,11 @@ class PlanArrays:
             global_batch=int(self.global_batch[i]),
             recompute=RECOMPUTE[int(self.recompute[i])],
             sequence_parallel=bool(self.sequence_parallel[i]),
-            distributed_optimizer=bool(self.distributed_optimizer[i]),
+            zero_stage=int(self.zero_stage[i]),
+            vpp=int(self.vpp[i]),
+            cp=int(self.cp[i]),
+            ep=int(self.ep[i]),
+            precision=PRECISION[int(self.precision[i])],
         )
 
 
@@ -73,5 +87,9 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         recompute=ints([RECOMPUTE.index(p.recompute) for p in plans]),
         local=ints([min(n, p.gpus) for n, p in zip(nodes, plans, strict=True)]),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
-        distributed_optimizer=np.array([p.distributed_optimizer for p in plans], dtype=np.bool_),
+        zero_stage=ints([p.zero_stage for p in plans]),
+        vpp=ints([p.vpp for p in plans]),
+        cp=ints([p.cp for p in plans]),
+        ep=ints([p.ep for p in plans]),
+        precision=ints([PRECISION.index(p.precision) for p in plans]),
     )

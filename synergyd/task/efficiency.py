@@ -30,6 +30,17 @@ def goodput(
     return throughput * share, share
 
 
+def best_batch(fixed_s: Floats, per_sequence_s: Floats, noise_scale: float) -> Floats:
+    """The batch of highest goodput where a step of M sequences takes fixed_s + per_sequence_s * M seconds, each (N,).
+
+    M / (a + b M) * 1 / (phi + M) has its one maximum at sqrt(a phi / b): the derivative's numerator is a phi - b M^2.
+    Infinite where b <= 0 (a larger batch is free), 0 where a <= 0.
+    """
+    a, b = np.maximum(fixed_s, 0.0), np.maximum(per_sequence_s, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(b > 0, np.sqrt(a * noise_scale / b), 1e15)
+
+
 def batch_points(low: int, high: int, points: int) -> Floats:
     """Up to `points` batch sizes in [low, high], geometric as in Pollux's search, both ends included; callers round
     them to multiples."""

@@ -85,7 +85,7 @@ def cells(
             rate = np.array([batch / time])
             good, share = goodput(rate, np.array([batch]), noise_scale, smallest_batch)
             if best is None or good[0] > best.goodput:
-                plan = Plan(tp, pp, replicas, micro, batch, distributed_optimizer=False)
+                plan = Plan(tp, pp, replicas, micro, batch, zero_stage=0)
                 sigma = uncertainty(max(_UNCERTAINTY, gpu.uncertainty), samples)
                 best = Cell(shape, plan, float(rate[0]), float(share[0]), float(good[0]), time, 0, sigma)
         if best is not None:

@@ -4,18 +4,22 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, ModelSpec, Shape
-from synergyd.task.hardware import figures
+from synergyd.task.hardware import GpuFigures, canonical, figures
 from synergyd.task.memory import peak_memory
-from synergyd.task.model_spec import flops_per_step
+from synergyd.task.model_counts import flops_per_step
 from synergyd.task.plans import Limits, check_fixed
 from synergyd.task.search import rank
-from synergyd.task.synergy_task import memory_reason
+from synergyd.task.space import enumerate_plans
+from synergyd.task.synergy_task import memory_reason, needs, plan_words
 
 MAX_GPUS = 100_000
+ZERO_STAGES = (1, 2, 3)  # 0 is never better than 1
+_DOUBLINGS = 7
+_WITHOUT_BF16 = frozenset(("v100", "v100-16", "v100-pcie", "v100-pcie-32", "rtx2080ti", "t4"))
 
 
 @dataclass(frozen=True)
@@ -33,25 +37,37 @@ class Row:
 
 @dataclass(frozen=True)
 class GpuCount:
-    """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by
-    reason."""
+    """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by reason,
+    `closest` tells of the leanest of those that did not fit ("" if all did)."""
 
     gpus: int
     rows: tuple[Row, ...]
     fitting: int
     ruled_out: dict[str, int]
     why_none: str
+    closest: str = ""
 
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Answer for one model and GPU type; `note` says if the type's figures are a guess."""
+    """Answer for one model and GPU type; `usable_bytes` is what a plan may take of a GPU, `note` says if the type's
+    figures are a guess."""
 
     model: ModelSpec
     gpu_type: str
     gpus_per_node: int
+    usable_bytes: float
     counts: tuple[GpuCount, ...]
     note: str
+
+    def first(self, top: int) -> PlanTable:
+        """The same with at most `top` plans for each GPU count."""
+        return replace(self, counts=tuple(replace(c, rows=c.rows[:top]) for c in self.counts))
+
+
+def usual_precision(gpu_type: str) -> str:
+    """bf16, or fp16 on GPUs whose tensor cores lack bf16 (before Ampere)."""
+    return "fp16" if canonical(gpu_type) in _WITHOUT_BF16 else "bf16"
 
 
 def plan_table(
@@ -64,14 +80,20 @@ def plan_table(
     noise_scale: float | None = None,
     tp: int | None = None,
     pp: int | None = None,
+    vpp: int | None = None,
+    cp: int | None = None,
+    ep: int | None = None,
+    zero: int | None = None,
+    precision: str | None = None,
     micro_batch: int | None = None,
     top: int = 10,
     overrides: Mapping[str, Mapping[str, float]] | None = None,
 ) -> PlanTable:
     """The `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
 
-    Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Raises
-    UsageError for numbers out of bounds and for fixed degrees that contradict the model.
+    Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Degrees
+    that are None are searched; precision None is the GPU type's usual one. Raises UsageError for numbers out of bounds
+    and for fixed degrees that contradict the model or the GPU.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
         if number < 1:
@@ -81,28 +103,61 @@ def plan_table(
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
-    check_fixed(model, Limits(low, high, micro_batch=micro_batch, tp=tp, pp=pp), "", max(gpus))
-    limits = Limits(low, low if noise_scale is None else high, points=50, micro_batch=micro_batch, tp=tp, pp=pp)
-    check_fixed(model, limits, "", max(gpus))
     gpu = figures(gpu_type, overrides)
-    counts = [_count(model, gpu_type, n, gpus_per_node, limits, noise_scale, top, overrides) for n in sorted(set(gpus))]
-    return PlanTable(model, gpu_type, gpus_per_node, tuple(counts), gpu.note)
+    limits = Limits(
+        low,
+        high,
+        micro_batch=micro_batch,
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=ep,
+        zero_stages=ZERO_STAGES if zero is None else (zero,),
+        precisions=(precision or usual_precision(gpu_type),),
+    )
+    check_fixed(model, limits, "", max(gpus))
+    if "fp8" in limits.precisions and gpu.fp8_speedup <= 1:
+        raise UsageError("precision", f"{gpu_type} has no fp8", "it has come with Ada and Hopper (l40s, h100)")
+    if noise_scale is None:
+        limits = replace(limits, high=low)
+        check_fixed(model, limits, "", max(gpus))
+    counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top) for n in sorted(set(gpus))]
+    if not any(count.rows for count in counts):
+        more = _enough(model, gpu, gpu_type, counts[-1].gpus, gpus_per_node, limits)
+        if more is not None:
+            counts[-1] = replace(counts[-1], why_none=f"{counts[-1].why_none}; {more} GPUs would do")
+    return PlanTable(model, gpu_type, gpus_per_node, gpu.usable_bytes, tuple(counts), gpu.note)
+
+
+def _enough(
+    model: ModelSpec, gpu: GpuFigures, gpu_type: str, gpus: int, gpus_per_node: int, limits: Limits
+) -> int | None:
+    """The fewest GPUs, doubled from `gpus` in whole nodes, on which a plan fits; None if none does soon."""
+    nodes = -(-gpus // gpus_per_node)
+    for _ in range(_DOUBLINGS):
+        nodes *= 2 if nodes * gpus_per_node <= gpus else 1
+        if nodes * gpus_per_node > MAX_GPUS:
+            return None
+        if len(enumerate_plans(model, gpu, [Shape(gpu_type, nodes, gpus_per_node)], limits).plans):
+            return nodes * gpus_per_node
+        gpus = nodes * gpus_per_node
+    return None
 
 
 def _count(
     model: ModelSpec,
+    gpu: GpuFigures,
     gpu_type: str,
     gpus: int,
     gpus_per_node: int,
     limits: Limits,
     noise_scale: float | None,
     top: int,
-    overrides: Mapping[str, Mapping[str, float]] | None,
 ) -> GpuCount:
     if gpus > gpus_per_node and gpus % gpus_per_node:
         return GpuCount(gpus, (), 0, {}, f"{gpus} GPUs are not whole nodes of {gpus_per_node}")
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
-    gpu = figures(gpu_type, overrides)
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
     best = ranked.order[:top]
     peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
@@ -114,12 +169,12 @@ def _count(
         tokens = cell.throughput * model.seq
         rows.append(Row(position + 1, cell, ranked.times.parts(int(i)), peaks.parts(position), tokens, mfu))
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
-    why = ""
+    why, closest = "", ranked.candidates.closest
     if not rows:
-        closest = ranked.candidates.closest
         why = (
             memory_reason(model, gpu, *closest)
             if closest is not None
             else "no plan is valid: " + (", ".join(ruled_out) or "the fixed degrees need more GPUs")
         )
-    return GpuCount(gpus, tuple(rows), len(ranked.order), ruled_out, why)
+    lean = f"{plan_words(closest[2])} {needs(gpu, *closest[:2])}" if closest is not None else ""
+    return GpuCount(gpus, tuple(rows), len(ranked.goodput), ruled_out, why, lean)

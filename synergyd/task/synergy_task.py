@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
 from synergyd.task import plain
+from synergyd.task.accepts import NOTHING_MORE, Accepts
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import GIB, GpuFigures, figures
 from synergyd.task.memory import peak_memory
 from synergyd.task.model_spec import checked
 from synergyd.task.perf import step_time
-from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed, enumerate_plans
+from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed
 from synergyd.task.search import rank
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
+from synergyd.task.space import enumerate_plans
 
 # Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
 # for divides it.
 _ASSUMED_SEQUENCES = 8
-# Plans of more shapes than this at once fall out of the processor's cache, which costs more than the extra calls.
-_SHAPES_AT_ONCE = 16
+# Plans of many more shapes than this at once fall out of the processor's cache, of fewer pay for more calls.
+_SHAPES_AT_ONCE = 40
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class SynergyTask:
 
     `model` is None for a plain PyTorch job; a model that the running job reported (profile.model) is preferred.
     `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
-    the job runs with, or ran with last: where its checkpoint can't be resharded, its tp and pp are kept.
+    the job runs with, or ran with last: where its checkpoint can't be resharded, its degrees besides dp are kept.
+    `accepts` tells what else than tp, pp and dp the job's script takes; the other degrees stay as they are.
     """
 
     job: Job
@@ -38,6 +41,7 @@ class SynergyTask:
     model: ModelSpec | None
     figures: Mapping[str, GpuFigures]
     present: Plan | None = None
+    accepts: Accepts = NOTHING_MORE
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
@@ -138,10 +142,22 @@ class SynergyTask:
         low, high = batch, batch
         if directive.global_batch is not None and self.profile.noise_scale is not None:
             low, high = directive.global_batch
-        tp, pp = directive.tp, directive.pp
+        present, said = self.present or Plan(), self.accepts
+        limits = Limits(
+            low,
+            high,
+            micro_batch=directive.micro_batch,
+            tp=directive.tp,
+            pp=directive.pp,
+            vpp=None if said.vpp else present.vpp,
+            cp=None if said.cp else present.cp,
+            ep=None if said.ep else present.ep,
+            precisions=(said.precision or present.precision,),
+        )
         if self.present is not None and not self._reshardable:
-            tp, pp = self.present.tp, self.present.pp
-        return Limits(low, high, micro_batch=directive.micro_batch, tp=tp, pp=pp)
+            degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
+            limits = replace(limits, **degrees, zero_stages=(present.zero_stage,))
+        return limits
 
     def _contradiction(self) -> str:
         """What the fixed degrees contradict, "" if nothing."""
@@ -186,6 +202,7 @@ class SynergyTask:
                 speed=profile.speed,
                 memory=profile.memory,
                 samples=profile.samples,
+                cells_only=True,
             )
             result += ranked.best_cells()
         return result
@@ -193,7 +210,9 @@ class SynergyTask:
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""
         model, limits = self._model, self.limits()
-        degrees = "".join(f" {key}={value}" for key, value in (("tp", limits.tp), ("pp", limits.pp)) if value)
+        fixed = {"tp": limits.tp, "pp": limits.pp}
+        fixed |= {key: value for key in ("vpp", "cp", "ep") if (value := getattr(limits, key)) and value > 1}
+        degrees = "".join(f" {key}={value}" for key, value in fixed.items() if value)
         batch = (
             f"global_batch={limits.low}" if limits.low == limits.high else f"global_batch={limits.low}:{limits.high}"
         )
@@ -226,10 +245,21 @@ def memory_reason(model: ModelSpec, gpu: GpuFigures, peak: float, parts: Mapping
         "optimizer": "more GPUs or GPUs with more memory",
         "activations": "a shorter sequence, a smaller micro_batch or more GPUs",
         "logits": "a smaller micro_batch or a higher tp",
-        "other": "GPUs with more memory",
-    }[largest]
+    }.get(largest, "GPUs with more memory")
     return (
-        f"{model.name} does not fit {gpu.gpu_type}: the leanest plan (tp={plan.tp} pp={plan.pp} dp={plan.dp} "
-        f"micro_batch={plan.micro_batch}) needs {peak / GIB:.1f} GiB a GPU of {gpu.usable_bytes / GIB:.1f} usable, "
-        f"{parts[largest] / GIB:.1f} of it {largest}; {helps} would help"
+        f"{model.name} does not fit {gpu.gpu_type}: the leanest plan ({plan_words(plan)}) {needs(gpu, peak, parts)}; "
+        f"{helps} would help"
     )
+
+
+def plan_words(plan: Plan) -> str:
+    """`tp=8 pp=4 dp=2 micro_batch=1`, and vpp, cp, ep and the ZeRO stage where they are not as usual."""
+    words = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "dp", "micro_batch")]
+    words += [f"{name}={n}" for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1]
+    return " ".join(words + [f"zero={plan.zero_stage}"] * (plan.zero_stage != 1))
+
+
+def needs(gpu: GpuFigures, peak: float, parts: Mapping[str, float]) -> str:
+    """`needs 90.1 GiB a GPU of 77.1 usable, 60.2 of it activations`."""
+    largest = max(parts, key=lambda name: parts[name])
+    return f"needs {peak / GIB:.1f} GiB a GPU of {gpu.usable_bytes / GIB:.1f} usable, {parts[largest] / GIB:.1f} of it {largest}"

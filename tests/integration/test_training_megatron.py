@@ -120,6 +120,7 @@ def test_corrupt_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
         (["--heads", "3", "--hidden", "48"], {"tp": 2}, "tp=2 can't divide 3 heads"),
         (["--layers", "3"], {"pp": 2}, "pp=2 can't divide 3 layers"),
         ([], {"tp": 2, "dp": 2}, "needs 4 processes, there are 2"),
+        ([], {"pp": 2, "vpp": 2}, "vpp=2 was given to a script that can't split itself so"),
         (["--checkpoint", "/nowhere/at/all"], {"dp": 2}, "neither it nor its parent folder exists"),
     ],
 )

@@ -144,7 +144,7 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     slurm, actuator = make(tmp_path)
     assert actuator.carry_out(UPDATE) == Done(UPDATE)
     assert slurm.calls[0] == ["update", "1", "StartTime=now+900"], "parked before anything else"
-    comment = "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,do:1 report=ctl:7321"
+    comment = "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1 report=ctl:7321"
     assert fields(slurm) == {
         "StartTime": "now+900",
         "NumTasks": "2",

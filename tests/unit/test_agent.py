@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.agent import Agent, StepTimer
-from launch.agent_settings import AgentSettings, check_plan, parse_plan
+from launch.agent_settings import AgentSettings, check_degrees, check_plan, parse_plan
 from launch.ranks import Alone
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
@@ -339,6 +340,23 @@ def test_plan_must_fit() -> None:
     assert parse_plan('{"pp": 2, "global_batch": 4}', 2).pp == 2
     with pytest.raises(UsageError, match="multiple of dp"):
         check_plan(Plan(dp=2, global_batch=3), 2)
+
+
+def test_a_plan_without_a_shared_optimizer_can_be_run() -> None:
+    assert parse_plan('{"dp": 2, "global_batch": 2, "zero_stage": 0}', 2).zero_stage == 0
+    with pytest.raises(UsageError, match="zero_stage=-1"):
+        parse_plan('{"zero_stage": -1}', 1)
+
+
+def test_a_script_refuses_degrees_that_it_cannot_take() -> None:
+    plan = Plan(tp=2, pp=2, dp=2, global_batch=2)
+    assert check_degrees(plan, ("tp", "pp")) is plan
+    with pytest.raises(UsageError, match=r"cp=2 was given to a script that can't .* can change tp, pp, dp only"):
+        check_degrees(replace(plan, cp=2), ("tp", "pp"))
+    with pytest.raises(UsageError, match="vpp=2"):
+        check_degrees(replace(plan, vpp=2), ("tp", "pp"))
+    with pytest.raises(UsageError, match=r"tp=2 .* can change dp only"):
+        check_degrees(plan, ())
 
 
 def test_step_timer_takes_the_median_of_the_recent() -> None:

@@ -76,11 +76,54 @@ def test_idempotent(checkpoint: str, recompute: str, given: list[str]) -> None:
 
 def test_flags_follow_the_plan() -> None:
     user = [*USER, "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations"]
-    made = with_plan(user, Plan(dp=2, global_batch=2, distributed_optimizer=False))
+    made = with_plan(user, Plan(dp=2, global_batch=2, zero_stage=0))
     assert not {"--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations"} & set(made)
     made = with_plan(user, PLAN)
     assert made.count("--sequence-parallel") == made.count("--use-distributed-optimizer") == 1
     assert value(made, "--ckpt-format") == "torch_dist"
+
+
+BIG = ["--num-layers", "32", "--num-attention-heads", "32", "--num-experts=8"]
+
+
+def test_virtual_stages_context_and_expert_parallel() -> None:
+    plan = Plan(tp=2, pp=4, dp=4, cp=2, ep=4, vpp=2, micro_batch=1, global_batch=32, sequence_parallel=True)
+    made = with_plan([*BIG, "--context-parallel-size", "4", "--num-virtual-stages-per-pipeline-rank=4"], plan)
+    assert value(made, "--context-parallel-size") == "2" and value(made, "--expert-model-parallel-size") == "4"
+    # 32 layers over 4 stages of 2 virtual ones: 4 layers each
+    assert value(made, "--num-layers-per-virtual-pipeline-stage") == "4"
+    assert value(made, "--num-virtual-stages-per-pipeline-rank") is None
+    assert with_plan(made, plan) == made
+    unknown = with_plan(["--micro-batch-size", "1"], plan)
+    assert value(unknown, "--num-virtual-stages-per-pipeline-rank") == "2"
+
+
+def test_the_users_own_degrees_stay_while_they_divide() -> None:
+    own = [*BIG, "--context-parallel-size", "2", "--expert-model-parallel-size=4"]
+    own += ["--num-layers-per-virtual-pipeline-stage", "4"]
+    kept = with_plan(own, Plan(tp=1, pp=4, dp=4, micro_batch=1, global_batch=16))
+    assert (value(kept, "--context-parallel-size"), value(kept, "--expert-model-parallel-size")) == ("2", "4")
+    assert value(kept, "--num-layers-per-virtual-pipeline-stage") == "4"
+    # one replica is no multiple of cp or ep; five micro-batches are none of pp
+    gone = with_plan(own, Plan(tp=1, pp=4, dp=1, micro_batch=1, global_batch=5))
+    for name in ("--context-parallel-size", "--expert-model-parallel-size", "--num-layers-per-virtual-pipeline-stage"):
+        assert value(gone, name) is None
+    assert value(with_plan(own, Plan(pp=1, dp=2, global_batch=2)), "--num-layers-per-virtual-pipeline-stage") is None
+
+
+def test_fp8_and_shared_parameters() -> None:
+    plan = Plan(dp=8, global_batch=8, zero_stage=3, precision="fp8")
+    made = with_plan(USER, plan)
+    assert value(made, "--fp8-format") == "hybrid" and "--use-megatron-fsdp" in made
+    assert value(made, "--data-parallel-sharding-strategy") == "optim_grads_params"
+    assert value(made, "--ckpt-format") == "fsdp_dtensor"
+    assert with_plan(made, plan) == made
+    assert value(with_plan([*USER, "--fp8-format", "e4m3"], plan), "--fp8-format") == "e4m3"
+    # Megatron refuses the distributed optimizer beside FSDP2
+    own = with_plan([*USER, "--use-torch-fsdp2"], Plan(dp=8, global_batch=8))
+    assert "--use-distributed-optimizer" not in own and value(own, "--ckpt-format") == "torch_dist"
+    own = with_plan([*USER, "--use-megatron-fsdp"], Plan(dp=8, global_batch=8))
+    assert value(own, "--ckpt-format") == "fsdp_dtensor"
 
 
 def test_is_megatron() -> None:

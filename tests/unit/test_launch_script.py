@@ -50,6 +50,14 @@ def test_golden(name: str) -> None:
     assert render(REQUESTS[name]) == (GOLDEN / f"{name}.sh").read_text()
 
 
+def test_degrees_beyond_the_usual_are_told_and_reach_megatron() -> None:
+    plan = Plan(tp=2, pp=2, vpp=2, cp=2, dp=1, micro_batch=1, global_batch=16)
+    words = ("pretrain_gpt.py", "--num-layers", "8", "--num-attention-heads", "8")
+    text = render(Request("llama", words, Shape("h100", 1, 8), plan))
+    assert "# plan: tp 2, pp 2, vpp 2, cp 2, dp 1, micro-batch 1" in text
+    assert "--context-parallel-size 2" in text and "--num-layers-per-virtual-pipeline-stage 2" in text
+
+
 def test_every_golden_file_is_tested() -> None:
     assert {p.stem for p in GOLDEN.glob("*.sh")} == set(REQUESTS)
 

@@ -43,6 +43,16 @@ def test_fit_changes_dp_alone(world: int, dp: int, micro: int) -> None:
     assert plan.global_batch % (plan.dp * plan.micro_batch) == 0 and f"there are {world}" in remark
 
 
+def test_fit_keeps_virtual_stages_and_experts_whole() -> None:
+    plan = Plan(tp=2, pp=2, vpp=2, cp=2, dp=4, ep=2, micro_batch=2, global_batch=32)
+    smaller, remark = fit(plan, 16)
+    assert smaller == replace(plan, dp=2) and "dp is 2" in remark
+    # one replica is no multiple of ep
+    assert fit(plan, 8)[0] is None
+    # 16 micro-batches of 2, but 64 replicas would leave less than one for each pair of stages
+    assert fit(plan, 8 * 64)[0] is None
+
+
 @pytest.mark.parametrize("world", [1, 2, 6, 12, 128])
 def test_fit_gives_up_rather_than_changing_the_batch(world: int) -> None:
     plan, remark = fit(PLAN, world)

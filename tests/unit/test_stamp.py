@@ -12,7 +12,7 @@ from synergyd.slurm.stamp import MARK, Stamp, read, write
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=2, global_batch=16, recompute="full", sequence_parallel=True)
 plans = st.builds(
     lambda tp, pp, dp, mb, n, rc, sp, do: Plan(tp, pp, dp, mb, dp * mb * n, rc, sp, do),
-    *[st.integers(1, 64)] * 5, st.sampled_from(["none", "selective", "full"]), st.booleans(), st.booleans(),
+    *[st.integers(1, 64)] * 5, st.sampled_from(["none", "selective", "full"]), st.booleans(), st.integers(0, 3),
 )  # fmt: skip
 words = st.text(
     alphabet=st.characters(codec="ascii", exclude_categories=["C", "Z"], exclude_characters="|"), min_size=1, max_size=9
@@ -32,7 +32,7 @@ def test_the_text_as_documented() -> None:
     stamp = Stamp("model=llama2-7b min_gpus=4", Shape("a100", 2, 8), 16, PLAN, "ctl:7321", 32)
     assert write(stamp) == (
         "synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 tasks=32 "
-        "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,do:1 report=ctl:7321"
+        "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,zs:1 report=ctl:7321"
     )
     assert write(Stamp("")) == MARK
     assert write(Stamp("", report="a:1")) == "synergy:1 | report=a:1"

@@ -30,7 +30,7 @@ NASTY = "x'; DROP TABLE events; --\"\n$(id) \x00 \udcff ü 火 🜂"
 NASTY_STORED = "x'; DROP TABLE events; --\"\n$(id) \\x00 \\udcff ü 火 🜂"
 
 SPEC = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
-PLAN = Plan(2, 1, 2, 4, 64, recompute="full", sequence_parallel=True, distributed_optimizer=False)
+PLAN = Plan(2, 1, 2, 4, 64, recompute="full", sequence_parallel=True, zero_stage=0)
 CELL = Cell(Shape("a100", 2, 2), PLAN, 12.5, 0.75, 9.375, 5.12, 30 * 2**30, 0.1)
 PROFILE = Profile(0.9, 1.1, 17, 123.5, True, SPEC, 64)
 REPORT = Report(7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, SPEC, "note")

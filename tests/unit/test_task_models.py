@@ -3,18 +3,24 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
-from synergyd.records import ModelSpec
-from synergyd.task.model_spec import (
+from synergyd.records import ModelSpec, Plan
+from synergyd.task.arrays import from_plans
+from synergyd.task.hardware import figures
+from synergyd.task.memory import peak_memory
+from synergyd.task.model_counts import (
+    active_parameters,
+    attention_flops_per_token,
     flops_per_step,
     flops_per_token,
-    from_megatron_args,
     hardware_flops_per_step,
-    load_model,
+    layers_parameters,
     parameters,
-    presets,
 )
+from synergyd.task.model_spec import checked, from_hf_config, from_megatron_args, load_model, presets
 
 LLAMA = {
     "model_type": "llama",
@@ -40,6 +46,11 @@ LLAMA = {
         ("llama2-70b", 68_976_648_192),
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
+        ("mistral-7b", 7_241_732_096),
+        ("gemma-7b", 8_537_680_896),
+        ("bert-base", 109_482_240),
+        ("bert-large", 335_141_888),
+        ("mixtral-8x7b", 46_702_792_704),
     ],
 )
 def test_parameters_are_those_of_the_published_checkpoints(name: str, count: int) -> None:
@@ -51,6 +62,92 @@ def test_parameters_are_those_of_the_published_checkpoints(name: str, count: int
 )
 def test_parameters_of_models_known_by_their_rounded_size(name: str, billions: float) -> None:
     assert parameters(load_model(name)) / 1e9 == pytest.approx(billions, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "within"),
+    [  # published checkpoints: small vectors (biases of q, k, v; norms of q and k; shared experts' gates) are left out
+        ("qwen2.5-7b", 7_615_616_512, 1e-4),
+        ("qwen2.5-72b", 72_706_203_648, 1e-4),
+        ("qwen1.5-moe-a2.7b", 14_315_784_192, 1e-4),
+        ("qwen3-30b-a3b", 30_532_122_624, 1e-5),
+        ("qwen3-235b-a22b", 235_093_634_560, 1e-5),
+        ("gpt-neox-20b", 20_554_567_680, 1e-3),  # rotary: it has no positions
+        ("deepseek-moe-16b", 16_375_728_128, 0.04),  # one dense layer of 28 counted as a MoE layer
+        # SC'21, table 1; Smith et al. 2022
+        ("megatron-18b", 18.4e9, 0.01),
+        ("megatron-145b", 145.6e9, 0.01),
+        ("megatron-530b", 529.6e9, 0.001),
+        ("megatron-1t", 1008.0e9, 0.001),
+    ],
+)
+def test_parameters_are_close_to_published_counts(name: str, count: float, within: float) -> None:
+    assert parameters(load_model(name)) == pytest.approx(count, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("mixtral-8x7b", 12.9),
+        ("mixtral-8x22b", 39),
+        ("qwen3-30b-a3b", 3.3),
+        ("qwen3-235b-a22b", 22),
+        ("llama2-7b", 6.74),
+    ],
+)
+def test_active_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    assert active_parameters(load_model(name)) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "count"),
+    [  # what Megatron-LM core_v0.16.1 prints: num_floating_point_operations of one sequence, parameters of
+        # compute_weight_and_optimizer_memory (which leaves out biases, positions and the router)
+        ("gpt3-175b", 2174725971247104, 174568476672),
+        ("llama3-70b", 3680031058427904, 70553706496),
+        ("llama2-7b", 175569673125888, 6738415616),
+        ("gemma-7b", 465814973054976, 8537680896),
+        ("mixtral-8x7b", 679343567142912, 46701744128),
+        ("qwen1.5-moe-a2.7b", 136515535503360, 14312638464),
+        ("qwen3-30b-a3b", 94233729957888, 30519527424),
+    ],
+)
+def test_counts_are_those_of_megatron_lm(name: str, flops: int, count: int) -> None:
+    model = load_model(name)
+    # Megatron counts the half of the scores that a causal mask leaves
+    causal = flops_per_token(model) - attention_flops_per_token(model) / 2
+    assert causal * model.seq == pytest.approx(flops, rel=1e-12)
+    assert parameters(model) == pytest.approx(count, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "micro", "state", "activations"),
+    [  # the same file's weights and optimizer, and activations, of (tp, pp, dp) with the distributed optimizer, bytes
+        ("gpt3-175b", (8, 16, 8), 1, 10771397280, 10318020608),
+        ("llama3-70b", (8, 8, 8), 1, 9006767040, None),
+        ("llama2-7b", (2, 1, 8), 2, 25269058560, None),
+        ("llama3-8b", (4, 2, 4), 1, 9034043904, None),
+    ],
+)
+def test_memory_is_that_of_megatron_lm(name: str, degrees, micro: int, state: int, activations: int | None) -> None:
+    """Its activations are a GPT's: gated units and query groups are not in them."""
+    tp, pp, dp = degrees
+    plan = Plan(tp, pp, dp, micro, 64 * dp * micro, sequence_parallel=True)
+    found = peak_memory(load_model(name), figures("h100"), from_plans([plan], 8)).parts(0)
+    assert found["weights"] + found["optimizer"] == pytest.approx(state, rel=0.02)
+    if activations is not None:
+        assert found["activations"] + found["logits"] == pytest.approx(activations, rel=1e-3)
+
+
+def test_every_second_layer_with_experts() -> None:
+    dense = ModelSpec("d", 6, 64, 4, 4, 256, 100, 32)
+    every, half = (ModelSpec("m", 6, 64, 4, 4, 256, 100, 32, experts=8, top_k=2, moe_every=n) for n in (1, 2))
+    extra = layers_parameters(every) - layers_parameters(dense)
+    assert layers_parameters(half) - layers_parameters(dense) == extra / 2
+    # two experts of the same width do twice a dense MLP's work
+    mlp = 6 * 2 * 64 * 256
+    assert flops_per_token(every) - flops_per_token(dense) == 6 * mlp
+    assert flops_per_token(half) - flops_per_token(dense) == 3 * mlp
 
 
 def test_every_preset_can_exist() -> None:
@@ -106,6 +203,87 @@ def test_hf_config_of_gpt2(tmp_path) -> None:
     assert parameters(load_model(str(path))) == 124_439_808
 
 
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "rope_scaling": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN_MOE = {
+    "model_type": "qwen2_moe",
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "decoder_sparse_step": 1,
+    "vocab_size": 151936,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK_MOE = {
+    "model_type": "deepseek",
+    "num_hidden_layers": 28,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_layer_freq": 1,
+    "first_k_dense_replace": 1,
+    "vocab_size": 102400,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+GEMMA = {**LLAMA, "model_type": "gemma", "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 16,
+         "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576, "vocab_size": 256000,
+         "rope_scaling": None, "max_position_embeddings": 8192, "tie_word_embeddings": None}  # fmt: skip
+BERT = {"model_type": "bert", "num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16,
+        "intermediate_size": 4096, "vocab_size": 30522, "max_position_embeddings": 512}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "preset"),
+    [
+        (MIXTRAL, "mixtral-8x7b"),
+        (QWEN_MOE, "qwen1.5-moe-a2.7b"),
+        (DEEPSEEK_MOE, "deepseek-moe-16b"),
+        (GEMMA, "gemma-7b"),
+        (BERT, "bert-large"),
+    ],
+)
+def test_hf_configs_of_other_kinds(tmp_path, config: dict, preset: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert {**vars(load_model(str(tmp_path))), "name": ""} == {**vars(load_model(preset)), "name": ""}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({**MIXTRAL, "num_local_experts": None}, "key num_local_experts is missing"),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "top_k is 9 of 8 experts"),
+        ({**MIXTRAL, "num_experts_per_tok": "2"}, "num_experts_per_tok is '2'"),
+        ({**DEEPSEEK_MOE, "first_k_dense_replace": 3}, "first_k_dense_replace is 3"),
+        ({**QWEN_MOE, "decoder_sparse_step": 2}, "dense layers of width 5632 between experts of width 1408"),
+        ({**DEEPSEEK_MOE, "model_type": "deepseek_v2", "kv_lora_rank": 512}, "multi-latent attention is not modelled"),
+    ],
+)
+def test_bad_moe_configs(tmp_path, config: dict, says: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=says):
+        load_model(str(tmp_path))
+
+
 def changed(**values: object) -> str:
     return json.dumps({k: v for k, v in {**LLAMA, **values}.items() if v != "absent"})
 
@@ -122,7 +300,7 @@ def changed(**values: object) -> str:
         (changed(num_attention_heads=31), "not a multiple of heads"),
         (changed(num_key_value_heads=5), "not a multiple of kv_heads"),
         (changed(num_hidden_layers=10**12), "layers is"),
-        (changed(head_dim=256), "head_dim is 256"),
+        (changed(head_dim="256"), "head_dim is '256'"),
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "not a JSON object"),
@@ -185,3 +363,57 @@ def test_megatron_arguments_that_name_no_model(argv: str) -> None:
     assert from_megatron_args(argv.split()) is None
     rest = ["--hidden-size", "64", "--num-attention-heads", "5", "--seq-length", "32"]
     assert from_megatron_args([*argv.split(), *rest]) is None
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-4, 10**12), st.floats(), st.text(max_size=3), st.lists(st.integers())
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    base=st.sampled_from([LLAMA, MIXTRAL, QWEN_MOE, DEEPSEEK_MOE, GEMMA, BERT]),
+    changes=st.dictionaries(st.sampled_from(sorted({*MIXTRAL, *QWEN_MOE, *DEEPSEEK_MOE, "head_dim"})), ODD, max_size=4),
+)
+def test_any_config_is_a_model_or_one_line(base: dict, changes: dict) -> None:
+    try:
+        spec = from_hf_config({**base, **changes}, "model x")
+    except UsageError as error:
+        assert "\n" not in str(error) and str(error).startswith("model x: ")
+    else:
+        assert checked(spec, "model x") == spec and parameters(spec) > 0
+        assert 0 < active_parameters(spec) <= parameters(spec) and flops_per_token(spec) > 0
+
+
+MIXTRAL_ARGS = [
+    *["--num-layers", "32", "--hidden-size", "4096", "--num-attention-heads", "32", "--seq-length", "8192"],
+    *["--swiglu", "--ffn-hidden-size=14336", "--group-query-attention", "--num-query-groups", "8"],
+    *["--vocab-size", "32000", "--untie-embeddings-and-output-weights", "--num-experts", "8", "--kv-channels", "128"],
+]
+
+
+def test_megatron_arguments_of_moe() -> None:
+    expected = {**vars(load_model("mixtral-8x7b")), "name": "megatron"}
+    # --moe-router-topk is 2 unless said
+    assert vars(from_megatron_args(MIXTRAL_ARGS)) == expected
+    more = from_megatron_args(
+        [
+            *[*MIXTRAL_ARGS, "--moe-router-topk", "4", "--moe-ffn-hidden-size", "1408", "--kv-channels=256"],
+            *["--moe-shared-expert-intermediate-size", "5632", "--moe-layer-freq=1"],
+        ]
+    )
+    assert more is not None
+    assert (more.top_k, more.ffn, more.shared_ffn, more.moe_every, more.head_dim) == (4, 1408, 5632, 1, 256)
+    every_other = from_megatron_args([*MIXTRAL_ARGS, "--moe-layer-freq", "2"])
+    assert every_other is not None and every_other.moe_every == 2
+    # patterns as lists, widths that differ and multi-latent attention are not one of our models
+    for extra in (
+        ["--moe-layer-freq", "([0]*1+[1]*31)"],
+        ["--moe-layer-freq", "2", "--moe-ffn-hidden-size", "1408"],
+        ["--multi-latent-attention"],
+        ["--moe-router-topk", "9"],
+    ):
+        assert from_megatron_args([*MIXTRAL_ARGS, *extra]) is None
+    at = MIXTRAL_ARGS.index("--num-experts")
+    dense = from_megatron_args([*MIXTRAL_ARGS[:at], *MIXTRAL_ARGS[at + 2 :], "--moe-router-topk", "2"])
+    assert dense is not None and (dense.experts, dense.top_k) == (0, 0)

@@ -134,7 +134,7 @@ def test_memory_under_tensor_and_sequence_parallel() -> None:
 
 
 def test_distributed_optimizer_and_pipeline_memory() -> None:
-    plans = from_plans([Plan(1, 1, 8, 1, 64), Plan(1, 1, 8, 1, 64, distributed_optimizer=False)], 8)
+    plans = from_plans([Plan(1, 1, 8, 1, 64), Plan(1, 1, 8, 1, 64, zero_stage=0)], 8)
     states = peak_memory(GPT, NO_EXTRAS, plans)
     assert (states.weights + states.optimizer) / parameters(GPT) == pytest.approx([6 + 12 / 8, 18])
     # 1F1B: the first stage keeps min(m, p) micro-batches, so its activations do not shrink with p

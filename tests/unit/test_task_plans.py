@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.records import ModelSpec, Shape
+from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.arrays import from_plans
 from synergyd.task.efficiency import batch_points, efficiency, goodput
 from synergyd.task.hardware import figures
@@ -15,8 +15,9 @@ from synergyd.task.memory import peak_memory
 from synergyd.task.model_spec import load_model
 from synergyd.task.perf import step_time
 from synergyd.task.plan_table import plan_table
-from synergyd.task.plans import LEAVES_NODE, TOO_BIG, Limits, check_fixed, enumerate_plans, tensor_degrees
+from synergyd.task.plans import LEAVES_NODE, TOO_BIG, Limits, check_fixed, tensor_degrees
 from synergyd.task.search import rank
+from synergyd.task.space import enumerate_plans
 
 H100 = figures("h100")
 V100 = figures("v100")
@@ -24,8 +25,6 @@ V100 = figures("v100")
 
 def brute(model: ModelSpec, gpu, shape: Shape, batch: int) -> dict[tuple[int, int, int, int], str]:
     """(tp, pp, dp, micro-batch) -> least recompute that fits, by trying every number."""
-    from synergyd.records import Plan
-
     result = {}
     k = shape.gpus
     for tp, pp, micro in itertools.product(range(1, k + 1), range(1, k + 1), range(1, 65)):
@@ -93,11 +92,36 @@ def test_more_noise_wants_larger_batches() -> None:
     assert chosen(1.0) < chosen(1000.0) <= chosen(100_000.0)
 
 
-def test_batches_are_multiples_in_the_range() -> None:
-    found = enumerate_plans(load_model("gpt2"), H100, [Shape("h100", 3, 4)], Limits(30, 500))
-    batch, unit = found.plans.global_batch, found.plans.dp * found.plans.micro_batch
-    assert np.all(batch % unit == 0) and batch.min() >= 30 and batch.max() <= 500
-    assert len(set(batch.tolist())) > 5
+@pytest.mark.parametrize(
+    ("noise", "limits", "gib"),
+    [(40.0, Limits(8, 400), 79.6), (900.0, Limits(30, 500, vpp=None), 79.6), (90.0, Limits(8, 300, tp=1), 12.0)],
+)
+def test_plan_and_batch_together_are_as_good_as_trying_every_batch(noise: float, limits: Limits, gib: float) -> None:
+    model, shape, gpu = load_model("gpt3-1.3b"), Shape("h100", 1, 8), replace(H100, memory_gib=gib)
+    ranked = rank(model, gpu, [shape], limits, noise_scale=noise)
+    assert len(set(ranked.candidates.plans.global_batch.tolist())) > 5
+    found: dict[tuple[int, ...], float] = {}
+    for i, good in enumerate(ranked.goodput):
+        plan = ranked.candidates.plans.plan(i)
+        key = (plan.tp, plan.pp, plan.vpp, plan.dp, plan.micro_batch)
+        found[key] = max(found.get(key, 0.0), float(good))
+    recomputes = set()
+    for tp, pp, vpp, dp, micro in found:
+        step = dp * micro * (pp if vpp > 1 else 1)
+        batches = [b for b in range(step, limits.high + 1, step) if b >= limits.low]
+        best = 0.0
+        for recompute in ("none", "full"):
+            every = from_plans([Plan(tp, pp, dp, micro, b, recompute, tp > 1, vpp=vpp) for b in batches], 8)
+            fits = peak_memory(model, gpu, every).total <= gpu.usable_bytes
+            rate = every.global_batch / step_time(model, gpu, every).total
+            good = np.where(fits, goodput(rate, every.global_batch, noise, limits.low)[0], 0.0).max()
+            recomputes |= {recompute} if good else set()
+            best = max(best, float(good))
+        assert found[tp, pp, vpp, dp, micro] == pytest.approx(best, rel=1e-9)
+    assert recomputes == ({"none", "full"} if gib < 40 else recomputes)
+
+
+def test_batch_points() -> None:
     assert batch_points(7, 7, 50).tolist() == [7.0]
     points = batch_points(10, 1000, 5)
     assert (points[0], points[-1]) == pytest.approx((10, 1000)) and len(points) == 5

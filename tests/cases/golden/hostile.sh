@@ -11,7 +11,7 @@ set -euo pipefail
 
 export A=$'\'\n$(touch owned)'
 export SYNERGY_CHECKPOINT_DIR=$'/ck\'pt\n$(touch owned)'
-export SYNERGY_PLAN_JSON='{"tp": 1, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 2, "recompute": "none", "sequence_parallel": false, "distributed_optimizer": true}'
+export SYNERGY_PLAN_JSON='{"tp": 1, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 2, "recompute": "none", "sequence_parallel": false, "zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
 # words with $ or ` are quoted: put in by hand what the shell of your own script makes of them
 
 srun --nodes=1 --ntasks=1 --ntasks-per-node=1 bash -c 'exec torchrun --nnodes 1 --nproc-per-node 2 --standalone "$@"' torchrun \

@@ -1,0 +1,179 @@
+"""`synergyctl profiles measure`: hardware figures of the GPUs, or the CPU, at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from synergyd.errors import UsageError
+from synergyd.task.figures_file import write_figures
+from synergyd.task.hardware import canonical
+from synergyd.task.measure import Collective, Measured, Point, all_reduces, conf_line, figures_of, one_device, report
+
+# bytes a rank: latency at the small end, bandwidth at the large one
+_SIZES = {"cpu": (1 << 12, 1 << 16, 1 << 20, 1 << 23), "cuda": (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 27)}
+_MOST_RANKS = 64
+
+
+@click.command("measure")
+@click.option("--gpu-type", metavar="NAME", help="Name of the type in Slurm's Gres; default: what torch calls it.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="auto: the GPUs where there are any.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, _MOST_RANKS),
+    metavar="N",
+    help="Processes for the collectives; default: one a GPU, 2 on a CPU. 1: no collectives.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Default: standard output."
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: figures and every measured point.")
+def measure(gpu_type: str | None, device: str, ranks: int | None, out: Path | None, as_json: bool) -> None:
+    """Measure the GPUs at hand, or the CPU, and write their hardware figures.
+
+    A run of about half a minute: matrix products by size and precision, fused attention, copies in device memory, and
+    all-reduces by size over the GPUs of this machine. Under torchrun or srun on several nodes it measures between the
+    nodes too. The file says how each figure came about; `synergyctl plan --figures FILE` takes it as it is, and its
+    GpuType line may be pasted into slurm.conf.
+
+    \b
+    Examples:
+      synergyctl profiles measure --gpu-type a100 --out a100.toml
+      srun -N 2 --ntasks-per-node 1 torchrun ... -m synergyd.cli.measure --gpu-type a100 --out a100.toml
+      synergyctl profiles measure --device cpu
+
+    Exit code: 0; 2 if an option is wrong or torch is not installed.
+    """
+    try:
+        text = _measured(gpu_type, device, ranks, as_json)
+        if text is None:
+            return
+        if out is None:
+            click.echo(text, nl=False)
+        else:
+            try:
+                out.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise UsageError("--out", f"{out} can't be written: {error.strerror}", "give another path") from None
+    except UsageError as error:
+        click.echo(f"synergyctl profiles measure: {error}", err=True)
+        sys.exit(2)
+
+
+def _measured(gpu_type: str | None, device: str, ranks: int | None, as_json: bool) -> str | None:
+    """The file's text; None on ranks that leave it to the first one."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("torch", "is not installed", "pip install 'synergy-slurm[training]'") from None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cuda" and not gpus:
+        raise UsageError("--device cuda", "torch sees no GPU", "run it where the GPUs are, or --device cpu")
+    device = "cpu" if device == "cpu" or not gpus else "cuda"
+    ranks = ranks or (gpus if device == "cuda" else 2)
+    if device == "cuda" and ranks > gpus:
+        raise UsageError("--ranks", f"{ranks} on {gpus} GPUs", f"at most {gpus}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        collectives = _under_torchrun(device)
+        if collectives is None:
+            return None
+    else:
+        collectives = _on_this_machine(device, ranks) if ranks > 1 else ()
+    found = replace(one_device(torch, device, time.perf_counter), collectives=collectives)
+    return _text(gpu_type or _type_of(found.device, device), found, as_json)
+
+
+def _type_of(name: str, device: str) -> str:
+    """The type that torch's name of a device means, in Slurm's manner of writing it."""
+    if device == "cpu":
+        return "cpu"
+    spelled = name.strip().lower().replace(" ", "_")
+    return canonical(spelled) or spelled
+
+
+def _text(gpu_type: str, found: Measured, as_json: bool) -> str:
+    figures, remarks = figures_of(found, gpu_type)
+    if as_json:
+        return json.dumps({"gpu_type": gpu_type, "figures": figures, "measured": asdict(found)}, indent=2) + "\n"
+    head = (
+        f"Measured on {socket.gethostname()} at {datetime.now().astimezone().isoformat(timespec='seconds')} by "
+        f"`synergyctl profiles measure`.\nFor slurm.conf: {conf_line(gpu_type, figures)}\n\n{report(found)}"
+    )
+    return write_figures(gpu_type, figures, remarks, head)
+
+
+def _on_this_machine(device: str, ranks: int) -> tuple[Collective, ...]:
+    """Collectives over `ranks` processes started here."""
+    from torch.multiprocessing.spawn import start_processes
+
+    with tempfile.TemporaryDirectory(prefix="synergy-measure-") as folder:
+        try:
+            start_processes(_rank, (device, ranks, folder), nprocs=ranks, start_method="spawn")  # type: ignore[no-untyped-call]
+            content = json.loads((Path(folder) / "points.json").read_text(encoding="utf-8"))
+        except Exception as error:  # what torch raises of its children is of many kinds, and shows a traceback
+            last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            raise UsageError("collectives", last[0], "--ranks 1 leaves them out") from None
+    return (Collective(ranks, ranks, tuple(Point(*pair) for pair in content)),)
+
+
+def _rank(rank: int, device: str, ranks: int, folder: str) -> None:
+    """One process of `_on_this_machine`."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
+    )
+    points = all_reduces(torch, device, dist.group.WORLD, ranks, _SIZES[device], time.perf_counter)
+    if rank == 0:
+        pairs = [(p.amount, p.seconds) for p in points]
+        (Path(folder) / "points.json").write_text(json.dumps(pairs), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _under_torchrun(device: str) -> tuple[Collective, ...] | None:
+    """Collectives over torchrun's own processes: of each node, and of all nodes; None on all but the first rank."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    groups: list[tuple[int, Any]] = [(world, dist.group.WORLD)]
+    if 1 < local < world:
+        # every rank has to make every group
+        nodes = [dist.new_group(list(range(first, first + local))) for first in range(0, world, local)]
+        groups.insert(0, (local, nodes[rank // local]))
+    found = []
+    for size, group in groups:
+        points = all_reduces(torch, device, group, size, _SIZES[device], time.perf_counter)
+        found.append(Collective(size, min(local, size), points))
+    dist.barrier()
+    dist.destroy_process_group()
+    return tuple(found) if rank == 0 else None
+
+
+if __name__ == "__main__":
+    measure(prog_name="synergyctl profiles measure")

@@ -1,0 +1,120 @@
+"""Parameter and FLOP counts of a ModelSpec. Symbols: h hidden, a heads, e head width, k = kv_heads/a, f ffn, L layers,
+V vocabulary, s sequence; g = 3 weight matrices in a gated unit, else 2. Checked by test against published counts and
+Megatron-LM's own formulas."""
+
+from __future__ import annotations
+
+from synergyd.records import ModelSpec
+
+
+def head_width(model: ModelSpec) -> int:
+    """e: the width of one attention head."""
+    return model.head_dim or model.hidden // model.heads
+
+
+def moe_layers(model: ModelSpec) -> int:
+    """Layers with experts: numbers 0, moe_every, 2 moe_every, ... (Megatron's --moe-layer-freq); 0 in a dense model."""
+    return -(-model.layers // model.moe_every) if model.experts else 0
+
+
+def attention_parameters(model: ModelSpec) -> int:
+    """Weights of one layer's attention: h*a*e for queries and output each, k of that for keys and values each; biases
+    only where the MLP is not gated (GPT, BERT)."""
+    inner = model.heads * head_width(model)
+    kv = model.kv_heads * head_width(model)
+    weights = 2 * model.hidden * inner + 2 * model.hidden * kv
+    return weights if model.gated else weights + inner + 2 * kv + model.hidden
+
+
+def mlp_parameters(model: ModelSpec) -> int:
+    """One dense MLP, or one expert: g*h*f, with biases unless gated."""
+    weights = (3 if model.gated else 2) * model.hidden * model.ffn
+    return weights if model.gated else weights + model.ffn + model.hidden
+
+
+def expert_parameters(model: ModelSpec) -> int:
+    """The routed experts of one MoE layer, all of them: what expert parallelism shares out."""
+    return model.experts * mlp_parameters(model)
+
+
+def shared_parameters(model: ModelSpec) -> int:
+    """Router and shared expert of one MoE layer: what every rank has."""
+    return model.hidden * model.experts + (3 if model.gated else 2) * model.hidden * model.shared_ffn
+
+
+def norm_parameters(model: ModelSpec) -> int:
+    """The two norms of one layer: RMSNorm's weights where the MLP is gated, else LayerNorm's weights and biases."""
+    return (2 if model.gated else 4) * model.hidden
+
+
+def layer_parameters(model: ModelSpec) -> int:
+    """Parameters of one dense layer; in MoE, of one layer with experts."""
+    mlp = expert_parameters(model) + shared_parameters(model) if model.experts else mlp_parameters(model)
+    return attention_parameters(model) + mlp + norm_parameters(model)
+
+
+def layers_parameters(model: ModelSpec) -> int:
+    """Parameters of all layers."""
+    dense = attention_parameters(model) + mlp_parameters(model) + norm_parameters(model)
+    with_experts = moe_layers(model)
+    return with_experts * layer_parameters(model) + (model.layers - with_experts) * dense
+
+
+def embedding_parameters(model: ModelSpec) -> int:
+    """Parameters of the token embedding; an untied output layer has as many again."""
+    return model.vocab * model.hidden
+
+
+def parameters(model: ModelSpec) -> int:
+    """All parameters: embedding (and output layer if untied), learnt positions unless gated (rotary), layers, final
+    norm; an encoder has two token types and a pooler besides (BERT)."""
+    h = model.hidden
+    positions = 0 if model.gated else model.seq * h
+    final_norm = h * (1 if model.gated else 2)
+    embeddings = embedding_parameters(model) * (1 if model.tied_embeddings else 2)
+    encoder = 0 if model.causal else 2 * h + h * h + h
+    return embeddings + positions + layers_parameters(model) + final_norm + encoder
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that one token passes through: all but the experts that the router does not pick."""
+    idle = (model.experts - model.top_k) * mlp_parameters(model) if model.experts else 0
+    return parameters(model) - moe_layers(model) * idle
+
+
+def attention_flops_per_token(model: ModelSpec) -> float:
+    """Scores and their product with the values, forward and backward, counted in full: 12 L s a e. A causal mask
+    leaves half of it to do."""
+    return 12.0 * model.layers * model.seq * model.heads * head_width(model)
+
+
+def flops_per_token(model: ModelSpec) -> float:
+    """Model FLOPs of one token, forward and backward, attention counted in full:
+    12 L h a e (1 + k) + 12 L s a e + 6 g h (f of each MLP it passes) + 6 V h (Narayanan et al. SC'21, appendix,
+    without recompute; GQA, head width, gated units and experts as in Megatron-LM's num_floating_point_operations,
+    which leaves the router out)."""
+    h, k = model.hidden, model.kv_heads / model.heads
+    gates = 3 if model.gated else 2
+    projections = 12 * model.layers * h * model.heads * head_width(model) * (1 + k)
+    with_experts = moe_layers(model)
+    widths = (model.layers - with_experts) * model.ffn
+    widths += with_experts * (model.top_k * model.ffn + model.shared_ffn)
+    return projections + attention_flops_per_token(model) + 6 * gates * h * widths + 6 * model.vocab * h
+
+
+def flops_per_step(model: ModelSpec, global_batch: int) -> float:
+    """Model FLOPs of one step over `global_batch` sequences (no recompute counted): what MFU is measured against."""
+    return flops_per_token(model) * model.seq * global_batch
+
+
+def hardware_flops_per_step(model: ModelSpec, global_batch: int, recompute: str) -> float:
+    """FLOPs done in one step: with full recompute each layer's forward runs twice, so a GPT's step is SC'21's
+    96 B s L h^2 (1 + s/6h + V/16Lh); with selective recompute (Korthikanti et al. 2022) only the attention core
+    does."""
+    tokens = model.seq * global_batch
+    extra = 0.0
+    if recompute == "full":
+        extra = (flops_per_token(model) - 6 * model.vocab * model.hidden) / 3
+    elif recompute == "selective":
+        extra = attention_flops_per_token(model) / 3
+    return flops_per_step(model, global_batch) + tokens * extra

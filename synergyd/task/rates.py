@@ -1,0 +1,89 @@
+"""The learning rate at another batch size, by rule and optimiser.
+
+A rule gives the factor on the rate that was tuned for the batch `base`; phi is the gradient noise scale
+tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), S = batch / base.
+"""
+
+from __future__ import annotations
+
+import math
+
+from synergyd.errors import UsageError
+
+RULES = ("adascale", "sqrt", "linear", "none")
+# optimiser -> rule with a known noise scale, and without one
+_USUAL = {
+    "sgd": ("adascale", "linear"),
+    "momentum": ("adascale", "linear"),
+    "adam": ("sqrt", "sqrt"),
+    "adamw": ("sqrt", "sqrt"),
+    "lamb": ("sqrt", "sqrt"),
+    "lars": ("linear", "linear"),
+    "adafactor": ("sqrt", "sqrt"),
+}
+
+
+def linear(base: float, batch: float) -> float:
+    """S: k steps of SGD are one step of k times the batch, while gradients change little (Goyal et al. 2017, section
+    2.1)."""
+    return batch / base
+
+
+def square_root(base: float, batch: float) -> float:
+    """sqrt(S): keeps the variance of the step (Krizhevsky 2014, section 5), and the dynamics of Adam and RMSProp, whose
+    step is the gradient over its noise (Malladi et al. 2022, definition 5.2); You et al. 2020 use it for LAMB."""
+    return math.sqrt(batch / base)
+
+
+def adascale(base: float, batch: float, noise_scale: float) -> float:
+    """Gain r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2) of AdaScale SGD (Johnson et al. 2020, section 3), where sigma^2 is
+    the gradient's variance at the base batch and mu^2 the squared norm of its mean: sigma^2 / mu^2 = phi / base.
+
+    Between 1 (no noise: a larger batch shows nothing new) and S (noise alone: the linear rule). A step at this batch is
+    worth r steps at the base batch, which is also Pollux's rule (Qiao et al., OSDI 2021, section 3.1).
+    """
+    return (noise_scale / base + 1) / (noise_scale / batch + 1)
+
+
+def adam_betas(betas: tuple[float, float], base: float, batch: float) -> tuple[float, float]:
+    """Adam's betas at another batch: 1 - S (1 - beta), so that its averages reach back as many sequences as before
+    (Malladi et al. 2022, definition 5.2); never below 0."""
+    scale = batch / base
+    return max(0.0, 1 - scale * (1 - betas[0])), max(0.0, 1 - scale * (1 - betas[1]))
+
+
+def usual_rule(optimiser: str, noise_known: bool) -> str:
+    """The rule for `optimiser` (any case). Raises UsageError for one that is not known."""
+    rules = _USUAL.get(optimiser.lower())
+    if rules is None:
+        raise UsageError("optimiser", f"{optimiser} is not known", f"known are {', '.join(_USUAL)}; or name a rule")
+    return rules[0 if noise_known else 1]
+
+
+def factor(rule: str, base: float, batch: float, noise_scale: float | None = None) -> float:
+    """The factor on the learning rate of batch `base` at `batch`, by one of RULES.
+
+    Raises UsageError: unknown rule, batches that are not positive, AdaScale without a noise scale.
+    """
+    if not (base > 0 and batch > 0 and math.isfinite(base) and math.isfinite(batch)):
+        raise UsageError("batch", f"{base:g} to {batch:g}", "both must be positive numbers of sequences")
+    if rule == "none":
+        return 1.0
+    if rule == "linear":
+        return linear(base, batch)
+    if rule == "sqrt":
+        return square_root(base, batch)
+    if rule != "adascale":
+        raise UsageError("rule", f"{rule} is not known", f"it may be {', '.join(RULES)}")
+    if noise_scale is None or not (noise_scale >= 0 and math.isfinite(noise_scale)):
+        raise UsageError("rule", "adascale needs the gradient noise scale", "linear or sqrt do without")
+    return adascale(base, batch, noise_scale)
+
+
+def learning_rate(
+    tuned: float, base: float, batch: float, optimiser: str, noise_scale: float | None = None, rule: str = ""
+) -> float:
+    """The rate at `batch` for an `optimiser` whose rate was tuned to `tuned` at batch `base`; `rule` "" is the
+    optimiser's usual one. Without a noise scale the batch itself should stay (Limits do so). Raises UsageError."""
+    chosen = rule or usual_rule(optimiser, noise_scale is not None)
+    return tuned * factor(chosen, base, batch, noise_scale)

@@ -1,0 +1,98 @@
+"""How long the plan search takes on one core: all plans of a 70B model on 512 GPUs, all Cells of one job on three GPU
+types with 1 to 512 GPUs each. `python -m tests.benchmarks.plan_speed [--json]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Profile, Shape
+from synergyd.task import SynergyTask, figures, load_model
+from synergyd.task.accepts import Accepts
+from synergyd.task.plans import Limits
+from synergyd.task.search import rank
+
+TYPES = ("h100", "a100-80", "h200")
+FREE = Limits(1024, 1024, vpp=None, cp=None, ep=None, zero_stages=(1, 2, 3))
+BASIC = Limits(1024, 1024)
+
+
+def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """(best, median) milliseconds of processor time of `call`: of this thread, so that other load does not count."""
+    spent = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        call()
+        spent.append(1e3 * (time.thread_time() - start))
+    spent.sort()
+    return spent[0], spent[len(spent) // 2]
+
+
+def a_job(batch: tuple[int, int]) -> Job:
+    shape = Shape("h100", 8, 8)
+    directive = Directive(global_batch=batch)
+    return Job(
+        1, "j", "u", 1, "gpu", JobState.PENDING, "", 0.0, None, None, 0, shape=shape, asked=shape, directive=directive
+    )
+
+
+def a_cluster() -> Cluster:
+    return Cluster(tuple(Node(f"{t}-{i}", t, 8, partitions=("gpu",)) for t in TYPES for i in range(64)))
+
+
+def measure(repeats: int) -> list[dict[str, object]]:
+    """One row a case: name, plans or Cells, best and median milliseconds, the bound."""
+    model, gpu, shape = load_model("llama3-70b"), figures("h100"), [Shape("h100", 64, 8)]
+    rows: list[dict[str, object]] = []
+
+    def plans(name: str, limits: Limits, noise: float | None = None) -> None:
+        def call() -> int:
+            ranked = rank(model, gpu, shape, limits, noise_scale=noise)
+            return len(ranked.order)
+
+        best, median = timed(call, repeats)
+        rows.append({"case": name, "plans": call(), "best_ms": best, "median_ms": median, "bound_ms": 20.0})
+
+    plans("70B on 512 GPUs, tp pp dp", BASIC)
+    plans("70B on 512 GPUs, all degrees", FREE)
+    plans("70B on 512 GPUs, all degrees, batch 512:4096", replace(FREE, low=512, high=4096), 3000.0)
+
+    cluster = a_cluster()
+    for name, batch, profile, everything in (
+        ("Cells of 70B, tp pp dp", (1024, 1024), Profile(), False),
+        ("Cells of 70B, all degrees", (1024, 1024), Profile(), True),
+        ("Cells of 70B, tp pp dp, batch 512:4096", (512, 4096), Profile(noise_scale=3000.0), False),
+        ("Cells of 70B, all degrees, batch 512:4096", (512, 4096), Profile(noise_scale=3000.0), True),
+    ):
+        task = a_task(a_job(batch), profile, everything)
+        best, median = timed(lambda task=task: task.cells(cluster), max(3, repeats // 3))
+        found = len(task.cells(cluster))
+        rows.append({"case": name, "cells": found, "best_ms": best, "median_ms": median, "bound_ms": 100.0})
+    return rows
+
+
+def a_task(job: Job, profile: Profile, everything: bool) -> SynergyTask:
+    said = Accepts(vpp=True, cp=True, ep=True) if everything else Accepts()
+    return SynergyTask(job, profile, load_model("llama3-70b"), {}, accepts=said)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    rows = measure(args.repeats)
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        count = f"{row.get('plans', row.get('cells'))} {'plans' if 'plans' in row else 'Cells'}"
+        print(f"{row['case']:48} {count:>12} {row['best_ms']:8.1f} ms best {row['median_ms']:8.1f} ms median "
+              f"(bound {row['bound_ms']:.0f})")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
