@@ -33,13 +33,31 @@ class GpuFigures:
     link_efficiency: float = 0.75
     intra_latency_s: float = 2e-5
     inter_latency_s: float = 5e-5
+    inter_efficiency: float = 0.75
+    dp_efficiency: float = 1.0
+    dp_inter_efficiency: float = 1.0
+    pp_efficiency: float = 1.0
+    rail_use: float = 0.8
+    gemm_traffic: float = 1.0
+    unfused: float = 0.0
+    fp8_speedup: float = 1.6
+    fp32_speed: float = 0.5
     kernel_s: float = 1e-5
     launch_s: float = 3e-4
+    tp_launch_s: float = 1e-4
+    micro_s: float = 2e-4
+    optimizer_s: float = 1e-4
     fixed_s: float = 5e-3
     overlap: float = 0.0
+    zero3_overlap: float = 0.9
+    jitter: float = 0.003
     reserve_gib: float = 2.5
     base_gib: float = 0.0
     fragmentation: float = 0.05
+    activation_scale: float = 1.0
+    logit_bytes: float = 4.0
+    scores_kept: float = 0.0
+    state_scale: float = 1.0
     flash: bool = True
     uncertainty: float = 0.2
     note: str = ""  # why these figures are only a guess; "" if they are the type's own
@@ -54,10 +72,12 @@ class GpuFigures:
 _NUMBERS = frozenset(f.name for f in fields(GpuFigures)) - {"gpu_type", "flash", "note"}
 _ZERO_IS_FINE = frozenset(
     {"intra_latency_s", "inter_latency_s", "kernel_s", "launch_s", "fixed_s", "overlap", "reserve_gib", "base_gib"}
-    | {"fragmentation", "uncertainty"}
+    | {"fragmentation", "uncertainty", "gemm_traffic", "unfused", "tp_launch_s", "micro_s", "optimizer_s", "jitter"}
+    | {"zero3_overlap", "scores_kept"}
 )
 _AT_MOST_ONE = frozenset(
     {"gemm_efficiency", "attention_efficiency", "bandwidth_efficiency", "link_efficiency", "overlap", "fragmentation"}
+    | {"inter_efficiency", "zero3_overlap", "rail_use", "scores_kept"}
 )
 _MIG = re.compile(r"\d+g\.\d+gb")
 
