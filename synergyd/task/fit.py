@@ -53,6 +53,7 @@ TIME = (
     Parameter("dp_efficiency", "log", 0.5, 0.3),
     Parameter("dp_inter_efficiency", "log", 0.5, 0.4),
     Parameter("pp_efficiency", "log", 0.5, 0.4),
+    Parameter("dp_partial_efficiency", "log", 0.4, 0.4),
     Parameter("rail_use", "odds", 0.5, 0.3),
     Parameter("intra_latency_s", "log", 0.7, 0.4),
     Parameter("inter_latency_s", "log", 0.7, 0.5),
@@ -70,6 +71,7 @@ MEMORY = (
     Parameter("base_gib", "log", 0.7, 0.7),
 )
 _FLOOR = {"base_gib": 0.2}  # a figure that is 0 has no log: it starts here
+_UNFUSED = frozenset(("unfused", "scores_kept"))  # what attention that is fused has none of
 _EDGE = 0.02  # a fraction's built-in value is kept this far from 0 and 1, where log-odds end
 _NOISE = 0.04  # one sigma of a measured step time that the model has right, relative
 _STEPS = 60
@@ -136,10 +138,13 @@ class Batch:
     gpu: GpuFigures  # its fields are arrays
     plans: PlanArrays
     last: Bools  # memory is the last stage's
+    fused: Bools  # attention is known to be fused
 
     def at(self, parameters: Sequence[Parameter], theta: Floats) -> GpuFigures:
         """Figures with parameter k of row i at theta[i, k] of the fitted scale."""
         changes: dict[str, Any] = {p.name: backward(p, theta[:, k]) for k, p in enumerate(parameters)}
+        for name in _UNFUSED & changes.keys():
+            changes[name] = np.where(self.fused, 0.0, changes[name])
         return replace(self.gpu, **changes)
 
     def start(self, parameters: Sequence[Parameter]) -> Floats:
@@ -166,6 +171,7 @@ def batch(rows: Sequence[Row], overrides: Mapping[str, Mapping[str, float]] | No
         GpuFigures(gpu_type="", **columns),
         from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
         np.array([row.last_stage for row in rows], dtype=np.bool_),
+        np.array([row.fused is True for row in rows], dtype=np.bool_),
     )
 
 

@@ -38,6 +38,7 @@ class GpuFigures:
     dp_inter_efficiency: float = 1.0
     pp_efficiency: float = 1.0
     rail_use: float = 0.8
+    dp_partial_efficiency: float = 0.7
     gemm_traffic: float = 1.0
     unfused: float = 0.0
     fp8_speedup: float = 1.6

@@ -189,9 +189,13 @@ class Predictor:
     def figures(
         self, gpu_type: str, cluster: str = "", overrides: Mapping[str, Mapping[str, float]] | None = None
     ) -> GpuFigures:
-        """`gpu_type`'s figures with the parameters fitted for it on `cluster` (on any, where that is not known)."""
+        """`gpu_type`'s figures with the parameters fitted for it on `cluster`. Where that was not fitted, with what is
+        common to all, and attention as fused as the type's own figures say: the rows' software may be old."""
         gpu = figures(gpu_type, overrides)
-        return self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        found = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
+            found = replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept)
+        return found
 
 
 def fitted(rows: Sequence[Row]) -> Predictor:

@@ -47,6 +47,8 @@ _BACKENDS = {
     "--use-flash-attn": True,
     "--transformer-impl=local": False,
 }
+_SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "mi300", "l40", "l4", "rtx4090")
+_LONGEST_UNFUSED = 4096
 _DEFAULT_VOCAB = 51200  # GPT-2's 50257, padded as Megatron pads it for 8 tensor ranks
 _TIME_LIMIT = 1e6  # seconds a step
 _MEMORY_LIMIT = 1e5  # GB a GPU
@@ -69,7 +71,7 @@ class Row:
     memory_bytes: float | None
     scores: frozenset[str]
     group: str
-    fused: bool | None = None  # whether attention is fused, where the note's Megatron flags say
+    fused: bool | None = None  # whether attention is fused, None where nothing tells
     out_of_memory: bool = False  # it did not run: the column `oom` says so
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
 
@@ -215,6 +217,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     if plan.micro_batches < 1:
         what = f"global_batch {plan.global_batch} is less than dp x micro_batch"
         raise UsageError(where, what, "it must be a multiple of dp x micro_batch")
+    model = checked(_model(read, flags), where)
     return Row(
         row_id=row_id,
         file=file,
@@ -222,16 +225,30 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
         cluster=_cluster(read.text("source")),
         gpu_type=gpu_type,
         gpus_per_node=read.whole("gpus_per_node"),
-        model=checked(_model(read, flags), where),
+        model=model,
         plan=plan,
         time_s=time_s,
         memory_bytes=None if memory is None else memory * 1e9,
         scores=scores,
         group=read.text("group"),
-        fused=next((kind for flag, kind in _BACKENDS.items() if flag in flags), None),
+        fused=_fused(flags, model, plan, gpu_type),
         out_of_memory=failed,
         last_stage="last rank" in read.text("note").lower(),
     )
+
+
+def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -> bool | None:
+    """Whether attention was fused (FlashAttention, 2022): as flags say; never with selective recompute, which would
+    free nothing; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
+    for flag, kind in _BACKENDS.items():
+        if flag in flags:
+            return kind
+    if plan.recompute == "selective":
+        return False
+    young = gpu_type.startswith(_SINCE_HOPPER) or plan.precision == "fp8" or plan.zero_stage == 3
+    if young or model.gated or model.kv_heads < model.heads or model.seq > _LONGEST_UNFUSED:
+        return True
+    return None
 
 
 def _cluster(source: str) -> str:
