@@ -316,7 +316,8 @@ class Daemon:
             profile, job = self._profile(report.job_id), self._jobs.get(report.job_id)
             same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
-            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None)
+            shape = job.shape if same and job is not None else None
+            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None, shape)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept and self._acts:
             self.tools.store.put_reports(kept.values())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -73,8 +74,10 @@ MEMORY = (
 _FLOOR = {"base_gib": 0.2}  # a figure that is 0 has no log: it starts here
 _UNFUSED = frozenset(("unfused", "scores_kept"))  # what attention that is fused has none of
 _EDGE = 0.02  # a fraction's built-in value is kept this far from 0 and 1, where log-odds end
-_NOISE = 0.04  # one sigma of a measured step time that the model has right, relative
+_NOISE = 0.05  # one sigma of a measured step time that the model has right, relative
 _STEPS = 60
+_ALIKE = 30
+_TEMPER = 0.5
 
 
 def forward(parameter: Parameter, value: float) -> float:
@@ -202,11 +205,12 @@ def solve(
     start: Floats,
     belongs: Floats,
     sigma: Floats,
+    trust: Floats | float = 1.0,
 ) -> Solution:
     """The effects that make `predict` (logs, (rows,)) meet `measured` (logs) best, given the priors.
 
     Row i's parameters are `start[i]` plus the sum of `effects[j]` over the levels j that it `belongs[i, j]` to (0 or 1);
-    `sigma[j, k]` is the prior's spread of effect j of parameter k.
+    `sigma[j, k]` is the prior's spread of effect j of parameter k; row i counts as `trust[i]` rows.
     """
     count = len(parameters)
     precision = 1 / sigma.ravel() ** 2
@@ -216,7 +220,7 @@ def solve(
         return theta, (measured - predict(given, given.at(parameters, theta))) / _NOISE
 
     def cost(z: Floats, effects: Floats) -> float:
-        return float(np.sum(2 * (np.sqrt(1 + z**2) - 1)) + np.sum((effects / sigma) ** 2))
+        return float(np.sum(trust * 2 * (np.sqrt(1 + z**2) - 1)) + np.sum((effects / sigma) ** 2))
 
     effects = np.zeros(sigma.shape)
     theta, z = residuals(effects)
@@ -228,7 +232,7 @@ def solve(
             moved = theta.copy()
             moved[:, k] += 1e-4
             slopes[:, k] = ((measured - predict(given, given.at(parameters, moved))) / _NOISE - z) / 1e-4
-        weight = 1 / np.sqrt(1 + z**2)
+        weight = trust / np.sqrt(1 + z**2)
         # d z / d effects[j, k] is slopes[i, k] where row i belongs to level j
         jacobian = (belongs[:, :, None] * slopes[:, None, :]).reshape(len(measured), -1)
         normal = (jacobian * weight[:, None]).T @ jacobian + np.diag(precision)
@@ -264,7 +268,10 @@ def fit(
     names = list(dict.fromkeys(name for some in of_row for name in some))
     belongs = np.array([[float(name in some) for name in names] for some in of_row])
     sigma = np.array([[p.common if name == "" else p.own / math.sqrt(2) for p in parameters] for name in names])
-    found = solve(given, parameters, predict, measured, given.start(parameters), belongs, sigma)
+    many = Counter(some[-1] for some in of_row)
+    # rows of one cluster err together: what the formulas miss there is no evidence for all
+    trust = np.array([min(1.0, _ALIKE / many[some[-1]]) ** _TEMPER for some in of_row])
+    found = solve(given, parameters, predict, measured, given.start(parameters), belongs, sigma, trust)
     return Effects(
         parameters,
         {name: found.effects[j] for j, name in enumerate(names)},

@@ -218,7 +218,9 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
 
     beyond = np.where(t * c * d > plans.local, gpu.dp_inter_efficiency, 1.0)
     members = plans.local // (t * c)
-    beyond = np.where((t * c * d > plans.local) & (members > 1) & (members < plans.local), beyond * gpu.dp_partial_efficiency, beyond)
+    beyond = np.where(
+        (t * c * d > plans.local) & (members > 1) & (members < plans.local), beyond * gpu.dp_partial_efficiency, beyond
+    )
     dp_rate = _Link(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
     reduce = _ring(dp_rate, d * c, gradient_bytes * shard)
     gather = _ring(dp_rate, d * c, np.where(sharded, weight_bytes, gradient_bytes) * shard)
