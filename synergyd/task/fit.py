@@ -75,8 +75,10 @@ _FLOOR = {"base_gib": 0.2}  # a figure that is 0 has no log: it starts here
 _UNFUSED = frozenset(("unfused", "scores_kept"))  # what attention that is fused has none of
 _EDGE = 0.02  # a fraction's built-in value is kept this far from 0 and 1, where log-odds end
 _NOISE = 0.05  # one sigma of a measured step time that the model has right, relative
+_IMPLAUSIBLE = 1.0  # log: a few measurements further than this from each other or the model are broken
+_MEDIAN_OF = 3
 _STEPS = 60
-_ALIKE = 30
+_ALIKE = 30  # rows of a cluster that count in full
 _TEMPER = 0.5
 
 
@@ -281,6 +283,13 @@ def fit(
     )
 
 
+def plausible(off: Floats) -> Bools:
+    """Which of a few log(measured / predicted) can be true: those within a factor of the median (of at least three) or
+    of the prediction."""
+    centre = float(np.median(off)) if len(off) >= _MEDIAN_OF else 0.0
+    return np.asarray(np.abs(off - centre) <= _IMPLAUSIBLE)
+
+
 def refine(
     effects: Effects,
     rows: Sequence[Row],
@@ -305,7 +314,8 @@ def refine(
             sigma[level] ** 2 if level in sigma else np.array([p.own**2 / 2 for p in parameters]) for level in known
         ]
         prior = np.sqrt(sum(open_[1:], np.zeros(len(parameters))))[None, :]
-        found = solve(given, parameters, predict, measured[index], start, np.ones((len(some), 1)), prior)
+        trust = plausible(measured[index] - predict(given, given.at(parameters, start))).astype(np.float64)
+        found = solve(given, parameters, predict, measured[index], start, np.ones((len(some), 1)), prior, trust)
         mean[name] = mean.get(name, np.zeros(len(parameters))) + found.effects[0]
         sigma[name] = found.spread[0]
     return replace(effects, mean=mean, sigma=sigma)

@@ -14,7 +14,7 @@ import numpy as np
 from synergyd.records import Measurement, ModelSpec, Plan, Profile, Report, Shape
 from synergyd.task.arrays import from_plans
 from synergyd.task.dims import stacked
-from synergyd.task.fit import TIME, Batch, backward, forward, log_time, solve
+from synergyd.task.fit import TIME, Batch, backward, forward, log_time, plausible, solve
 from synergyd.task.hardware import GpuFigures
 
 _CLIP = 20.0  # a measurement further than this from the prediction says that one of the two is broken
@@ -126,13 +126,11 @@ def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]
         last=false,
         fused=false,
     )
-    limit = math.log(_CLIP)
-    bare = log_time(given, given.gpu)
-    told = np.log(np.array([m.step_s for m in known])) + math.log(speed)
-    wanted = bare + np.clip(told - bare, -limit, limit)
+    wanted = np.log(np.array([m.step_s for m in known])) + math.log(speed)
+    trust = plausible(wanted - log_time(given, given.gpu)).astype(np.float64)
     start = given.start(TIME)
     sigma = np.array([[math.hypot(p.common, p.own) for p in TIME]])
-    found = solve(given, TIME, log_time, wanted, start, np.ones((len(known), 1)), sigma).effects[0]
+    found = solve(given, TIME, log_time, wanted, start, np.ones((len(known), 1)), sigma, trust).effects[0]
     changes: dict[str, Any] = {}
     for k, parameter in enumerate(TIME):
         value = getattr(gpu, parameter.name)
