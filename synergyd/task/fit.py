@@ -67,8 +67,8 @@ MEMORY = (
     Parameter("activation_scale", "log", 0.15, 0.15),
     Parameter("logit_bytes", "log", 0.4, 0.2),
     Parameter("scores_kept", "odds", 1.0, 1.0),
-    Parameter("state_scale", "log", 0.2, 0.2),
-    Parameter("fragmentation", "log", 0.7, 0.5),
+    Parameter("state_scale", "log", 0.05, 0.12),
+    Parameter("fragmentation", "log", 0.4, 0.4),
     Parameter("base_gib", "log", 0.7, 0.7),
 )
 _FLOOR = {"base_gib": 0.2}  # a figure that is 0 has no log: it starts here

@@ -16,7 +16,7 @@ import numpy as np
 from synergyd.task.arrays import Bools, Floats, Ints
 
 # one sigma of each effect, relative
-HARDWARE, JOB, NARROW, WIDE, SHARE = 0.08, 0.05, 0.10, 0.05, 0.15
+HARDWARE, JOB, NARROW, WIDE, SHARE = 0.05, 0.04, 0.10, 0.05, 0.10
 _NARROW_SCALE = np.array([0.45, 0.45, 0.45, 0.45, 3.0, 3.0, 3.0])
 _WIDE_SCALE = np.array([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0])
 NOISE = 0.02
