@@ -16,9 +16,10 @@ from synergyd.cli.console import console
 from synergyd.errors import UsageError
 from synergyd.task.predictor import fitted
 from synergyd.task.profile_file import profile_text, read_profile
-from synergyd.task.rows import read_files
+from synergyd.task.rows import Row, read_files
 from synergyd.task.score import Score, score_files
 
+_NAMED = 5  # rows passed over that are named
 _FILE = click.Path(path_type=Path)
 
 
@@ -43,7 +44,7 @@ def fit_command(files: tuple[Path, ...], out: Path) -> None:
     Example:
       synergyctl profiles fit --rows a100.csv --rows h100.csv --out cluster.profile
     """
-    rows = read_files(files)
+    rows = _rows(files)
     predictor = fitted(rows)
     write_atomically(out, profile_text(predictor))
     scores = score_files(rows, predictor, 0)["all"]
@@ -72,11 +73,22 @@ def score_command(files: tuple[Path, ...], profile: Path, shots: int, as_json: b
     Example:
       synergyctl profiles score --rows new.csv --profile cluster.profile --shots 5
     """
-    scores = score_files(read_files(files), read_profile(profile), shots)
+    scores = score_files(_rows(files), read_profile(profile), shots)
     if as_json:
         click.echo(json.dumps({name: asdict(value) for name, value in scores.items()}, indent=2))
     else:
         console().print(table(scores))
+
+
+def _rows(files: tuple[Path, ...]) -> tuple[Row, ...]:
+    """The files' rows; those that can't be predicted are named on standard error."""
+    passed_over: list[str] = []
+    rows = read_files(files, passed_over)
+    for line in passed_over[:_NAMED]:
+        click.echo(f"passed over: {line}", err=True)
+    if len(passed_over) > _NAMED:
+        click.echo(f"passed over: {len(passed_over) - _NAMED} more rows", err=True)
+    return rows
 
 
 def write_atomically(path: Path, text: str) -> None:

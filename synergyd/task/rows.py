@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergyd.errors import UsageError
@@ -86,12 +87,17 @@ class Row:
         return (self.cluster, self.gpu_type, model.name, model.layers, model.hidden, model.vocab)
 
 
-def read_rows(path: Path) -> tuple[Row, ...]:
+class IncompleteError(UsageError):
+    """A row that says too little, or contradicts itself: it can't be predicted, and the others can."""
+
+
+def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[Row, ...]:
     """The rows of one CSV file that say enough to predict them, in the file's order.
 
     Rows whose score_as names nothing that is understood (e.g. `time-partial`: the source leaves out the micro-batch)
     are left out. Raises UsageError naming file and line: unreadable, missing columns, not a number, negative, unknown
-    GPU type, degrees that contradict each other.
+    GPU type, a needed cell that is empty, degrees that contradict each other; with a list `passed_over` the last two
+    only add their line to it.
     """
     where = str(path)
     try:
@@ -110,7 +116,13 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         rows: list[Row] = []
         seen: dict[str, int] = {}
         for cells in reader:
-            row = _row(cells, path.name, f"{where}:{reader.line_num}", reader.line_num)
+            try:
+                row = _row(cells, path.name, f"{where}:{reader.line_num}", reader.line_num)
+            except IncompleteError as error:
+                if passed_over is None:
+                    raise
+                passed_over.append(str(error))
+                continue
             if row is None:
                 continue
             if row.row_id in seen:
@@ -126,13 +138,20 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def read_files(paths: Iterable[Path]) -> tuple[Row, ...]:
-    """The rows of all `paths`. Raises UsageError as `read_rows` does, and where no row is left."""
+def read_files(paths: Iterable[Path], passed_over: list[str] | None = None) -> tuple[Row, ...]:
+    """The rows of all `paths`, files of one name told apart by their path.
+
+    Raises UsageError as `read_rows` does, and where no row is left.
+    """
     given = list(paths)
-    rows = tuple(row for path in given for row in read_rows(path))
+    many = Counter(path.name for path in given)
+    rows: list[Row] = []
+    for path in dict.fromkeys(given):
+        some = read_rows(path, passed_over)
+        rows += some if many[path.name] == 1 else (replace(row, file=str(path)) for row in some)
     if not rows:
         raise UsageError(", ".join(map(str, given)), "no row that can be used", "rows need score_as time, plan or mem")
-    return rows
+    return tuple(rows)
 
 
 class _Cells:
@@ -149,7 +168,7 @@ class _Cells:
         text = self.text(name)
         if not text:
             if default is None:
-                raise UsageError(self.where, f"{name} is empty", "it must be a whole number of at least 1")
+                raise IncompleteError(self.where, f"{name} is empty", "it must be a whole number of at least 1")
             return default
         value = self.number(name)
         if value is None or value != int(value) or not 1 <= value <= 1e9:
@@ -213,10 +232,10 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     plan = _plan(read)
     if plan.gpus != read.whole("n_gpus"):
         what = f"tp x pp x cp x dp is {plan.gpus}, n_gpus {read.text('n_gpus')}"
-        raise UsageError(where, what, "they must be equal")
+        raise IncompleteError(where, what, "they must be equal")
     if plan.micro_batches < 1:
         what = f"global_batch {plan.global_batch} is less than dp x micro_batch"
-        raise UsageError(where, what, "it must be a multiple of dp x micro_batch")
+        raise IncompleteError(where, what, "it must be a multiple of dp x micro_batch")
     model = checked(_model(read, flags), where)
     return Row(
         row_id=row_id,

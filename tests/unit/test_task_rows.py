@@ -126,6 +126,27 @@ def test_rows_that_say_too_little_are_passed_over(tmp_path: Path) -> None:
     assert [row.row_id for row in read_rows(write(tmp_path, GOOD, partial, unmeasured))] == ["a-1"]
 
 
+def test_rows_that_contradict_themselves_can_be_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD, {**GOOD, "row_id": "a-2", "tp": "4"}, {**GOOD, "row_id": "a-3", "pp": ""})
+    said: list[str] = []
+    assert [row.row_id for row in read_rows(path, said)] == ["a-1"]
+    assert [line.split("; ")[0] for line in said] == [
+        f"{path}:3: tp x pp x cp x dp is 16, n_gpus 8",
+        f"{path}:4: pp is empty",
+    ]
+    with pytest.raises(UsageError, match="mem_gb is -1"):
+        read_rows(write(tmp_path, {**GOOD, "mem_gb": "-1"}), said)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    paths = [write(folder, GOOD) for folder in folders]
+    assert [row.file for row in read_files(paths)] == [str(path) for path in paths]
+    assert [row.file for row in read_files([paths[0], paths[0]])] == [str(paths[0])]
+
+
 def test_shots_are_the_same_every_time_and_leave_some_to_score(tmp_path: Path) -> None:
     rows = read_rows(
         write(tmp_path, *({**GOOD, "row_id": f"a-{i}"} for i in range(10)), {**GOOD, "row_id": "b", "hidden": "4096"})
