@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from synergyd.records import Measurement, ModelSpec, Plan, Profile, Report, Shape
+from synergyd.records import Measurement, ModelSpec, Profile, Report, Shape
 from synergyd.task.arrays import from_plans
 from synergyd.task.dims import stacked
 from synergyd.task.fit import TIME, Batch, backward, forward, log_time, plausible, solve
@@ -24,6 +24,7 @@ _NOISE_STEP = math.log(4)
 _KEPT = 16  # measured plans that a profile remembers
 _AGAIN = 0.3  # weight of a further report of the same plan
 _AGAIN_STEP = 0.3
+_GRID = 0.02
 
 
 def update_profile(
@@ -79,10 +80,16 @@ def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
     if profile.samples > 0 or not known:
         return profile
     # the median: one odd job can't mislead the next
-    speed = math.exp(float(np.median([math.log(one.speed) for one in known])))
-    memory = math.exp(float(np.median([math.log(one.memory) for one in known])))
-    latest: dict[tuple[Plan, Shape], Measurement] = {(m.plan, m.shape): m for one in known for m in one.measured}
-    return replace(profile, speed=speed, memory=memory, samples=1, measured=tuple(latest.values())[-_KEPT:])
+    speed = float(np.median([math.log(one.speed) for one in known]))
+    memory = float(np.median([math.log(one.memory) for one in known]))
+    latest = {(m.plan, m.shape): replace(m, step_s=_rounded(math.log(m.step_s))) for one in known for m in one.measured}
+    measured = tuple(latest.values())[-_KEPT:]
+    return replace(profile, speed=_rounded(speed), memory=_rounded(memory), samples=1, measured=measured)
+
+
+def _rounded(logarithm: float) -> float:
+    """The number to a percent or so: what many jobs share should not change with every report of one of them."""
+    return math.exp(round(logarithm / _GRID) * _GRID)
 
 
 def _remembered(

@@ -120,7 +120,8 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       all-reduced; less the part that the last micro-batch's backward pass hides (gpu.overlap). ZeRO-3: every
       micro-batch gathers the weights twice and reduce-scatters once (Rajbhandari et al. 2020), hidden behind compute
       up to gpu.zero3_overlap of it.
-    - optimizer: bytes that Adam moves, at memory bandwidth.
+    - optimizer: bytes that Adam moves, at memory bandwidth, and optimizer_s a layer. fixed: fixed_s, and waiting for the
+      slowest of n nodes, jitter * log2(n) of the step. A micro-batch costs micro_s more, and adds up its gradients.
     """
     return step_parts(dims(model), gpu, plans)
 
@@ -216,11 +217,9 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     accumulate = 2 * gradient_bytes * shard / memory_rate
     work = per_stage * layer + accumulate + gpu.micro_s
 
-    beyond = np.where(t * c * d > plans.local, gpu.dp_inter_efficiency, 1.0)
-    members = plans.local // (t * c)
-    beyond = np.where(
-        (t * c * d > plans.local) & (members > 1) & (members < plans.local), beyond * gpu.dp_partial_efficiency, beyond
-    )
+    leaves, members = t * c * d > plans.local, plans.local // (t * c)
+    partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
+    beyond = np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0)
     dp_rate = _Link(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
     reduce = _ring(dp_rate, d * c, gradient_bytes * shard)
     gather = _ring(dp_rate, d * c, np.where(sharded, weight_bytes, gradient_bytes) * shard)

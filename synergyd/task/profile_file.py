@@ -11,7 +11,8 @@ import numpy as np
 
 from synergyd.errors import UsageError
 from synergyd.task import residual
-from synergyd.task.fit import MEMORY, TIME, Effects, Parameter
+from synergyd.task.fit import MEMORY, TIME, Effects, Parameter, family
+from synergyd.task.hardware import known_types
 from synergyd.task.predictor import Learnt, Predictor
 from synergyd.task.residual import Points
 
@@ -26,11 +27,28 @@ def profile_text(predictor: Predictor) -> str:
     data = {
         "version": _VERSION,
         "about": "parameters by level on the fitted scale (log or log-odds, as an offset from the GPU type's figure): "
-        "[mean, sigma]; residuals: log(measured / predicted)",
+        "[mean, sigma]; residuals: log(measured / predicted); figures: what comes out, for people, never read",
+        "figures": _figures(predictor),
         "time": _learnt(predictor.time),
         "memory": _learnt(predictor.memory),
     }
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _figures(predictor: Predictor) -> dict[str, dict[str, float]]:
+    """The fitted figures of each cluster's GPU types, and of every type on a cluster never seen."""
+    seen = {level for part in (predictor.time, predictor.memory) for level in part.effects.mean}
+    result: dict[str, dict[str, float]] = {}
+    for level in ["", *sorted(seen)]:
+        cluster, _, chip = level.removeprefix("cluster ").rpartition(" family ")
+        if level and not (level.startswith("cluster ") and cluster):
+            continue
+        for gpu_type in known_types():
+            if level == "" or family(gpu_type) == chip:
+                gpu = predictor.figures(gpu_type, cluster)
+                name = f"{gpu_type} on {cluster or 'a cluster never seen'}"
+                result[name] = {p.name: float(f"{getattr(gpu, p.name):.3g}") for p in (*TIME, *MEMORY)}
+    return result
 
 
 def _learnt(learnt: Learnt) -> dict[str, Any]:

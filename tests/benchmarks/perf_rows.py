@@ -124,6 +124,10 @@ def cases(rows: Sequence[Row]) -> list[tuple[str, str, Callable[[], Score]]]:
         for cluster in named:
             what = f"  never seen: {cluster}, {each} shots"
             result.append((what, target, lambda c=cluster, each=each: never_seen(rows, [c], each)))  # type: ignore[misc]
+    for each, target in ((0, "12 %"), (5, "8 %, regret 5 %"), (15, "6 %")):
+        strangers = [row for row in rows if row.cluster not in {row.cluster for row in multi}]
+        what = f"vTrain multi node as a cluster never seen, {each} shots"
+        result.append((what, target, lambda each=each, s=strangers: once(s, multi, each)))  # type: ignore[misc]
     for each, target in ((0, "12 %"), (5, "8 %")):
         clusters = sorted({row.cluster for row in weighed})
         what = f"memory, clusters never seen, {each} shots"

@@ -89,8 +89,12 @@ def test_like_jobs_share_what_they_learnt() -> None:
     first = learn(SEEN, [2 * s for s in seconds(SEEN)])
     odd = Profile(speed=19.0, samples=3)
     start = inherited(Profile(noise_scale=7.0), [first, odd, first, Profile()])
-    assert (start.speed, start.samples, start.noise_scale) == (pytest.approx(0.5), 1, 7.0)
-    assert start.measured == first.measured
+    assert (start.speed, start.samples, start.noise_scale) == (pytest.approx(0.5, rel=0.011), 1, 7.0)
+    assert [m.plan for m in start.measured] == SEEN
+    assert [m.step_s for m in start.measured] == pytest.approx([m.step_s for m in first.measured], rel=0.011)
+    # a report of one of them that says nothing new changes nothing for the others
+    again = learn(SEEN[-1:], [2 * seconds(SEEN[-1:])[0] * 1.0001], first)
+    assert inherited(Profile(), [again]) == inherited(Profile(), [first])
     assert inherited(first, [odd]) is first
     assert inherited(Profile(), [Profile()]) == Profile()
 
