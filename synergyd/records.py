@@ -196,6 +196,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """The step time that a plan had on a shape, smoothed over its reports."""
+
+    plan: Plan
+    shape: Shape
+    step_s: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """What has been learnt of one job, or of one model on one GPU type, from reports.
 
@@ -211,6 +220,7 @@ class Profile:
     resharding: bool = False  # the launcher said that its checkpoint can change tp and pp
     model: ModelSpec | None = None  # as the running job reported it
     global_batch: int | None = None  # as the running job reported it
+    measured: tuple[Measurement, ...] = ()  # the latest plans, oldest first: what the model's parameters are refined by
 
 
 @dataclass(frozen=True)

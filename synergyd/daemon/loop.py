@@ -45,7 +45,7 @@ from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
 from synergyd.store.items import Event as StoredEvent
-from synergyd.task import update_profile
+from synergyd.task import inherited, update_profile
 
 log = logging.getLogger("synergyd")
 ADOPTED_AN_EPOCH = 200  # jobs told anew where to report in one epoch: each is an update to slurmctld
@@ -124,9 +124,9 @@ class Daemon:
         self._observe(here, began)
         self._give_up_lost(cluster)
         snapshot = self._snapshot(cluster, types, crowded_partitions(rows, self.registry.known), began)
-        plans = self._plans()
+        plans, shared = self._plans(), self._shared(snapshot.jobs)
         forecasts = {
-            j.job_id: self.forecast.cells(j, self._profile(j.job_id), plans.get(j.job_id), cluster)
+            j.job_id: self.forecast.cells(j, self._believed(j, shared), plans.get(j.job_id), cluster)
             for j in snapshot.jobs
             if j.directive
         }
@@ -285,6 +285,20 @@ class Daemon:
     def _profile(self, job_id: int) -> Profile:
         return self.profiles.get(job_id, Profile())
 
+    def _shared(self, jobs: Iterable[Job]) -> dict[str, Profile]:
+        """What jobs that name the same model have learnt together, for those of them without a report."""
+        like: dict[str, list[Profile]] = {}
+        for job in jobs:
+            name = job.directive.model if job.directive else None
+            if name and self._profile(job.job_id).samples:
+                like.setdefault(name, []).append(self._profile(job.job_id))
+        return {name: inherited(Profile(), some) for name, some in like.items()}
+
+    def _believed(self, job: Job, shared: Mapping[str, Profile]) -> Profile:
+        own = self._profile(job.job_id)
+        found = shared.get((job.directive.model if job.directive else None) or "")
+        return own if found is None or own.samples else inherited(own, [found])
+
     def _take_reports(self, now_s: float) -> None:
         if self.tools.inbox is None:
             return
@@ -304,7 +318,8 @@ class Daemon:
             profile, job = self._profile(report.job_id), self._jobs.get(report.job_id)
             same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
-            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None)
+            shape = job.shape if same and job is not None else None
+            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None, shape)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept and self._acts:
             self.tools.store.put_reports(kept.values())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, Select, select
 
 from synergyd.errors import UsageError
-from synergyd.records import Action, Alternative, Cell, Decision, ModelSpec, Profile, Report
+from synergyd.records import Action, Alternative, Cell, Decision, Measurement, ModelSpec, Profile, Report
 from synergyd.store.codec import decode
 from synergyd.store.items import (
     EpochRecord,
@@ -83,6 +83,7 @@ _PROFILE = select(
     ProfileRow.resharding,
     ProfileRow.model,
     ProfileRow.global_batch,
+    ProfileRow.measured,
 )
 
 
@@ -104,6 +105,7 @@ def _profile(r: Row[Any]) -> Profile:
         resharding=r.resharding,
         model=None if r.model is None else decode(ModelSpec, r.model, f"profile {r.key}: model"),
         global_batch=r.global_batch,
+        measured=tuple(decode(Measurement, item, f"profile {r.key}: measured") for item in r.measured or ()),
     )
 
 

@@ -34,6 +34,7 @@ class ProfileRow(Base):
     model: Mapped[dict[str, Any] | None] = mapped_column(Json)
     global_batch: Mapped[int | None] = mapped_column(BigInteger)
     updated_s: Mapped[float] = mapped_column(Double)
+    measured: Mapped[list[Any] | None] = mapped_column(Json)
 
 
 class EpochRow(Base):

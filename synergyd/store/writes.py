@@ -178,6 +178,7 @@ def _profile(key: str, profile: Profile, updated_s: float) -> Row:
         "resharding": profile.resharding,
         "model": encode(profile.model),
         "global_batch": profile.global_batch,
+        "measured": encode(profile.measured) or None,
         "updated_s": _finite(updated_s, "updated_s"),
     }
 

@@ -1,20 +1,38 @@
-"""What a job's reports teach: a Profile's corrections, smoothed so that one odd measurement moves them little."""
+"""What a job's reports teach: a Profile's corrections, smoothed so that one odd measurement moves them little, and the
+model's parameters refined by what its plans have measured."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Any
 
-from synergyd.records import Profile, Report
+import numpy as np
+
+from synergyd.records import Measurement, ModelSpec, Profile, Report, Shape
+from synergyd.task.arrays import from_plans
+from synergyd.task.dims import stacked
+from synergyd.task.fit import TIME, Batch, backward, forward, log_time, plausible, solve
+from synergyd.task.hardware import GpuFigures
 
 _CLIP = 20.0  # a measurement further than this from the prediction says that one of the two is broken
 _MIN_WEIGHT = 0.2
 _NOISE_WEIGHT = 0.2
 _NOISE_STEP = math.log(4)
+_KEPT = 16  # measured plans that a profile remembers
+_AGAIN = 0.3  # weight of a further report of the same plan
+_AGAIN_STEP = 0.3
+_GRID = 0.02
 
 
 def update_profile(
-    profile: Profile, report: Report, predicted_step_s: float | None, predicted_memory_bytes: int | None
+    profile: Profile,
+    report: Report,
+    predicted_step_s: float | None,
+    predicted_memory_bytes: int | None,
+    shape: Shape | None = None,
 ) -> Profile:
     """`profile` after `report`. The predictions are the model's own, without the profile's corrections
     (`SynergyTask.predict`).
@@ -23,7 +41,7 @@ def update_profile(
     logarithm averaged, weight 1/(n+1) down to 0.2. The first measurement counts in full; after n of them the step is
     at most 3/n (at least 0.5) before weighting, so after six one odd report moves a correction by at most a
     tenth. Values that are missing, not finite or not positive are passed over. Model, batch and resharding are taken
-    as reported.
+    as reported. With the `shape` that it ran on, the plan and its step time are remembered for `refined`.
     """
     samples, speed = profile.samples, profile.speed
     if (ratio := _ratio(predicted_step_s, report.step_s)) is not None:
@@ -51,7 +69,83 @@ def update_profile(
         resharding=report.resharding,
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
+        measured=_remembered(profile.measured, report, shape, predicted_step_s),
     )
+
+
+def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
+    """What a job without reports starts from: the corrections of `like` jobs (same model, same hardware), as one report's
+    worth, and their measured plans. `profile` itself if it has reports, or if none of `like` has."""
+    known = [one for one in like if one.samples > 0 and _positive(one.speed) and _positive(one.memory)]
+    if profile.samples > 0 or not known:
+        return profile
+    # the median: one odd job can't mislead the next
+    speed = float(np.median([math.log(one.speed) for one in known]))
+    memory = float(np.median([math.log(one.memory) for one in known]))
+    latest = {(m.plan, m.shape): replace(m, step_s=_rounded(math.log(m.step_s))) for one in known for m in one.measured}
+    measured = tuple(latest.values())[-_KEPT:]
+    return replace(profile, speed=_rounded(speed), memory=_rounded(memory), samples=1, measured=measured)
+
+
+def _rounded(logarithm: float) -> float:
+    """The number to a percent or so: what many jobs share should not change with every report of one of them."""
+    return math.exp(round(logarithm / _GRID) * _GRID)
+
+
+def _remembered(
+    known: tuple[Measurement, ...], report: Report, shape: Shape | None, predicted_step_s: float | None
+) -> tuple[Measurement, ...]:
+    plan, step_s = report.plan, report.step_s
+    if plan is None or shape is None or step_s is None or _ratio(predicted_step_s, step_s) is None:
+        return known
+    if plan.gpus != shape.gpus or plan.micro_batches < 1:
+        return known
+    before = next((m for m in known if (m.plan, m.shape) == (plan, shape)), None)
+    if before is not None:
+        change = max(-_AGAIN_STEP, min(_AGAIN_STEP, math.log(step_s / before.step_s)))
+        step_s = before.step_s * math.exp(_AGAIN * change)
+    others = tuple(m for m in known if m is not before)
+    return (*others, Measurement(plan, shape, step_s))[-_KEPT:]
+
+
+@lru_cache(maxsize=512)
+def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...], speed: float) -> GpuFigures:
+    """`gpu` with its parameters moved to meet what `model`'s plans have measured on that type, relative to each other.
+
+    Their common level is `speed`'s (predicted over measured): one plan alone changes nothing. The parameters (link,
+    latency, launch and GEMM figures, ...) have normal priors around `gpu`'s own and the measurements a robust loss (see
+    fit.solve), so an odd one moves them little, and plans of tp, pp or micro-batches not yet tried move along.
+    """
+    known = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
+    if len(known) < 2 or not _positive(speed):
+        return gpu
+    columns: dict[str, Any] = {
+        item.name: np.full(len(known), getattr(gpu, item.name))
+        for item in fields(GpuFigures)
+        if item.name not in ("gpu_type", "note")
+    }
+    false = np.zeros(len(known), dtype=np.bool_)
+    given = Batch(
+        rows=(),
+        model=stacked([model] * len(known)),
+        gpu=GpuFigures(gpu_type="", **columns),
+        plans=from_plans([m.plan for m in known], [m.shape.gpus_per_node for m in known]),
+        last=false,
+        fused=false,
+    )
+    wanted = np.log(np.array([m.step_s for m in known])) + math.log(speed)
+    trust = plausible(wanted - log_time(given, given.gpu)).astype(np.float64)
+    start = given.start(TIME)
+    sigma = np.array([[math.hypot(p.common, p.own) for p in TIME]])
+    found = solve(given, TIME, log_time, wanted, start, np.ones((len(known), 1)), sigma, trust).effects[0]
+    changes: dict[str, Any] = {}
+    for k, parameter in enumerate(TIME):
+        value = getattr(gpu, parameter.name)
+        base = forward(parameter, value)
+        moved = backward(parameter, np.array([base, base + found[k]]))
+        # a figure at its bound has no log or log-odds: the change counts, not the value
+        changes[parameter.name] = max(0.0, value + float(moved[1] - moved[0]))
+    return replace(gpu, **changes)
 
 
 def _positive(value: float | None) -> bool:

@@ -11,6 +11,7 @@ from synergyd.task import plain
 from synergyd.task.accepts import NOTHING_MORE, Accepts
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import GIB, GpuFigures, figures
+from synergyd.task.learning import refined
 from synergyd.task.memory import peak_memory
 from synergyd.task.model_spec import checked
 from synergyd.task.perf import step_time
@@ -116,6 +117,11 @@ class SynergyTask:
     def _figures(self, gpu_type: str) -> GpuFigures:
         return self.figures.get(gpu_type) or figures(gpu_type)
 
+    def _refined(self, gpu_type: str) -> GpuFigures:
+        """The type's figures, moved by what the job's plans have measured on it."""
+        gpu, model = self._figures(gpu_type), self._model
+        return gpu if model is None else refined(model, gpu, self.profile.measured, self.profile.speed)
+
     def _directive(self) -> Directive:
         return self.job.directive or Directive()
 
@@ -175,7 +181,7 @@ class SynergyTask:
         return directive.global_batch[0] if directive.global_batch else self._batch()
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
-        gpu, model, limits, profile = self._figures(gpu_type), self._model, self.limits(), self.profile
+        gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
         # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:

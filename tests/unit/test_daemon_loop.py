@@ -11,7 +11,7 @@ from launch import handover
 from synergyd.daemon import lives
 from synergyd.daemon.inbox import Received
 from synergyd.lifecycle import Life, State, Target
-from synergyd.records import Action, Plan, Report, Shape
+from synergyd.records import Action, Plan, Profile, Report, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.store.items import Lifecycle
 from tests.unit.daemon_world import SCRIPT, START_S, Site, acted
@@ -511,3 +511,16 @@ def test_lives_come_back_as_they_were() -> None:
         )
         assert lives.from_payload(lives.to_payload(life)) == life
         assert lives.from_payload({**lives.to_payload(life), "of a newer version": 1}) == life
+
+
+def test_a_job_without_reports_starts_from_what_like_jobs_learnt(site: Site) -> None:
+    site.running(1, "n1")
+    site.slurm.submit(2)
+    site.slurm.submit(3, SCRIPT.replace("gpt2", "gpt2-medium"))
+    site.epoch(1)
+    jobs = site.daemon._jobs
+    shared = site.daemon._shared(jobs.values())
+    learnt, like, other = (site.daemon._believed(jobs[i], shared) for i in (1, 2, 3))
+    assert learnt == site.daemon.profiles[1] and learnt.speed != 1.0
+    assert like.speed == pytest.approx(learnt.speed, rel=0.011) and like.samples == 1
+    assert other == Profile() and 2 not in site.daemon.profiles

@@ -31,14 +31,14 @@ def test_upgrade_and_current(tmp_path: Path) -> None:
     before = runner.invoke(db, ["current"], obj=context)
     assert before.exit_code == 1 and not (tmp_path / "synergy.db").exists()
     assert before.output == (
-        f"{where}: the database has no schema, revision 0001 is needed; run: synergyctl db upgrade\n"
+        f"{where}: the database has no schema, revision 0002 is needed; run: synergyctl db upgrade\n"
     )
     made = runner.invoke(db, ["upgrade"], obj=context)
-    assert (made.exit_code, made.output) == (0, f"{where}: schema created, revision 0001\n")
+    assert (made.exit_code, made.output) == (0, f"{where}: schema created, revision 0002\n")
     again = runner.invoke(db, ["upgrade"], obj=context)
-    assert (again.exit_code, again.output) == (0, f"{where}: schema is at revision 0001 already\n")
+    assert (again.exit_code, again.output) == (0, f"{where}: schema is at revision 0002 already\n")
     after = runner.invoke(db, ["current"], obj=context)
-    assert (after.exit_code, after.output) == (0, f"{where}: schema is at revision 0001, as needed\n")
+    assert (after.exit_code, after.output) == (0, f"{where}: schema is at revision 0002, as needed\n")
 
 
 def test_upgrade_from_an_older_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

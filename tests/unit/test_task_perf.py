@@ -50,6 +50,8 @@ def test_compute_alone_is_flops_over_peak() -> None:
         kernel_s=0.0,
         launch_s=0.0,
         fixed_s=0.0,
+        micro_s=0.0,
+        optimizer_s=0.0,
         flash=False,
     )
     parts = seconds(Plan(1, 1, 1, 4, 32), gpu=ideal)

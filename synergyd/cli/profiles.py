@@ -1,0 +1,148 @@
+"""`synergyctl profiles`: fit the performance model to measured rows, and score it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from synergyd.cli.console import console
+from synergyd.errors import UsageError
+from synergyd.task.predictor import fitted
+from synergyd.task.profile_file import profile_text, read_profile
+from synergyd.task.rows import Row, read_files
+from synergyd.task.score import Score, score_files
+
+_NAMED = 5  # rows passed over that are named
+_FILE = click.Path(path_type=Path)
+
+
+@click.group()
+def profiles() -> None:
+    """Measured rows: fit the performance and memory model to them, and score its predictions.
+
+    Rows are CSV files, one measured step time or memory peak a line with its full configuration.
+    """
+
+
+@profiles.command("fit")
+@click.option("--rows", "files", required=True, multiple=True, type=_FILE, metavar="FILE.csv", help="Measured rows.")
+@click.option("--out", required=True, type=_FILE, metavar="PROFILE", help="File to write.")
+def fit_command(files: tuple[Path, ...], out: Path) -> None:
+    """Fit the model's parameters to rows and write them to a profile.
+
+    Every GPU type and cluster gets its own, as far as its rows tell; one never seen is predicted from its hardware
+    figures and what all rows have in common.
+
+    \b
+    Example:
+      synergyctl profiles fit --rows a100.csv --rows h100.csv --out cluster.profile
+    """
+    rows = _rows(files)
+    predictor = fitted(rows)
+    write_atomically(out, profile_text(predictor))
+    scores = score_files(rows, predictor, 0)["all"]
+    click.echo(
+        f"{out}: fitted to {predictor.time.effects.rows} step times and {predictor.memory.effects.rows} memory peaks; "
+        f"on these rows themselves the error is {_percent(scores.mape)} of time, {_percent(scores.memory_mape)} of memory"
+    )
+
+
+@profiles.command("score")
+@click.option("--rows", "files", required=True, multiple=True, type=_FILE, metavar="FILE.csv", help="Measured rows.")
+@click.option("--profile", required=True, type=_FILE, metavar="PROFILE", help="File that `profiles fit` wrote.")
+@click.option(
+    "--shots",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Rows of each model and cluster to learn from first; the others are scored.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (fractions, not percent) instead of a table.")
+def score_command(files: tuple[Path, ...], profile: Path, shots: int, as_json: bool) -> None:
+    """Predict rows and say how far off the predictions are: step time, choice of plan, memory.
+
+    \b
+    Example:
+      synergyctl profiles score --rows new.csv --profile cluster.profile --shots 5
+    """
+    scores = score_files(_rows(files), read_profile(profile), shots)
+    if as_json:
+        click.echo(json.dumps({name: asdict(value) for name, value in scores.items()}, indent=2))
+    else:
+        console().print(table(scores))
+
+
+def _rows(files: tuple[Path, ...]) -> tuple[Row, ...]:
+    """The files' rows; those that can't be predicted are named on standard error."""
+    passed_over: list[str] = []
+    rows = read_files(files, passed_over)
+    for line in passed_over[:_NAMED]:
+        click.echo(f"passed over: {line}", err=True)
+    if len(passed_over) > _NAMED:
+        click.echo(f"passed over: {len(passed_over) - _NAMED} more rows", err=True)
+    return rows
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` at once: a reader sees the old file or the new one. Raises UsageError where that can't be
+    done."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UsageError(
+            str(path), f"cannot be written: {error.strerror}", "name a file in a folder of yours"
+        ) from None
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def table(scores: Mapping[str, Score]) -> Table:
+    """`scores` for people, in percent."""
+    result = Table(title="error of predictions, percent", title_justify="left")
+    result.add_column("file")
+    for name in (
+        "rows",
+        "mean",
+        "median",
+        "p90",
+        "bias",
+        "groups",
+        "regret",
+        "p90 ",
+        "top 1",
+        "Spearman",
+        "memory",
+        "rows ",
+    ):
+        result.add_column(name, justify="right")
+    for name, s in scores.items():
+        time = [_short(v, 100) for v in (s.mape, s.median, s.p90, s.bias)]
+        plan = [_short(v, 100) for v in (s.regret_mean, s.regret_p90, s.top1)]
+        memory = [_short(s.memory_mape, 100), str(s.memory_rows)]
+        result.add_row(name, str(s.rows), *time, str(s.groups), *plan, _short(s.spearman, 1, 2), *memory)
+    return result
+
+
+def _short(value: float | None, times: float, digits: int = 1) -> str:
+    return "-" if value is None else f"{times * value:.{digits}f}"

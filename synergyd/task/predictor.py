@@ -1,0 +1,203 @@
+"""Predicts step time and peak memory of rows from fitted parameters and learnt residuals, and learns from further
+rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from synergyd.task import residual
+from synergyd.task.arrays import Floats
+from synergyd.task.fit import (
+    MEMORY,
+    TIME,
+    Batch,
+    Effects,
+    Parameter,
+    batch,
+    fit,
+    levels,
+    log_memory,
+    log_time,
+    refine,
+)
+from synergyd.task.hardware import GpuFigures, figures
+from synergyd.task.memory import peak_parts
+from synergyd.task.perf import step_parts
+from synergyd.task.residual import Points, Residual
+from synergyd.task.rows import Row
+
+_SLOPE = 1e-3
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """Step time or peak memory: how rows are predicted, and which of them measured it."""
+
+    parameters: tuple[Parameter, ...]
+    log: Callable[[Batch, GpuFigures], Floats]
+    measured: Callable[[Row], float | None]
+    shares: Callable[[Batch, GpuFigures], Floats]
+
+
+def _time_shares(given: Batch, gpu: GpuFigures) -> Floats:
+    parts = step_parts(given.model, gpu, given.plans)
+    some = (parts.tp, parts.bubble + parts.pp, parts.dp, parts.optimizer + parts.fixed)
+    return np.stack([part / parts.total for part in some], axis=1)
+
+
+def _memory_shares(given: Batch, gpu: GpuFigures) -> Floats:
+    parts = peak_parts(given.model, gpu, given.plans, given.last)
+    some = (parts.weights, parts.optimizer, parts.logits, parts.other)
+    return np.stack([part / parts.total for part in some], axis=1)
+
+
+_TIME = _Quantity(TIME, log_time, lambda row: row.time_s, _time_shares)
+_MEMORY = _Quantity(MEMORY, log_memory, lambda row: row.memory_bytes, _memory_shares)
+
+
+def identity(*words: object) -> int:
+    """A number that stands for `words`, the same on every machine."""
+    return zlib.crc32(repr(words).encode())
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What is known of one quantity: the formulas' parameters, and what they miss."""
+
+    effects: Effects
+    residual: Residual
+
+
+def _theta(effects: Effects, given: Batch) -> Floats:
+    offsets = [effects.offsets(row.cluster, row.gpu_type) for row in given.rows]
+    return given.start(effects.parameters) + np.array(offsets)
+
+
+def _points(quantity: _Quantity, given: Batch, gpu: GpuFigures) -> Points:
+    plans, rows = given.plans, given.rows
+    nodes = np.maximum(1.0, plans.tp * plans.pp * plans.dp * plans.cp / plans.local)
+    tokens = plans.micro_batch * given.model.seq / plans.cp
+    shape = [tokens, given.model.hidden, plans.tp, plans.cp, plans.pp, nodes]
+    return Points(
+        np.stack([*(np.log2(column) for column in shape), plans.recompute.astype(np.float64)], axis=1),
+        quantity.shares(given, gpu),
+        np.array([identity(row.cluster, row.gpu_type) for row in rows], dtype=np.int64),
+        np.array([identity(*row.job) for row in rows], dtype=np.int64),
+    )
+
+
+def _predict(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row]) -> Floats:
+    given = batch(rows)
+    gpu = given.at(quantity.parameters, _theta(learnt.effects, given))
+    result = quantity.log(given, gpu)
+    if len(learnt.residual.measured):
+        result = result + learnt.residual.mean(_points(quantity, given, gpu))
+    return np.asarray(np.exp(result))
+
+
+def _log_measured(quantity: _Quantity, rows: Sequence[Row]) -> Floats:
+    return np.log(np.array([quantity.measured(row) for row in rows], dtype=np.float64))
+
+
+def _known(quantity: _Quantity, rows: Sequence[Row], word: str) -> list[Row]:
+    return [row for row in rows if quantity.measured(row) is not None and word in row.scores]
+
+
+def _fitted(quantity: _Quantity, rows: Sequence[Row], word: str) -> Learnt:
+    known = _known(quantity, rows, word)
+    if not known:
+        return Learnt(Effects(quantity.parameters, {}, {}, 0.2, 0), residual.empty())
+    measured = _log_measured(quantity, known)
+    effects = fit(known, quantity.parameters, quantity.log, measured)
+    return Learnt(effects, _residual(quantity, effects, known, measured, residual.empty()))
+
+
+def _residual(
+    quantity: _Quantity, effects: Effects, rows: Sequence[Row], measured: Floats, before: Residual
+) -> Residual:
+    given = batch(rows)
+    gpu = given.at(quantity.parameters, _theta(effects, given))
+    points = residual.joined(before.points, _points(quantity, given, gpu))
+    return residual.learn(points, np.concatenate([before.measured, measured - quantity.log(given, gpu)]))
+
+
+def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str) -> Learnt:
+    known = _known(quantity, rows, word)
+    if not known:
+        return learnt
+    # where residuals are known already, the parameters have been fitted to more than these few rows: they stay
+    seen = set(learnt.residual.points.hardware.tolist())
+    fresh = [row for row in known if identity(row.cluster, row.gpu_type) not in seen]
+    effects = learnt.effects
+    if fresh:
+        effects = refine(effects, fresh, quantity.log, _log_measured(quantity, fresh))
+    measured = _log_measured(quantity, known)
+    return Learnt(effects, _residual(quantity, effects, known, measured, learnt.residual))
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Step times and memory peaks as far as rows have taught them."""
+
+    time: Learnt
+    memory: Learnt
+
+    def step_s(self, rows: Sequence[Row]) -> Floats:
+        """Predicted step time of each row, seconds."""
+        return _predict(_TIME, self.time, rows)
+
+    def peak_bytes(self, rows: Sequence[Row]) -> Floats:
+        """Predicted peak memory a GPU of each row, bytes."""
+        return _predict(_MEMORY, self.memory, rows)
+
+    def uncertainty(self, rows: Sequence[Row]) -> Floats:
+        """One sigma of log(measured / predicted) step time: parameters that are not known for the row's cluster and
+        GPU family, linearised, and on known hardware what the residual leaves open."""
+        given = batch(rows)
+        effects = self.time.effects
+        theta = _theta(effects, given)
+        gpu = given.at(TIME, theta)
+        base = log_time(given, gpu)
+        unknown = np.zeros_like(theta)
+        for i, row in enumerate(rows):
+            for level in levels(row.cluster, row.gpu_type):
+                prior = np.array([p.common if level == "" else p.own / 2**0.5 for p in TIME])
+                unknown[i] += effects.sigma.get(level, prior) ** 2
+        variance = np.full(len(rows), effects.noise**2)
+        for k in range(len(TIME)):
+            moved = theta.copy()
+            moved[:, k] += _SLOPE
+            variance += ((log_time(given, given.at(TIME, moved)) - base) / _SLOPE) ** 2 * unknown[:, k]
+        seen = np.isin([identity(r.cluster, r.gpu_type) for r in rows], self.time.residual.points.hardware)
+        if seen.any():
+            left = self.time.residual.sigma(_points(_TIME, given, gpu)) ** 2 + residual.NOISE**2
+            variance = np.where(seen, np.minimum(variance, left), variance)
+        return np.asarray(np.sqrt(variance))
+
+    def refined(self, rows: Sequence[Row]) -> Predictor:
+        """After further measured rows."""
+        return replace(
+            self,
+            time=_refined(_TIME, self.time, rows, "time"),
+            memory=_refined(_MEMORY, self.memory, rows, "mem"),
+        )
+
+    def figures(
+        self, gpu_type: str, cluster: str = "", overrides: Mapping[str, Mapping[str, float]] | None = None
+    ) -> GpuFigures:
+        """`gpu_type`'s figures with the parameters fitted for it on `cluster`. Where that was not fitted, with what is
+        common to all, and attention as fused as the type's own figures say: the rows' software may be old."""
+        gpu = figures(gpu_type, overrides)
+        found = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
+            found = replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept)
+        return found
+
+
+def fitted(rows: Sequence[Row]) -> Predictor:
+    """A predictor fitted to `rows`."""
+    return Predictor(_fitted(_TIME, rows, "time"), _fitted(_MEMORY, rows, "mem"))
