@@ -17,6 +17,7 @@ class Settings:
     fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
     restart_cost_s: float = 60.0
     dry_run: bool = False
+    profile: Path | None = None  # measured rows' fit (`synergyctl profiles fit`) over the built-in GPU figures
     state_dir: Path = Path("/var/lib/synergy")
     metrics_port: int = 0  # 0: off
     report_port: int = 7321  # 0: off, and then no job is ever resized

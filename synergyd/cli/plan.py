@@ -16,10 +16,11 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan
 from synergyd.task.arrays import PRECISION
 from synergyd.task.figures_file import read_figures
-from synergyd.task.hardware import GIB
+from synergyd.task.hardware import GIB, GpuFigures, figures
 from synergyd.task.links import link_figures
 from synergyd.task.model_spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
+from synergyd.task.profile_file import read_profile
 
 # Columns that are shown only where a row differs from what is usual.
 _RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none"}
@@ -97,6 +98,13 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
     metavar="FILE",
     help="GPU figures over the built-in ones, as `profiles measure` writes them.",
 )
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    metavar="PROFILE",
+    help="What `profiles fit` wrote from measured rows.",
+)
 @click.option("--intra", metavar="LINK", help="Link in the node: nvlink4, pcie4, ..., or 1e9 bytes/s a GPU.")
 @click.option(
     "--inter", metavar="LINK[/N]", help="Link between nodes, shared by N GPUs: ib-ndr, roce-200/2, eth-25/8, ..."
@@ -133,6 +141,7 @@ def plan(
     precision: str | None,
     micro_batch: int | None,
     figures_file: Path | None,
+    profile_file: Path | None,
     intra: str | None,
     inter: str | None,
     top: int,
@@ -173,7 +182,7 @@ def plan(
             precision=precision,
             micro_batch=micro_batch,
             top=_ALL if plot else top,
-            overrides=_overrides(gpu_type, figures_file, intra, inter),
+            gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, intra, inter)),
         )
         if not as_json and not any(count.rows for count in table.counts):
             raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
@@ -191,6 +200,10 @@ def plan(
         show(table, console())
     if not any(count.rows for count in table.counts):
         sys.exit(2)
+
+
+def _figures(gpu_type: str, profile: Path | None, overrides: dict[str, dict[str, float]]) -> GpuFigures:
+    return read_profile(profile).figures(gpu_type, overrides=overrides) if profile else figures(gpu_type, overrides)
 
 
 def _overrides(gpu_type: str, path: Path | None, intra: str | None, inter: str | None) -> dict[str, dict[str, float]]:

@@ -13,6 +13,7 @@ import click
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.measure import measure
 from synergyd.errors import UsageError
 from synergyd.task.predictor import fitted
 from synergyd.task.profile_file import profile_text, read_profile
@@ -25,7 +26,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.group()
 def profiles() -> None:
-    """Measured rows: fit the performance and memory model to them, and score its predictions.
+    """Measured rows: fit the performance and memory model to them, and score its predictions; measure this machine.
 
     Rows are CSV files, one measured step time or memory peak a line with its full configuration.
     """
@@ -78,6 +79,9 @@ def score_command(files: tuple[Path, ...], profile: Path, shots: int, as_json: b
         click.echo(json.dumps({name: asdict(value) for name, value in scores.items()}, indent=2))
     else:
         console().print(table(scores))
+
+
+profiles.add_command(measure)
 
 
 def _rows(files: tuple[Path, ...]) -> tuple[Row, ...]:

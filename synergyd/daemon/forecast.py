@@ -11,6 +11,8 @@ from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
 from synergyd.settings import Settings
 from synergyd.task.hardware import GpuFigures, figures
+from synergyd.task.learning import coarse
+from synergyd.task.profile_file import read_profile
 from synergyd.task.synergy_task import SynergyTask
 
 log = logging.getLogger("synergyd.forecast")
@@ -25,16 +27,18 @@ class CellsOrWhy:
 
 
 class Forecast:
-    """Caches by job; the answers are those of pure functions."""
+    """Caches by job; the answers are those of pure functions. Raises UsageError for a Profile that can't be read."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._predictor = read_profile(settings.profile) if settings.profile else None
         self._figures: dict[str, GpuFigures] = {}
         self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
         self._models: dict[tuple[str, int], ModelSpec] = {}
 
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
         """All Cells of one job on this cluster; `present` is the plan it runs with."""
+        profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
         key = (job.directive, job.asked, job.shape, job.partition, profile, present, _kinds(cluster))
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
@@ -67,7 +71,9 @@ class Forecast:
     def _all_figures(self, cluster: Cluster) -> dict[str, GpuFigures]:
         for gpu_type in cluster.gpu_types():
             if gpu_type not in self._figures:
-                self._figures[gpu_type] = figures(gpu_type, self._settings.gpu_figures)
+                own = self._settings.gpu_figures
+                known = self._predictor.figures(gpu_type, overrides=own) if self._predictor else figures(gpu_type, own)
+                self._figures[gpu_type] = known
         return self._figures
 
     def _model(self, job: Job, profile: Profile) -> ModelSpec | None:

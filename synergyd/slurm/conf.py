@@ -110,7 +110,7 @@ def _flag(text: str) -> bool:
     return {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}[text.lower()]
 
 
-def _folder(text: str) -> Path:
+def _path(text: str) -> Path:
     if not text.startswith("/") or ".." in Path(text).parts or len(text) > 1024:
         raise ValueError(text)
     return Path(text)
@@ -160,7 +160,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("Fairness", "fairness", _number(-100, 1), "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
     Setting("RestartCost", "restart_cost_s", _seconds(0, 86400), "0 to 1 day, such as 60s"),
     Setting("DryRun", "dry_run", _flag, "yes or no"),
-    Setting("StateDir", "state_dir", _folder, "an absolute path, such as /var/lib/synergy"),
+    Setting("Profile", "profile", _path, "an absolute path of what `synergyctl profiles fit` wrote"),
+    Setting("StateDir", "state_dir", _path, "an absolute path, such as /var/lib/synergy"),
     Setting("MetricsPort", "metrics_port", _port, "a port from 1 to 65535, or 0 for none"),
     Setting("ReportPort", "report_port", _port, "a port from 1 to 65535, or 0 for none"),
     Setting("ReportHost", "report_host", _host, "a host's name or address"),

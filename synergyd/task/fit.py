@@ -20,7 +20,7 @@ import numpy as np
 
 from synergyd.task.arrays import Bools, Floats, PlanArrays, from_plans
 from synergyd.task.dims import Dims, stacked
-from synergyd.task.hardware import GpuFigures, figures
+from synergyd.task.hardware import GpuFigures, canonical, figures
 from synergyd.task.memory import peak_parts
 from synergyd.task.perf import step_parts
 from synergyd.task.rows import Row
@@ -97,8 +97,8 @@ def backward(parameter: Parameter, value: Floats) -> Floats:
 
 
 def family(gpu_type: str) -> str:
-    """GPU types of one chip: `a100-40` and `a100-80` are `a100`."""
-    return re.split(r"[-_]", gpu_type)[0]
+    """GPU types of one chip, however Slurm spells them: `a100-40` and `nvidia_a100-sxm4-80gb` are `a100`."""
+    return re.split(r"[-_]", canonical(gpu_type) or gpu_type.lower())[0]
 
 
 def levels(cluster: str, gpu_type: str) -> tuple[str, ...]:

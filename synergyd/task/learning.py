@@ -73,6 +73,19 @@ def update_profile(
     )
 
 
+def coarse(profile: Profile) -> Profile:
+    """`profile` on a grid of 2 % (samples: powers of two): what is made of it changes only when it has moved by more."""
+    noise = profile.noise_scale
+    return replace(
+        profile,
+        speed=_rounded(math.log(profile.speed)) if _positive(profile.speed) else profile.speed,
+        memory=_rounded(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
+        noise_scale=_rounded(math.log(noise)) if noise is not None and _positive(noise) else noise,
+        samples=1 << (profile.samples.bit_length() - 1) if profile.samples > 0 else profile.samples,
+        measured=tuple(replace(m, step_s=_rounded(math.log(m.step_s))) for m in profile.measured),
+    )
+
+
 def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
     """What a job without reports starts from: the corrections of `like` jobs (same model, same hardware), as one report's
     worth, and their measured plans. `profile` itself if it has reports, or if none of `like` has."""

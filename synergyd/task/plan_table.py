@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
@@ -87,13 +87,13 @@ def plan_table(
     precision: str | None = None,
     micro_batch: int | None = None,
     top: int = 10,
-    overrides: Mapping[str, Mapping[str, float]] | None = None,
+    gpu: GpuFigures | None = None,
 ) -> PlanTable:
     """The `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
 
     Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Degrees
-    that are None are searched; precision None is the GPU type's usual one. Raises UsageError for numbers out of bounds
-    and for fixed degrees that contradict the model or the GPU.
+    that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. Raises
+    UsageError for numbers out of bounds and for fixed degrees that contradict the model or the GPU.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
         if number < 1:
@@ -103,7 +103,7 @@ def plan_table(
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
-    gpu = figures(gpu_type, overrides)
+    gpu = gpu or figures(gpu_type)
     limits = Limits(
         low,
         high,

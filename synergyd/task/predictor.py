@@ -186,16 +186,24 @@ class Predictor:
             memory=_refined(_MEMORY, self.memory, rows, "mem"),
         )
 
+    def cluster_of(self, gpu_type: str) -> str:
+        """The cluster whose rows were measured on `gpu_type`'s family; "" where there is none, or more than one."""
+        end = levels("", gpu_type)[3].removeprefix("cluster ")
+        known = {m.removeprefix("cluster ").removesuffix(end) for m in self.time.effects.mean if m.endswith(end)}
+        return known.pop() if len(known) == 1 else ""
+
     def figures(
-        self, gpu_type: str, cluster: str = "", overrides: Mapping[str, Mapping[str, float]] | None = None
+        self, gpu_type: str, cluster: str | None = None, overrides: Mapping[str, Mapping[str, float]] | None = None
     ) -> GpuFigures:
-        """`gpu_type`'s figures with the parameters fitted for it on `cluster`. Where that was not fitted, with what is
-        common to all, and attention as fused as the type's own figures say: the rows' software may be old."""
+        """`gpu_type`'s figures with the parameters fitted for it on `cluster` (None: the one it was measured on). Where
+        that was not fitted, with what is common to all, and attention as fused as the type's own figures say: the
+        rows' software may be old."""
+        cluster = self.cluster_of(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
         found = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
         if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
-            found = replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept)
-        return found
+            return replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept)
+        return replace(found, uncertainty=self.time.effects.noise)
 
 
 def fitted(rows: Sequence[Row]) -> Predictor:

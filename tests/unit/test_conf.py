@@ -60,7 +60,7 @@ def test_every_key(folder: Path) -> None:
         folder,
         "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,debug Policy=sia\n"
         "  #SYNERGY\tFairness=-2.5 RestartCost=90 # seconds\n"
-        "#SYNERGY DRYRUN=Yes StateDir='/var/lib/my synergy'\r\n"
+        "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
@@ -75,6 +75,7 @@ def test_every_key(folder: Path) -> None:
         fairness=-2.5,
         restart_cost_s=90,
         dry_run=True,
+        profile=Path("/etc/x.profile"),
         state_dir=Path("/var/lib/my synergy"),
         metrics_port=9100,
         report_port=9101,
@@ -228,7 +229,8 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     loaded = load(folder, "Include synergy.conf\n", synergy=example.replace("# #SYNERGY", "#SYNERGY"))
     assert said(loaded) == []
     assert {setting.field for setting in SETTINGS} < set(loaded.origins)
-    free = {"partitions": (), "report_host": "", "gpu_figures": {}}  # without a line: all, this host, built in
+    # without a line: all, this host, built in, none
+    free = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()
     assert shown == {name: value for name, value in vars(Settings()).items() if name != "database"}

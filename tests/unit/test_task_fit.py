@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from synergyd.cli.plan import plan as plan_command
 from synergyd.cli.profiles import profiles, write_atomically
+from synergyd.daemon.forecast import Forecast
 from synergyd.errors import UsageError
-from synergyd.records import ModelSpec, Plan
+from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Plan, Profile, Shape
+from synergyd.settings import Settings
 from synergyd.task import residual
 from synergyd.task.arrays import from_plans
 from synergyd.task.fit import MEMORY, TIME, backward, family, forward
@@ -24,6 +27,8 @@ from synergyd.task.residual import Points
 from synergyd.task.rows import Row
 from synergyd.task.score import score, score_files, spearman
 
+HELD = Shape("a100", 1, 8)
+JOB = Job(1, "train", "ann", 1000, "main", JobState.PENDING, "", 0.0, None, None, 0, HELD, HELD)
 SMALL, LARGE = load_model("gpt3-1.3b"), load_model("gpt3-6.7b")
 PLANS = [
     Plan(tp, pp, 16 // tp // pp, micro, 64, "full", False, 0)
@@ -252,6 +257,35 @@ c,x,GPT,24,2048,16,1024,a100,8,8,4,1,2,4,64,full,1.3,time+plan,g
 KEYS = (
     "rows mape median p90 bias regret_mean regret_p90 top1 spearman groups memory_mape memory_rows".split()  # noqa: SIM905
 )
+
+
+def test_a_profile_comes_over_the_built_in_figures(tmp_path: Path) -> None:
+    """In the daemon by the setting Profile, and in `synergyctl plan` by --profile."""
+    path = tmp_path / "cluster.profile"
+    predictor = fitted(rows_of("ours", "a100"))
+    path.write_text(profile_text(predictor), encoding="utf-8")
+    assert (predictor.cluster_of("nvidia_a100-sxm4-80gb"), predictor.cluster_of("h100")) == ("ours", "")
+    both = fitted([*rows_of("ours", "a100"), *rows_of("theirs", "a100")])
+    assert both.cluster_of("a100") == ""
+    plans = from_plans(PLANS, 8)
+    right = step_time(SMALL, truth("a100"), plans).total
+    error = step_time(SMALL, predictor.figures("a100"), plans).total / right - 1
+    assert np.abs(error).mean() < 0.05 < np.abs(step_time(SMALL, figures("a100"), plans).total / right - 1).mean()
+    assert predictor.figures("a100").uncertainty < figures("a100").uncertainty
+
+    def step_s(*options: str) -> float:
+        words = ["--model", "gpt3-1.3b", "--gpus", "8", "--gpu-type", "a100", "--top", "1", "--json", *options]
+        done = CliRunner().invoke(plan_command, words)
+        assert done.exit_code == 0, done.output
+        return float(json.loads(done.output)["counts"][0]["rows"][0]["cell"]["step_s"])
+
+    assert step_s("--profile", str(path)) > step_s()
+    job, nodes = replace(JOB, directive=Directive(model="gpt3-1.3b")), Cluster((Node("n1", "a100", 8),))
+    built_in = Forecast(Settings()).cells(job, Profile(), None, nodes)
+    learnt = Forecast(Settings(profile=path)).cells(job, Profile(), None, nodes)
+    assert max(c.goodput for c in learnt.cells) < max(c.goodput for c in built_in.cells)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Forecast(Settings(profile=tmp_path / "missing"))
 
 
 def test_the_commands(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from synergyd.records import Measurement, Plan, Profile, Report, Shape
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import figures
-from synergyd.task.learning import inherited, refined, update_profile
+from synergyd.task.learning import coarse, inherited, refined, update_profile
 from synergyd.task.model_spec import load_model
 from synergyd.task.perf import step_time
 
@@ -97,6 +97,16 @@ def test_like_jobs_share_what_they_learnt() -> None:
     assert inherited(Profile(), [again]) == inherited(Profile(), [first])
     assert inherited(first, [odd]) is first
     assert inherited(Profile(), [Profile()]) == Profile()
+
+
+def test_small_moves_of_a_profile_change_nothing_that_is_made_of_it() -> None:
+    profile = learn(SEEN, [2 * s for s in seconds(SEEN)], Profile(noise_scale=7.0))
+    moved = replace(profile, speed=profile.speed * 1.0001, samples=profile.samples)
+    assert coarse(moved) == coarse(profile) == coarse(coarse(profile))
+    assert coarse(replace(profile, speed=profile.speed * 1.05)) != coarse(profile)
+    assert coarse(profile).speed == pytest.approx(profile.speed, rel=0.011)
+    assert coarse(Profile(samples=13)).samples == 8 and coarse(Profile()) == Profile()
+    assert coarse(Profile(speed=0.0, memory=-1.0)) == Profile(speed=0.0, memory=-1.0)
 
 
 def test_refining_is_quick_enough_for_an_epoch() -> None:

@@ -190,5 +190,5 @@ def test_plan_table() -> None:
 def test_plan_table_of_an_unknown_type_says_so_and_follows_overrides() -> None:
     table = plan_table(load_model("gpt2"), "tpu", [1], 1, (8, 8))
     assert "not known" in table.note
-    faster = plan_table(load_model("gpt2"), "tpu", [1], 1, (8, 8), overrides={"tpu": {"peak_tflops": 1000}})
+    faster = plan_table(load_model("gpt2"), "tpu", [1], 1, (8, 8), gpu=figures("tpu", {"tpu": {"peak_tflops": 1000}}))
     assert faster.counts[0].rows[0].cell.step_s < table.counts[0].rows[0].cell.step_s
