@@ -24,11 +24,18 @@ _NAMED = 5  # rows passed over that are named
 _FILE = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(context_settings={"max_content_width": 120})
 def profiles() -> None:
     """Measured rows: fit the performance and memory model to them, and score its predictions; measure this machine.
 
     Rows are CSV files, one measured step time or memory peak a line with its full configuration.
+
+    \b
+    Columns that are needed: row_id, source (whose cluster, first), model, layers, hidden, heads, seq, gpu_type,
+    gpus_per_node, n_gpus, tp, pp, dp, micro_batch, global_batch, recompute (none, selective, full), iter_time_s.
+    Others: ffn, kv_heads, vocab, vpp, cp, ep, seq_parallel (0, 1), zero_stage (0-3), precision, mem_gb (1e9 bytes),
+    experts, top_k, oom (1: it did not fit), score_as (time, plan, mem with + between), group (rows whose plans
+    compete), note (Megatron's flags in it are understood).
     """
 
 
