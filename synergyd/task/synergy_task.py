@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
-from synergyd.task import plain
+from synergyd.task import plain, throughput
 from synergyd.task.accepts import NOTHING_MORE, Accepts
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import GIB, GpuFigures, figures
@@ -19,6 +19,7 @@ from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed
 from synergyd.task.search import rank
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
 from synergyd.task.space import enumerate_plans
+from synergyd.task.throughput import Throughput
 
 # Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
 # for divides it.
@@ -72,7 +73,7 @@ class SynergyTask:
         gpu = self._figures(shape.gpu_type)
         model = self._model
         if model is None:
-            return plain.step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
+            return Throughput().step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
         plans = from_plans([plan], shape.gpus_per_node)
         return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
 
@@ -185,6 +186,7 @@ class SynergyTask:
         # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
+            measured = profile.measured
             return plain.cells(
                 gpu,
                 shapes,
@@ -193,7 +195,9 @@ class SynergyTask:
                 noise_scale=noise,
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
-                speed=profile.speed,
+                throughput=throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured)),
+                # what was measured tells the level too
+                speed=1.0 if measured else profile.speed,
                 samples=profile.samples,
             )
         result: list[Cell] = []
