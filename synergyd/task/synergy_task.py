@@ -123,6 +123,17 @@ class SynergyTask:
         gpu, model = self._figures(gpu_type), self._model
         return gpu if model is None else refined(model, gpu, self.profile.measured, self.profile.speed)
 
+    def _believed(self, gpu_type: str) -> tuple[float, int]:
+        """(speed, samples) of the profile, as far as they hold for `gpu_type`.
+
+        On a type that the job has not run on, half of the correction's logarithm is taken to be the job's own and half the
+        other hardware's; and the prediction is as uncertain as one without reports.
+        """
+        profile = self.profile
+        if not profile.measured or any(m.shape.gpu_type == gpu_type for m in profile.measured):
+            return profile.speed, profile.samples
+        return profile.speed**0.5, 0
+
     def _directive(self) -> Directive:
         return self.job.directive or Directive()
 
@@ -183,6 +194,7 @@ class SynergyTask:
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
         gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
+        speed, samples = self._believed(gpu_type)
         # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
@@ -197,8 +209,8 @@ class SynergyTask:
                 present_batch=self._batch(),
                 throughput=throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured)),
                 # what was measured tells the level too
-                speed=1.0 if measured else profile.speed,
-                samples=profile.samples,
+                speed=1.0 if measured else speed,
+                samples=samples,
             )
         result: list[Cell] = []
         for start in range(0, len(shapes), _SHAPES_AT_ONCE):
@@ -209,9 +221,9 @@ class SynergyTask:
                 limits,
                 noise_scale=noise,
                 smallest_batch=self._smallest_batch(),
-                speed=profile.speed,
+                speed=speed,
                 memory=profile.memory,
-                samples=profile.samples,
+                samples=samples,
                 cells_only=True,
             )
             result += ranked.best_cells()

@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Plan, Profile, Report, Shape
+from synergyd.records import (
+    Cell,
+    Cluster,
+    Directive,
+    Job,
+    JobState,
+    Measurement,
+    ModelSpec,
+    Node,
+    Plan,
+    Profile,
+    Report,
+    Shape,
+)
 from synergyd.task import SynergyTask, figures, load_model, update_profile
 
 GPT = load_model("gpt3-1.3b")
@@ -128,6 +141,21 @@ def test_the_reported_model_wins_unless_it_cannot_exist() -> None:
     assert by_report == task(job(), Profile(), small).best_plan(shape)
     broken = task(job(), Profile(model=replace(small, heads=0))).best_plan(shape)
     assert broken == task(job(), Profile(), GPT).best_plan(shape)
+
+
+def test_a_type_that_the_job_never_ran_on_is_less_sure_and_half_corrected() -> None:
+    one = job(Shape("", 1, 4), min_gpus=4, max_gpus=4, tp=1, pp=1, micro_batch=1)
+    ran = Measurement(Plan(dp=4, global_batch=64), Shape("a100", 1, 4), 1.0)
+
+    def cells(*measured: Measurement) -> dict[str, Cell]:
+        found = task(one, Profile(speed=0.25, samples=9, measured=measured)).cells(MIXED)
+        return {c.shape.gpu_type: c for c in found}
+
+    before, after = cells(), cells(ran)
+    assert set(before) == set(after) == {"a100", "v100"}
+    assert after["a100"] == before["a100"]
+    assert after["v100"].step_s == pytest.approx(before["v100"].step_s / 2)
+    assert after["v100"].uncertainty > 2 * before["v100"].uncertainty
 
 
 def test_plain_job_is_data_parallel_and_never_gets_more_samples_a_gpu() -> None:
