@@ -170,7 +170,9 @@ def test_unix_socket(server: Postgres, postgres_database: str) -> None:
 
 
 def test_create_is_for_sqlite_alone(postgres_database: str) -> None:
-    with pytest.raises(UsageError, match=rf"no schema, revision {schema.needed()} is needed; run: synergyctl db upgrade"):
+    with pytest.raises(
+        UsageError, match=rf"no schema, revision {schema.needed()} is needed; run: synergyctl db upgrade"
+    ):
         open_store(postgres_database, create=True)
     assert schema.revision(postgres_database) is None
 
