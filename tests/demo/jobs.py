@@ -53,7 +53,7 @@ FIRST = (
             hidden=128, seq=128),
     DemoJob("gpt-wide", GPT, 2, "min_gpus=1 max_gpus=2 global_batch=8",
             ("--steps", "4000", "--global-batch", "8", "--step-delay", "0.2", "--checkpoint-interval", "200")),
-    DemoJob("plain-ddp", PLAIN, 2, "min_gpus=1 max_gpus=2 global_batch=32",
+    DemoJob("plain-ddp", PLAIN, 2, "min_gpus=2 max_gpus=2 global_batch=32",
             ("--steps", "4000", "--global-batch", "32", "--step-delay", "0.2", "--checkpoint-interval", "200")),
 )  # fmt: skip
 FOURTH = DemoJob("gpt-short", GPT, 4, "min_gpus=4 max_gpus=4 global_batch=4 weight=2",
