@@ -6,6 +6,10 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+FEW = 5  # steps
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,8 @@ class Leg:
     dp: int
     first_step: int
     last_step: int
-    first_loss: float
-    last_loss: float
+    first_loss: float  # mean of the first FEW steps
+    last_loss: float  # mean of the last FEW
 
     @property
     def gpus(self) -> int:
@@ -31,21 +35,24 @@ class Leg:
 
 def legs(step_log: Path) -> list[Leg]:
     """The legs of one job, from its step log (one JSON object a step)."""
-    found: list[Leg] = []
+    runs: list[list[dict[str, Any]]] = []
     lines = step_log.read_text().splitlines() if step_log.exists() else []
     for line in lines:
         try:
-            s = json.loads(line)
+            step = json.loads(line)
         except ValueError:
             continue  # the last line may be half written
-        if found and found[-1].restarts == s["restarts"]:
-            last = found[-1]
-            found[-1] = Leg(
-                *(last.restarts, last.tp, last.pp, last.dp, last.first_step, s["step"], last.first_loss, s["loss"])
-            )
-        else:
-            found.append(Leg(s["restarts"], s["tp"], s["pp"], s["dp"], s["step"], s["step"], s["loss"], s["loss"]))
-    return found
+        if not runs or runs[-1][-1]["restarts"] != step["restarts"]:
+            runs.append([])
+        runs[-1].append(step)
+    return [_leg(run) for run in runs]
+
+
+def _leg(run: list[dict[str, Any]]) -> Leg:
+    first, last = run[0], run[-1]
+    # one step's loss, on a batch of two, says little
+    begun, ended = (fmean(s["loss"] for s in some) for some in (run[:FEW], run[-FEW:]))
+    return Leg(first["restarts"], last["tp"], last["pp"], last["dp"], first["step"], last["step"], begun, ended)
 
 
 def faults(name: str, run: list[Leg], largest_jump: float) -> list[str]:

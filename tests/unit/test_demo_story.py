@@ -29,5 +29,13 @@ def test_a_repeated_or_lost_step_and_a_jump_are_seen(tmp_path: Path) -> None:
     assert faults("c", jumped, 1.0) == ["c: loss 3.0000 before the resize, 5.0000 after it"]
 
 
+def test_one_odd_step_is_no_jump_and_a_fresh_start_is_one(tmp_path: Path) -> None:
+    before = [(0, i, 2.7) for i in range(1, 9)]
+    odd = legs(_log(tmp_path / "a", [*before, (1, 9, 3.8), *((1, i, 2.7) for i in range(10, 16))]))
+    assert faults("a", odd, 1.0) == []
+    fresh = legs(_log(tmp_path / "b", [*before, *((1, i, 5.5) for i in range(9, 16))]))
+    assert faults("b", fresh, 1.0) == ["b: loss 2.7000 before the resize, 5.5000 after it"]
+
+
 def test_no_log_is_no_leg(tmp_path: Path) -> None:
     assert legs(tmp_path / "none") == []
