@@ -57,18 +57,21 @@ class Reporter:
                 return
 
     def _deliver(self, newest: Report) -> bool:
-        for last in (False, True):
-            try:
-                report.send(newest, self._address)
-            except SynergyError as error:
-                if not self._failures:
-                    print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)
-                self._failures += 1
-                found = self._find()
-                if last or found in ("", self._address):
-                    return False
-                self._address = found
-            else:
-                self._failures = 0
-                return True
-        return False
+        if self._send(newest):
+            return True
+        found = self._find()
+        if found in ("", self._address):
+            return False
+        self._address = found
+        return self._send(newest)
+
+    def _send(self, newest: Report) -> bool:
+        try:
+            report.send(newest, self._address)
+        except SynergyError as error:
+            if not self._failures:
+                print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)
+            self._failures += 1
+            return False
+        self._failures = 0
+        return True
