@@ -16,6 +16,7 @@ class Bins:
         self._rooms = tuple(rooms)
         self._order = {room.name: i for i, room in enumerate(self._rooms)}
         self.free = {room.name: room.free for room in self._rooms}
+        self._open: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
 
     def pick(
         self,
@@ -30,18 +31,40 @@ class Bins:
         the tightest fit, the first in order.
         """
         wanted = wanted or {}
+        free, gpus = self.free, shape.gpus_per_node
         fit = [
-            (room.name not in own, wanted.get(room.name, 0), len(room.partitions), self.free[room.name], i)
-            for i, room in enumerate(self._rooms)
-            if self.free[room.name] >= shape.gpus_per_node
-            and room.gpu_type == shape.gpu_type
-            and room.admits(partition)
+            (name not in own, wanted.get(name, 0), shared, free[name], i)
+            for name, shared, i in self._open_to(shape.gpu_type, partition)
+            if free[name] >= gpus
         ]
         if len(fit) < shape.nodes:
             return None
+        if shape.nodes == 1:
+            return (self._rooms[min(fit)[-1]].name,)
         fit.sort()
         chosen = sorted(i for *_, i in fit[: shape.nodes])
         return tuple(self._rooms[i].name for i in chosen)
+
+    def fits(self, shape: Shape, partition: str) -> bool:
+        """Would `pick` find nodes?"""
+        free, gpus, missing = self.free, shape.gpus_per_node, shape.nodes
+        for name, _, _ in self._open_to(shape.gpu_type, partition):
+            if free[name] >= gpus:
+                missing -= 1
+                if missing <= 0:
+                    return True
+        return False
+
+    def _open_to(self, gpu_type: str, partition: str) -> list[tuple[str, int, int]]:
+        """(name, partitions that share it, place in the order) of the nodes of a type that a partition may use."""
+        key = gpu_type, partition
+        if key not in self._open:
+            self._open[key] = [
+                (room.name, len(room.partitions), i)
+                for i, room in enumerate(self._rooms)
+                if room.gpu_type == gpu_type and room.admits(partition)
+            ]
+        return self._open[key]
 
     def take(self, names: Iterable[str], gpus: int) -> None:
         """Takes `gpus` on each node. A node that has fewer (it went down under its job) is left with none."""

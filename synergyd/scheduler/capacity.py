@@ -123,10 +123,7 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> tuple[Cell,
     return tuple(
         c
         for c in cells
-        if math.isfinite(c.goodput)
-        and c.goodput > 0
-        and low <= c.shape.gpus <= high
-        and (not types or c.shape.gpu_type in types)
+        if 0.0 < c.goodput < math.inf and low <= c.shape.gpus <= high and (not types or c.shape.gpu_type in types)
     )
 
 
@@ -164,16 +161,18 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     """Why a waiting job can't start on this cluster whatever runs; "" if it can."""
     directive = job.directive or Directive()
     types = directive.gpu_types
-    usable = [
-        n
-        for n in snapshot.cluster.nodes
-        if (not types or n.gpu_type in types) and Room(n.name, n.gpu_type, 0, n.partitions).admits(job.partition)
-    ]
-    kinds = f" of type {' or '.join(types)}" if types else ""
-    where = f" in partition {job.partition}" if job.partition else ""
-    there, up = sum(n.gpus for n in usable), sum(n.gpus for n in usable if n.up)
     fixed = fixed_reason(job)
     need = job.shape.gpus if fixed else directive.min_gpus or 1
+    usable, up = [], 0
+    for n in snapshot.cluster.nodes:
+        if (not types or n.gpu_type in types) and Room(n.name, n.gpu_type, 0, n.partitions).admits(job.partition):
+            usable.append(n)
+            up += n.gpus if n.up else 0
+            if up >= need > 0:
+                return ""  # seen enough: the others need not be counted
+    kinds = f" of type {' or '.join(types)}" if types else ""
+    where = f" in partition {job.partition}" if job.partition else ""
+    there = sum(n.gpus for n in usable)
     named = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
     if need > there:
         return f"Can't start: it needs {named}{kinds}, and the cluster has {there}{where}."

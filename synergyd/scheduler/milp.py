@@ -108,7 +108,7 @@ class _Group:
 
 
 def _formulate(problem: Problem, program: _Program) -> list[_Group]:
-    pools, open_to = _pools(problem)
+    pools, open_to = pools_of(problem)
     groups = _groups(problem, open_to)
     room_index = {room.name: i for i, room in enumerate(problem.rooms)}
     stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # room -> (variable, GPUs)
@@ -187,7 +187,7 @@ def _route(
     return demand
 
 
-def _pools(problem: Problem) -> tuple[list[list[Room]], dict[str, Pools]]:
+def pools_of(problem: Problem) -> tuple[list[list[Room]], dict[str, Pools]]:
     """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each partition."""
     partitions = sorted({ask.partition for ask in problem.asks})
     found: dict[Hashable, list[Room]] = {}

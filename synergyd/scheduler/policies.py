@@ -8,8 +8,9 @@ from synergyd.errors import UsageError
 from synergyd.scheduler.fifo import FifoPolicy
 from synergyd.scheduler.milp import MilpPolicy
 from synergyd.scheduler.policy import Policy
+from synergyd.scheduler.synergy import SynergyPolicy
 
-POLICIES: dict[str, Callable[[], Policy]] = {"synergy": MilpPolicy, "fifo": FifoPolicy}
+POLICIES: dict[str, Callable[[], Policy]] = {"synergy": SynergyPolicy, "exact": MilpPolicy, "fifo": FifoPolicy}
 
 
 def policy_named(name: str) -> Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from heapq import nsmallest
 
 from synergyd.records import Action, Alternative, Cell, Plan, Shape
 from synergyd.scheduler.bins import Bins
@@ -32,6 +33,7 @@ class Outcome:
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
         self._free: dict[tuple[str, str], int] = {}
+        self._fits_empty: dict[tuple[Shape, str], bool] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
             ask = problem.asks[i]
@@ -46,23 +48,30 @@ class Outcome:
                 self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, ask.job_id, words))
         for found in self.winners.values():
             found.sort()
+        self._winning = {(gpu_type, job) for gpu_type, found in self.winners.items() for _, job, _ in found}
 
     def rivals(self, gpu_type: str, but: int) -> str:
         """The jobs that start or grow on GPUs of this type, in words; "" if there are none."""
-        words = [words for _, job, words in self.winners.get(gpu_type, []) if job != but]
-        more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
-        return ", ".join(words[:_NAMED]) + more
+        found = self.winners.get(gpu_type, [])
+        first = [entry for entry in found[: _NAMED + 1] if entry[1] != but]
+        words = [words for _, _, words in first[:_NAMED]]
+        count = len(found) - ((gpu_type, but) in self._winning)
+        more = f" and {count - _NAMED} more" if count > _NAMED else ""
+        return ", ".join(words) + more
 
     def fits_empty(self, ask: Ask, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
-        return self.empty.pick(cell.shape, ask.partition) is not None
+        key = cell.shape, ask.partition
+        if key not in self._fits_empty:
+            self._fits_empty[key] = self.empty.fits(*key)
+        return self._fits_empty[key]
 
     def fits_beside(self, ask: Ask, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
         names, gpus = held or ((), 0)
         saved = {name: self.left.free[name] for name in names if name in self.left.free}
         self.left.give(names, gpus)
-        fits = self.left.pick(cell.shape, ask.partition, names) is not None
+        fits = self.left.fits(cell.shape, ask.partition)
         self.left.free.update(saved)
         return fits
 
@@ -187,11 +196,14 @@ def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
     """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
     ask = outcome.problem.asks[index]
     choice = outcome.allocation.choice[index]
-    best: dict[Shape, int] = {}
-    for i in sorted(range(len(ask.cells)), key=lambda i: (-ask.cells[i].goodput, i)):
-        if i != choice:
-            best.setdefault(ask.cells[i].shape, i)
-    first = list(best.values())[:_ALTERNATIVES]
+    best: dict[tuple[str, int, int], int] = {}
+    for i, cell in enumerate(ask.cells):
+        shape = cell.shape
+        key = shape.gpu_type, shape.nodes, shape.gpus_per_node
+        before = best.get(key)
+        if i != choice and (before is None or cell.goodput > ask.cells[before].goodput):
+            best[key] = i
+    first = nsmallest(_ALTERNATIVES, best.values(), key=lambda i: (-ask.cells[i].goodput, i))
     return tuple(Alternative(ask.cells[i], _why_not(outcome, index, i)) for i in first)
 
 

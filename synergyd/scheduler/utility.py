@@ -43,10 +43,16 @@ def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
 
     A shape without a GPU type (`--gres=gpu:4`) matches every type.
     """
-    typed = [i for i, c in enumerate(cells) if not asked.gpu_type or c.shape.gpu_type == asked.gpu_type]
-    same = [i for i in typed if same_shape(cells[i].shape, asked)]
-    count = [i for i in typed if cells[i].shape.gpus == asked.gpus]
-    other = [i for i, c in enumerate(cells) if c.shape.gpus == asked.gpus]
+    kind, nodes, each, gpus = asked.gpu_type, asked.nodes, asked.gpus_per_node, asked.gpus
+    same, count, other = [], [], []
+    for i, cell in enumerate(cells):
+        shape = cell.shape
+        if shape.nodes * shape.gpus_per_node == gpus:
+            other.append(i)
+            if not kind or shape.gpu_type == kind:
+                count.append(i)
+                if shape.nodes == nodes and shape.gpus_per_node == each:
+                    same.append(i)
     for found in (same, count, other):
         if found:
             return max(found, key=lambda i: (cells[i].goodput, -i))
@@ -60,7 +66,13 @@ def same_shape(have: Shape, want: Shape) -> bool:
 
 def smallest(cells: Sequence[Cell]) -> int:
     """Index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
-    return min(range(len(cells)), key=lambda i: (cells[i].shape.gpus, -cells[i].goodput, i))
+    best, least, most = 0, math.inf, 0.0
+    for i, cell in enumerate(cells):
+        shape = cell.shape
+        gpus = shape.nodes * shape.gpus_per_node
+        if gpus < least or (gpus == least and cell.goodput > most):
+            best, least, most = i, gpus, cell.goodput
+    return best
 
 
 def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> tuple[float, ...]:
@@ -94,15 +106,6 @@ def change_value(ask: Ask, index: int, terms: Terms) -> float:
     """
     factor = 1.0 if ask.current is None else ask.discount
     return ask.weight * utility(factor * ask.relative[index], terms.exponent)
-
-
-def may_change_to(ask: Ask, index: int, terms: Terms) -> bool:
-    """Is cells[index] open to this job: not banned, its restart factor above 0, within the bound on growth?"""
-    if index in ask.banned:
-        return False
-    if ask.current is None:
-        return True
-    return ask.discount > 0 and not beyond_growth(ask, index, terms)
 
 
 def beyond_growth(ask: Ask, index: int, terms: Terms) -> bool:
