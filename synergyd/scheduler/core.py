@@ -111,17 +111,20 @@ def smooth(core: Core, prices: Floats, temperature: float) -> Smooth:
 def newton(core: Core, prices: Floats, temperature: float, steps: int, tolerance: float) -> Smooth:
     """Projected Newton within the core's box, until prices.|excess use| <= tolerance x value or `steps` are done."""
     now = smooth(core, np.clip(prices, core.low, core.high), temperature)
+    # A price of the right order: a row that is free of charge may be exceeded all the same.
+    usual = abs(now.value) / max(float(core.limit.sum()), 1e-9)
     for _ in range(steps):
         down = now.gradient > 0
         free = np.where(down, now.prices > core.low, now.prices < core.high)
-        if not free.any() or now.prices[free] @ np.abs(now.gradient[free]) <= tolerance * abs(now.value):
+        worth = np.where(down, now.prices, np.maximum(now.prices, usual))
+        if not free.any() or worth[free] @ np.abs(now.gradient[free]) <= tolerance * abs(now.value):
             break
         step = np.zeros(len(prices))
         block = now.hessian[np.ix_(free, free)]
         block = block + np.diag(1e-9 * np.diag(block) + 1e-12 * (1.0 + np.trace(block)))
         step[free] = -np.linalg.solve(block, now.gradient[free])
         # Far from the answer the model is poor: no price more than doubles or so in one step.
-        step = np.clip(step, -now.prices, now.prices + 0.5 * now.prices.max(initial=0.0) + 1e-12)
+        step = np.clip(step, -now.prices, now.prices + 0.5 * max(now.prices.max(initial=0.0), usual))
         size = 1.0
         for _ in range(12):
             tried = smooth(core, np.clip(now.prices + size * step, core.low, core.high), temperature)

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, vstack
 
-from synergyd.scheduler.instance import Floats, Instance, Ints
+from synergyd.scheduler.instance import Bools, Instance, Ints
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,46 @@ class MilpAnswer:
     bound: float
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Identical jobs together: `members` of each group, `group_of` each column, `first`: is it its group's first job's."""
+
+    members: list[list[int]]
+    group_of: Ints
+    first: Bools
+
+    @property
+    def size(self) -> int:
+        """Columns that the program has."""
+        return int(self.first.sum())
+
+
 def milp_over(
     full: Instance, columns: Ints, jobs: Ints, unit: float, time_limit_s: float, relative_gap: float = 0.0
 ) -> MilpAnswer:
-    """Best choice of `columns` [n] (of `jobs` [n], ascending). `unit` is the utility that counts as one.
+    """Best choice of `columns` [n] (of `jobs` [n], ascending). `unit` is the utility that counts as one."""
+    return milp_of(full, columns, jobs, grouped(full, columns, jobs), unit, time_limit_s, relative_gap)
+
+
+def milp_of(
+    full: Instance,
+    columns: Ints,
+    jobs: Ints,
+    groups: Groups,
+    unit: float,
+    time_limit_s: float,
+    relative_gap: float = 0.0,
+) -> MilpAnswer:
+    """`milp_over` with the groups known.
 
     Identical jobs are one integer variable a column: taken one by one, their ties make branch and bound explode.
     """
     if not len(columns):
         return MilpAnswer(np.full(full.jobs, -1, dtype=np.intp), 0.0)
-    members, group_of, first = _groups(full, columns, jobs)
-    kept = np.flatnonzero(first)
+    members = groups.members
+    kept = np.flatnonzero(groups.first)
     own = columns[kept]
-    group = group_of[kept]
+    group = groups.group_of[kept]
     count = np.array([len(m) for m in members], dtype=float)
     n = len(own)
     one = csr_array((np.ones(n), (group, np.arange(n))), shape=(len(members), n))
@@ -53,23 +80,23 @@ def milp_over(
     return MilpAnswer(choice, bound)
 
 
-def _groups(full: Instance, columns: Ints, jobs: Ints) -> tuple[list[list[int]], Ints, Floats]:
-    """(jobs of each group, group of each column, 1 for the columns of each group's first job)."""
+def grouped(full: Instance, columns: Ints, jobs: Ints) -> Groups:
+    """Jobs whose columns are equal in kind and utility."""
     edges = np.flatnonzero(np.diff(jobs, prepend=-1, append=full.jobs + 1))
     seen: dict[bytes, int] = {}
     members: list[list[int]] = []
     group_of = np.zeros(len(columns), dtype=np.intp)
-    first = np.zeros(len(columns))
+    first = np.zeros(len(columns), dtype=bool)
     for start, stop in pairwise(edges):
         own = columns[start:stop]
         key = full.kind[own].tobytes() + full.utility[own].tobytes()
         if key not in seen:
             seen[key] = len(members)
             members.append([])
-            first[start:stop] = 1.0
+            first[start:stop] = True
         members[seen[key]].append(int(jobs[start]))
         group_of[start:stop] = seen[key]
-    return members, group_of, first
+    return Groups(members, group_of, first)
 
 
 def _share_out(

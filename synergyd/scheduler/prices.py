@@ -17,7 +17,7 @@ import numpy as np
 
 from synergyd.scheduler.certificate import best_margins, feasible, near_columns, objective, upper_bound
 from synergyd.scheduler.core import Core, Smooth, cut, inside, newton
-from synergyd.scheduler.exact import milp_over
+from synergyd.scheduler.exact import grouped, milp_of
 from synergyd.scheduler.instance import Floats, Instance, Ints
 from synergyd.scheduler.repair import Repair
 
@@ -28,6 +28,7 @@ _COOLING = 0.25
 _FEW_JOBS = 50
 _MILP_COLUMNS = 20_000
 _PROVEN = 1e-9
+_SWEEPS = 2
 _NO_PRICE_BOUND = 1e200  # finite: 0 GPUs at this price cost 0
 
 
@@ -135,7 +136,7 @@ def _cooled(core: Core, prices: Floats, temperature: float, target: float) -> tu
             break
         prices = now.prices
         temperature *= _COOLING
-    return core, newton(core, now.prices, temperature, 6, target / 10)
+    return core, newton(core, now.prices, temperature, 25, target / 10)
 
 
 def _repaired(full: Instance, core: Core, guess: Smooth, effort: Effort) -> Ints:
@@ -148,6 +149,11 @@ def _repaired(full: Instance, core: Core, guess: Smooth, effort: Effort) -> Ints
     work.fill(3)
     work.knapsacks(effort.candidates)
     work.fill()
+    for _ in range(_SWEEPS):
+        if work.lost() <= effort.gap * abs(guess.value):
+            break
+        work.knapsacks(5 * effort.candidates)
+        work.fill()
     taken = work.pick >= 0
     choice[core.jobs[taken]] = core.at[work.pick[taken]]
     return choice
@@ -157,15 +163,17 @@ def _refined(full: Instance, found: Solution, margins: Floats, effort: Effort) -
     """The exact program over what the certificate leaves open."""
     room = found.upper_bound - found.objective
     columns, jobs = near_columns(full, found.prices, margins, room * (1 + 1e-9) + 1e-12)
-    whole = len(columns) <= _MILP_COLUMNS or effort.exact
+    groups = grouped(full, columns, jobs)
+    whole = groups.size <= _MILP_COLUMNS or effort.exact
     if not whole:
         cost = full.costs(found.prices)
         regret = margins[jobs] - full.utility[columns] + cost[full.kind[columns]]
         near = np.sort(np.argpartition(regret, _MILP_COLUMNS)[:_MILP_COLUMNS])
         columns, jobs = columns[near], jobs[near]
+        groups = grouped(full, columns, jobs)
     unit = max(found.objective / max(full.jobs, 1), 1e-300)
     goal = 0.0 if effort.exact or full.jobs < _FEW_JOBS else effort.gap / 2
-    best = milp_over(full, columns, jobs, unit, effort.time_limit_s, goal)
+    best = milp_of(full, columns, jobs, groups, unit, effort.time_limit_s, goal)
     bound = min(found.upper_bound, max(best.bound, found.objective)) if whole else found.upper_bound
     if best.choice is not None and feasible(full, best.choice):
         value = objective(full, best.choice)

@@ -14,7 +14,7 @@ from synergyd.scheduler.instance import Bools, Floats, Ints, segment_max
 
 NONE = -1
 _TORN = 0.02  # a job whose likeliest choice is less likely than 1 less this is rounded one by one
-_MOST_TORN = 600
+_MOST_TORN = 3_000
 _STATES = 20_000  # GPUs that the knapsack of one row looks at
 
 
