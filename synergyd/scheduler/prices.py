@@ -25,6 +25,8 @@ _SAMPLE = 256
 _GROWTH = 8
 _BOX = 0.35  # half width of the price box after the first sample, as a share of the prices; falls as 1/sqrt(sample)
 _COOLING = 0.25
+_ROUGH = 3e-3  # smoothing's share of the value when the first prices are good enough for a box of this half width
+_ROUGH_BOX = 0.3
 _FEW_JOBS = 50
 _MILP_COLUMNS = 20_000
 _PROVEN = 1e-9
@@ -87,18 +89,13 @@ def solve(full: Instance, warm: Solution | None = None, effort: Effort | None = 
 
 def _cold(full: Instance, target: float) -> tuple[Core, Smooth]:
     """Prices from nothing: samples of 256, 2,048, ... jobs, then all."""
-    limit = full.limit
-    top = full.utility.max(initial=0.0)
-    sample_jobs = np.arange(full.jobs)
     guess: Smooth | None = None
     count = _SAMPLE
     rng = np.random.default_rng(0)
     while count * 2 < full.jobs:
-        sample_jobs = np.sort(rng.choice(full.jobs, count, replace=False))
-        _, guess = _priced(full.rows(sample_jobs), guess, _BOX * np.sqrt(_SAMPLE / count), max(target, 3e-4))
+        sample = full.rows(np.sort(rng.choice(full.jobs, count, replace=False)))
+        _, guess = _priced(sample, guess, _BOX * np.sqrt(_SAMPLE / count), max(target, 3e-4))
         count *= _GROWTH
-    if guess is None and top <= 0:
-        limit = np.zeros_like(limit)
     return _priced(full, guess, _BOX * np.sqrt(_SAMPLE * _GROWTH / count) if guess else 0.0, target)
 
 
@@ -110,12 +107,19 @@ def _warm(full: Instance, warm: Solution, target: float) -> tuple[Core, Smooth]:
 
 
 def _priced(full: Instance, start: Smooth | None, width: float, target: float) -> tuple[Core, Smooth]:
-    """Prices at which the expected use is the limit, near `start`'s; the core they hold for."""
+    """Prices at which the expected use is the limit, near `start`'s; the core they hold for.
+
+    The box is `width` of the prices to either side, and grows until the prices are inside; below 0 there is none.
+    """
     if start is None:
         core = cut(full, np.zeros(len(full.limit)), np.full(len(full.limit), _NO_PRICE_BOUND))
         best = np.maximum.reduceat(core.utility, core.ptr[:-1]) if len(core.jobs) else np.zeros(1)
         total = np.maximum(full.limit, 1e-9) * len(full.limit)
-        return _cooled(core, best.sum() / total, 0.25 * float(best.mean()) + 1e-300, target)
+        goal = target if width < 0 else max(target, _ROUGH)
+        core, rough = _cooled(core, best.sum() / total, 0.25 * float(best.mean()) + 1e-300, goal)
+        if goal <= target:
+            return core, rough
+        return _priced(full, rough, _ROUGH_BOX, target)
     prices = start.prices
     while True:
         margin = width * (prices + 0.1 * prices.max(initial=0.0))
@@ -124,7 +128,7 @@ def _priced(full: Instance, start: Smooth | None, width: float, target: float) -
         if inside(core, guess):
             return core, guess
         if width > 3:
-            return _priced(full, None, 0.0, target)
+            return _priced(full, None, -1.0, target)
         prices, width = guess.prices, width * 4
 
 

@@ -13,6 +13,7 @@ from synergyd.scheduler.core import cut, smooth
 from synergyd.scheduler.exact import milp_over
 from synergyd.scheduler.instance import Instance, instance
 from synergyd.scheduler.prices import Effort, Solution, solve
+from tests.benchmarks.allocate import FAMILIES, built, changed, generate
 
 KINDS = ("log", "linear", "whole", "clones", "rigid", "odd")
 
@@ -188,3 +189,20 @@ def test_arrays_that_do_not_fit_are_one_line(arrays: tuple[list[float], ...], wo
 def test_nothing_to_choose(arrays: tuple[list[float], ...]) -> None:
     found = solve(instance(*arrays))
     assert (found.choice >= 0).sum() == 0 and found.objective == 0 and found.optimal
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_of_the_benchmark_reaches_its_gap(family: str) -> None:
+    for jobs, gpus in ((5, 16), (100, 64), (1500, 1600)):
+        arrays = generate(family, jobs, gpus, 3)
+        full = built(arrays)
+        cold = solve(full, effort=Effort(time_limit_s=1.0))
+        warm = solve(built(changed(arrays, 0.02, 1)), warm=cold, effort=Effort(time_limit_s=1.0))
+        check(full, cold)
+        assert max(cold.gap, warm.gap) <= 3e-3
+
+
+def test_scarce_rigid_jobs_find_their_prices() -> None:
+    # Twenty times as many GPUs asked for as there are: the first Newton step overshoots to prices of zero.
+    found = solve(built(generate("rigid", 10_000, 10_240, 3)))
+    assert found.gap <= 1e-4
