@@ -17,6 +17,7 @@ class Bins:
         self._order = {room.name: i for i, room in enumerate(self._rooms)}
         self.free = {room.name: room.free for room in self._rooms}
         self._open: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
 
     def pick(
         self,
@@ -32,11 +33,15 @@ class Bins:
         """
         wanted = wanted or {}
         free, gpus = self.free, shape.gpus_per_node
+        nodes = self._open_to(shape.gpu_type, partition)
         fit = [
             (name not in own, wanted.get(name, 0), shared, free[name], i)
-            for name, shared, i in self._open_to(shape.gpu_type, partition)
+            for name, shared, i in nodes
             if free[name] >= gpus
         ]
+        if 2 * len(fit) < len(nodes):
+            # Full nodes need not be looked at again until GPUs are given back.
+            self._open[shape.gpu_type, partition] = [entry for entry in nodes if free[entry[0]] > 0]
         if len(fit) < shape.nodes:
             return None
         if shape.nodes == 1:
@@ -45,15 +50,21 @@ class Bins:
         chosen = sorted(i for *_, i in fit[: shape.nodes])
         return tuple(self._rooms[i].name for i in chosen)
 
-    def fits(self, shape: Shape, partition: str) -> bool:
-        """Would `pick` find nodes?"""
-        free, gpus, missing = self.free, shape.gpus_per_node, shape.nodes
-        for name, _, _ in self._open_to(shape.gpu_type, partition):
-            if free[name] >= gpus:
-                missing -= 1
-                if missing <= 0:
-                    return True
-        return False
+    def count(self, shape: Shape, partition: str, own: Collection[str] = (), back: int = 0) -> int:
+        """Nodes that have the shape's GPUs free, `back` GPUs on each node of `own` given back. At least `shape.nodes` of
+        them: `pick` would find nodes."""
+        free, gpus = self.free, shape.gpus_per_node
+        key = shape.gpu_type, partition, gpus
+        if key not in self._counts:
+            nodes = self._open_to(shape.gpu_type, partition)
+            self._counts[key] = sum(free[name] >= gpus for name, _, _ in nodes)
+        found = self._counts[key]
+        for name in own:
+            if name in free and free[name] < gpus:
+                room = self._rooms[self._order[name]]
+                if room.gpu_type == shape.gpu_type and room.admits(partition):
+                    found += min(room.free, free[name] + back) >= gpus
+        return found
 
     def _open_to(self, gpu_type: str, partition: str) -> list[tuple[str, int, int]]:
         """(name, partitions that share it, place in the order) of the nodes of a type that a partition may use."""
@@ -68,12 +79,15 @@ class Bins:
 
     def take(self, names: Iterable[str], gpus: int) -> None:
         """Takes `gpus` on each node. A node that has fewer (it went down under its job) is left with none."""
+        self._counts.clear()
         for name in names:
             if name in self.free:
                 self.free[name] = max(0, self.free[name] - gpus)
 
     def give(self, names: Iterable[str], gpus: int) -> None:
         """Gives `gpus` back on each node that can hand out GPUs."""
+        self._open.clear()
+        self._counts.clear()
         for name in names:
             if name in self.free:
                 self.free[name] = min(self._rooms[self._order[name]].free, self.free[name] + gpus)

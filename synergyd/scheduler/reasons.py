@@ -33,7 +33,6 @@ class Outcome:
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
         self._free: dict[tuple[str, str], int] = {}
-        self._fits_empty: dict[tuple[Shape, str], bool] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
             ask = problem.asks[i]
@@ -61,19 +60,12 @@ class Outcome:
 
     def fits_empty(self, ask: Ask, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
-        key = cell.shape, ask.partition
-        if key not in self._fits_empty:
-            self._fits_empty[key] = self.empty.fits(*key)
-        return self._fits_empty[key]
+        return self.empty.count(cell.shape, ask.partition) >= cell.shape.nodes
 
     def fits_beside(self, ask: Ask, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
         names, gpus = held or ((), 0)
-        saved = {name: self.left.free[name] for name in names if name in self.left.free}
-        self.left.give(names, gpus)
-        fits = self.left.fits(cell.shape, ask.partition)
-        self.left.free.update(saved)
-        return fits
+        return self.left.count(cell.shape, ask.partition, names, gpus) >= cell.shape.nodes
 
     def free(self, ask: Ask, gpu_type: str) -> int:
         """GPUs left over on nodes that the job may use."""
