@@ -193,6 +193,10 @@ class Job:
     directive: Directive | None = None
     directive_error: str = ""
     fixed: str = ""
+    account: str = ""
+    qos: str = ""
+    priority: float = 0.0  # Slurm's, of a pending job
+    time_limit_s: float | None = None  # None: unlimited or not known
 
 
 @dataclass(frozen=True)

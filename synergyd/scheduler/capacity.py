@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
-from synergyd.scheduler.policy import Ask, Room
+from synergyd.scheduler.policy import Ask, Progress, Room
 from synergyd.scheduler.utility import find_asked, relative_goodput, relative_goodputs, restart_discount, same_shape
+
+_UNKNOWN = Progress()
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ def sort_job(
     current_plan: Plan | None,
     age_s: float,
     restart_cost_s: float,
+    progress: Progress = _UNKNOWN,
 ) -> Ask | Left:
     """Does this job take part in the allocation (Ask), or is it left as it is (Left)?
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
     """
     usable = _usable(cells, job.directive)
+    history = _History(age_s, progress)
     untouched = _untouched(job, snapshot.time_s)
     if untouched:
         return _leave(job, usable, current_plan, untouched)
@@ -49,17 +53,17 @@ def sort_job(
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
         offers, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restart_cost_s)
-        return _ask(job, offers, current=current, nodes=job.node_names, discount=discount)
+        return _ask(job, offers, history, current=current, nodes=job.node_names, discount=discount)
     impossible = _impossible(job, snapshot)
     if impossible:
         return Left(Action.WAIT, impossible)
     if fixed:
         exact = tuple(c for c in usable if same_shape(c.shape, job.shape))
-        return _ask(job, exact or _unpredicted(job, snapshot))
+        return _ask(job, exact or _unpredicted(job, snapshot), history)
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
         return Left(Action.WAIT, f"Waits: {reason}.")
-    return _ask(job, usable)
+    return _ask(job, usable, history)
 
 
 def fixed_reason(job: Job) -> str:
@@ -224,12 +228,37 @@ def _unpredicted(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
     return tuple(Cell(replace(job.shape, gpu_type=t), plan, 0.0, 0.0, 0.0, 0.0, 0) for t in types)
 
 
+@dataclass(frozen=True)
+class _History:
+    age_s: float
+    progress: Progress
+
+
 def _ask(
-    job: Job, cells: tuple[Cell, ...], current: int | None = None, nodes: tuple[str, ...] = (), discount: float = 1.0
+    job: Job,
+    cells: tuple[Cell, ...],
+    history: _History,
+    current: int | None = None,
+    nodes: tuple[str, ...] = (),
+    discount: float = 1.0,
 ) -> Ask:
     asked = find_asked(cells, job.asked)
     known = all(c.goodput > 0 for c in cells)
-    relative = relative_goodputs(cells, asked) if known else (1.0,) * len(cells)
     weight = job.directive.weight if job.directive else 1.0
-    weight = weight if math.isfinite(weight) and weight > 0 else 1.0
-    return Ask(job.job_id, cells, relative, weight, job.submit_s, job.partition, asked, current, nodes, discount)
+    return Ask(
+        job.job_id,
+        cells,
+        relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
+        weight=weight if math.isfinite(weight) and weight > 0 else 1.0,
+        submit_s=job.submit_s,
+        partition=job.partition,
+        asked=asked,
+        current=current,
+        nodes=nodes,
+        discount=discount,
+        age_s=history.age_s,
+        restarts=job.restarts,
+        progress=history.progress,
+        deadline_s=job.directive.deadline_s if job.directive else None,
+        account=job.account,
+    )

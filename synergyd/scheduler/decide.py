@@ -11,7 +11,7 @@ from synergyd.scheduler.fifo import FifoPolicy
 from synergyd.scheduler.greedy import greedy
 from synergyd.scheduler.place import Placement, place, requests_of
 from synergyd.scheduler.policies import policy_named
-from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Terms
+from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Progress, Terms
 from synergyd.scheduler.reasons import Outcome, explain
 from synergyd.scheduler.utility import allocation as allocation_of
 from synergyd.scheduler.utility import relative_goodput
@@ -37,11 +37,13 @@ def decide(
     current_plans: Mapping[int, Plan] | None = None,
     ages_s: Mapping[int, float] | None = None,
     policy: Policy | None = None,
+    progress: Mapping[int, Progress] | None = None,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
     `cells`, `no_cell_reasons` (why a job has none), `current_plans` (what a running job runs with) and `ages_s`
-    (seconds a job has lived, Sia's T; else since it was submitted, which Slurm resets at each requeue) are by job id.
+    (seconds a job has lived, Sia's T; else since it was submitted, which Slurm resets at each requeue) and `progress` are
+    by job id.
     `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
 
     A running job is never stopped: it keeps at least its smallest Cell. Held jobs, jobs with a wrong directive and
@@ -60,11 +62,13 @@ def decide(
                 (current_plans or {}).get(job.job_id),
                 age,
                 settings.restart_cost_s,
+                (progress or {}).get(job.job_id, Progress()),
             )
         )
     asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
     terms = Terms(exponent=settings.fairness, max_growth=settings.max_growth)
-    answer = solve(Problem(asks, rooms_of(snapshot, asks), terms), policy)
+    problem = Problem(asks, rooms_of(snapshot, asks), terms, snapshot.time_s, settings.restart_cost_s)
+    answer = solve(problem, policy)
     outcome = Outcome(
         answer.problem,
         answer.allocation,

@@ -34,6 +34,15 @@ class Room:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """What is known of a job's past and future: `attained_gpu_s` GPU seconds it has had, `remaining` sequences of progress
+    at the smallest batch (None: not known)."""
+
+    attained_gpu_s: float = 0.0
+    remaining: float | None = None
+
+
+@dataclass(frozen=True)
 class Ask:
     """One job of the problem.
 
@@ -41,6 +50,9 @@ class Ask:
     Cell it runs with (None: it waits), on `nodes`. `discount` in [0, 1] multiplies the goodput of every change of a
     running job; 0 forbids them. `asked` is the index of the Cell of the size asked for, None if there is none.
     `banned` are Cells that placement has refused in this epoch; staying in place is never banned.
+
+    `age_s` seconds have passed since it was first submitted, with `restarts` so far. progress.remaining / goodput is the
+    seconds left on a Cell. `deadline_s` is in the problem's own time; `account` is Slurm's.
     """
 
     job_id: int
@@ -54,6 +66,11 @@ class Ask:
     nodes: tuple[str, ...] = ()
     discount: float = 1.0
     banned: frozenset[int] = frozenset()
+    age_s: float = 0.0
+    restarts: int = 0
+    progress: Progress = Progress()
+    deadline_s: float | None = None
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,11 +88,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class Problem:
-    """One epoch's allocation: who asks, and what there is."""
+    """One epoch's allocation: who asks, and what there is. `now_s` is the time that deadlines are told in; `restart_cost_s`
+    what any change of a running job costs it."""
 
     asks: tuple[Ask, ...]
     rooms: tuple[Room, ...]
     terms: Terms = Terms()
+    now_s: float = 0.0
+    restart_cost_s: float = 0.0
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""
