@@ -107,6 +107,7 @@ class Agent:
             "restarts": settings.restarts,
             "resharding": False,
             "model": None,
+            "accepts": settings.accepts,
             "state": "starting",
             "note": "",
         }

@@ -28,6 +28,7 @@ class AgentSettings:
     rank: int = 0
     local_rank: int = 0
     world: int = 1
+    accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -54,6 +55,7 @@ class AgentSettings:
             rank=_number(env, "RANK", int, 0),
             local_rank=_number(env, "LOCAL_RANK", int, 0),
             world=world,
+            accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
         )
 
 
@@ -98,6 +100,15 @@ def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Pl
             what = f"{name}={value} was given to a script that can't split itself so"
             raise UsageError(where, what, f"such a job can change {', '.join((*names, 'dp'))} only")
     return plan
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    """The launcher's own words, passed on; nothing where they are none."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _number(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:

@@ -16,6 +16,7 @@ from synergyd.records import Plan
 
 FORMAT = 1
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
@@ -85,7 +86,7 @@ def plan_from(data: Any, where: str) -> Plan:
     plan = Plan(**values)
     if plan.recompute not in ("none", "selective", "full"):
         raise UsageError(where, f"plan's recompute is {shown(plan.recompute)}", "expected none, selective or full")
-    if plan.precision not in ("bf16", "fp16", "fp32", "fp8"):
+    if plan.precision not in PRECISIONS:
         raise UsageError(where, f"plan's precision is {shown(plan.precision)}", "expected bf16, fp16, fp32 or fp8")
     if plan.global_batch % (plan.dp * plan.micro_batch):
         what = f"global batch {plan.global_batch} is no multiple of dp {plan.dp} x micro-batch {plan.micro_batch}"

@@ -26,13 +26,14 @@ import click
 from launch import allocation as slurm
 from launch import handover as handovers
 from launch import megatron_args, run_folder
+from launch.accepts import accepts
 from launch.allocation import Allocation
 from launch.handover import Handover
 from launch.report import status_to_report
 from launch.reporter import Reporter
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Plan
+from synergyd.records import NOTHING_MORE, Plan
 
 DEFAULT_STATE_DIR = "/var/lib/synergy"
 POLL_S = 0.2
@@ -135,6 +136,7 @@ def start_of(
     plan, remark = fit(given.plan if given else None, world)
     checkpoint = checkpoint or (given.checkpoint if given else "")
     name, arguments = script[0], list(script[1:])
+    taken = accepts(arguments) if style in ("auto", "megatron") else NOTHING_MORE
     if plan and (style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))):
         arguments = megatron_args.with_plan(arguments, plan, checkpoint)
     environment = {
@@ -143,6 +145,8 @@ def start_of(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
         "OMP_NUM_THREADS": threads,
     }
+    if taken != NOTHING_MORE:
+        environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(taken))
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
         # Megatron wants it for tp and cp, and refuses it where parameters are shared out

@@ -8,9 +8,9 @@ import socket
 from typing import Any
 
 from launch import munge
-from launch.handover import plan_from, shown
+from launch.handover import PRECISIONS, plan_from, shown
 from synergyd.errors import UnavailableError, UsageError, one_line
-from synergyd.records import ModelSpec, Plan, Report
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan, Report
 
 MAX_BYTES = 64 * 1024
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -54,6 +54,7 @@ def from_json(payload: bytes) -> Report:
     values["plan"] = plan_from(plan, "report") if plan is not None else None
     values["model"] = _model(data.get("model"))
     values["resharding"] = data.get("resharding") is True
+    values["accepts"] = accepts_from(data.get("accepts"))
     values["note"] = _note(data.get("note"))
     return Report(**values)
 
@@ -72,7 +73,12 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
     except UsageError:
         plan, model = None, None
     return Report(
-        **kept, plan=plan, model=model, resharding=status.get("resharding") is True, note=_note(status.get("note"))
+        **kept,
+        plan=plan,
+        model=model,
+        resharding=status.get("resharding") is True,
+        accepts=accepts_from(status.get("accepts")),
+        note=_note(status.get("note")),
     )
 
 
@@ -87,6 +93,16 @@ def send(report: Report, address: str, timeout_s: float = 5.0) -> None:
             connection.recv(64)
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
+
+
+def accepts_from(data: Any) -> Accepts:
+    """What a mapping says of a script's degrees; anything that is not clearly there counts as not accepted."""
+    if not isinstance(data, dict):
+        return NOTHING_MORE
+    precision = data.get("precision")
+    known = isinstance(precision, str) and precision in PRECISIONS
+    said = {name: data.get(name) is True for name in ("vpp", "cp", "ep")}
+    return Accepts(said["vpp"], said["cp"], said["ep"], str(precision) if known else "")
 
 
 def _note(data: Any) -> str:

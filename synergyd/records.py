@@ -111,6 +111,19 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Accepts:
+    """Which degrees besides tp, pp and dp a job's script can be told; `precision` "" is the hardware's usual one."""
+
+    vpp: bool = False
+    cp: bool = False
+    ep: bool = False
+    precision: str = ""
+
+
+NOTHING_MORE = Accepts()
+
+
+@dataclass(frozen=True)
 class Shape:
     """GPUs as Slurm is asked for them: `nodes` nodes of one type with `gpus_per_node` GPUs on each."""
 
@@ -225,6 +238,7 @@ class Profile:
     model: ModelSpec | None = None  # as the running job reported it
     global_batch: int | None = None  # as the running job reported it
     measured: tuple[Measurement, ...] = ()  # the latest plans, oldest first: what the model's parameters are refined by
+    accepts: Accepts = NOTHING_MORE  # as the launcher read it from the script's arguments
 
 
 @dataclass(frozen=True)
@@ -245,6 +259,7 @@ class Report:
     resharding: bool = False
     model: ModelSpec | None = None
     note: str = ""
+    accepts: Accepts = NOTHING_MORE
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,18 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, Select, select
 
 from synergyd.errors import UsageError
-from synergyd.records import Action, Alternative, Cell, Decision, Measurement, ModelSpec, Profile, Report
+from synergyd.records import (
+    NOTHING_MORE,
+    Accepts,
+    Action,
+    Alternative,
+    Cell,
+    Decision,
+    Measurement,
+    ModelSpec,
+    Profile,
+    Report,
+)
 from synergyd.store.codec import decode
 from synergyd.store.items import (
     EpochRecord,
@@ -81,6 +92,7 @@ _PROFILE = select(
     ProfileRow.samples,
     ProfileRow.noise_scale,
     ProfileRow.resharding,
+    ProfileRow.accepts,
     ProfileRow.model,
     ProfileRow.global_batch,
     ProfileRow.measured,
@@ -103,6 +115,7 @@ def _profile(r: Row[Any]) -> Profile:
         samples=r.samples,
         noise_scale=r.noise_scale,
         resharding=r.resharding,
+        accepts=NOTHING_MORE if r.accepts is None else decode(Accepts, r.accepts, f"profile {r.key}: accepts"),
         model=None if r.model is None else decode(ModelSpec, r.model, f"profile {r.key}: model"),
         global_batch=r.global_batch,
         measured=tuple(decode(Measurement, item, f"profile {r.key}: measured") for item in r.measured or ()),

@@ -35,6 +35,7 @@ class ProfileRow(Base):
     global_batch: Mapped[int | None] = mapped_column(BigInteger)
     updated_s: Mapped[float] = mapped_column(Double)
     measured: Mapped[list[Any] | None] = mapped_column(Json)
+    accepts: Mapped[dict[str, Any] | None] = mapped_column(Json)
 
 
 class EpochRow(Base):

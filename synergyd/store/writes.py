@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table, delete, null, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from synergyd.records import Profile
+from synergyd.records import NOTHING_MORE, Profile
 from synergyd.store.codec import RefusedError, clean, encode
 from synergyd.store.items import Changes, EpochRecord, Event, Keyed, Lifecycle, StoredReport
 from synergyd.store.tables import (
@@ -176,6 +176,7 @@ def _profile(key: str, profile: Profile, updated_s: float) -> Row:
         "samples": profile.samples,
         "noise_scale": None if profile.noise_scale is None else _finite(profile.noise_scale, "noise_scale"),
         "resharding": profile.resharding,
+        "accepts": None if profile.accepts == NOTHING_MORE else encode(profile.accepts),
         "model": encode(profile.model),
         "global_batch": profile.global_batch,
         "measured": encode(profile.measured) or None,

@@ -40,7 +40,7 @@ def update_profile(
     speed = predicted / measured time, memory = measured / predicted peak: each ratio is clipped to [1/20, 20] and its
     logarithm averaged, weight 1/(n+1) down to 0.2. The first measurement counts in full; after n of them the step is
     at most 3/n (at least 0.5) before weighting, so after six one odd report moves a correction by at most a
-    tenth. Values that are missing, not finite or not positive are passed over. Model, batch and resharding are taken
+    tenth. Values that are missing, not finite or not positive are passed over. Model, batch, resharding and accepts are taken
     as reported. With the `shape` that it ran on, the plan and its step time are remembered for `refined`.
     """
     samples, speed = profile.samples, profile.speed
@@ -67,6 +67,7 @@ def update_profile(
         samples=samples,
         noise_scale=noise,
         resharding=report.resharding,
+        accepts=report.accepts,
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
         measured=_remembered(profile.measured, report, shape, predicted_step_s),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
 from synergyd.task import plain, throughput
-from synergyd.task.accepts import NOTHING_MORE, Accepts
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import GIB, GpuFigures, figures
 from synergyd.task.learning import refined
@@ -35,7 +34,7 @@ class SynergyTask:
     `model` is None for a plain PyTorch job; a model that the running job reported (profile.model) is preferred.
     `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
     the job runs with, or ran with last: where its checkpoint can't be resharded, its degrees besides dp are kept.
-    `accepts` tells what else than tp, pp and dp the job's script takes; the other degrees stay as they are.
+    What else than tp, pp and dp the job's script takes is in the profile; the other degrees stay as they are.
     """
 
     job: Job
@@ -43,7 +42,6 @@ class SynergyTask:
     model: ModelSpec | None
     figures: Mapping[str, GpuFigures]
     present: Plan | None = None
-    accepts: Accepts = NOTHING_MORE
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
@@ -160,7 +158,7 @@ class SynergyTask:
         low, high = batch, batch
         if directive.global_batch is not None and self.profile.noise_scale is not None:
             low, high = directive.global_batch
-        present, said = self.present or Plan(), self.accepts
+        present, said = self.present or Plan(), self.profile.accepts
         limits = Limits(
             low,
             high,

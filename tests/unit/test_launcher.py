@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch import handover, launcher, run_folder
+from launch.agent_settings import AgentSettings
 from launch.allocation import Allocation
 from launch.handover import Handover
 from launch.launcher import Start, find_handover, fit, run_node, start_of
@@ -160,6 +161,16 @@ def test_start_with_a_plan() -> None:
     assert made.environment["SYNERGY_STEP_LOG"] == "/given/steps.jsonl" and made.environment["OMP_NUM_THREADS"] == "1"
     own = start(["t.py"], given=Handover(9, PLAN, "", "/given"), checkpoint="/own", threads="6")
     assert own.environment["SYNERGY_CHECKPOINT_DIR"] == "/own" and own.environment["OMP_NUM_THREADS"] == "6"
+
+
+def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
+    options = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
+    words = [*(f"{option}=4" for option in options), "--bf16"]
+    told = start(["pretrain_gpt.py", *words]).environment["SYNERGY_ACCEPTS_JSON"]
+    assert json.loads(told) == {"vpp": True, "cp": True, "ep": False, "precision": "bf16"}
+    assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
+    assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment
+    assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": "[1"}).accepts is None
 
 
 def test_start_of_megatron_by_its_arguments_or_by_word() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launch import munge, report
 from launch.report import MAX_BYTES, from_json, send, status_to_report, to_json
 from synergyd.errors import UnavailableError, UsageError, one_line
-from synergyd.records import ModelSpec, Report
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Report
 from tests.unit.test_stamp import plans
 
 BASE: dict[str, Any] = {"job_id": 7, "restarts": 0, "step": 1}
@@ -58,6 +58,9 @@ reports = st.builds(
     plan=st.none() | plans,
     resharding=st.booleans(),
     model=st.none() | models,
+    accepts=st.builds(
+        Accepts, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["", "bf16", "fp16", "fp32", "fp8"])
+    ),
     note=st.text(alphabet="abc ü'\"$()", max_size=60),
 )
 
@@ -181,6 +184,7 @@ def test_text_is_cut_and_made_harmless() -> None:
     assert found.model is not None and found.model.name.isprintable() and len(found.model.name) <= 100
     assert from_json(b'{"job_id":7,"restarts":0,"step":1,"note":"\\ud800"}').note == "\\ud800"
     assert load(note=["a"]).note == "" and load(resharding="yes").resharding is False
+    assert load(accepts=[1]).accepts == load(accepts={"vpp": 1, "precision": "int4"}).accepts == NOTHING_MORE
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -12,6 +12,8 @@ from synergyd.errors import UsageError
 from synergyd.settings import Settings
 from synergyd.store import schema
 
+HEAD = schema.needed()
+
 
 class Context:
     """What the main group gives its verbs: settings, read only when asked for."""
@@ -31,14 +33,14 @@ def test_upgrade_and_current(tmp_path: Path) -> None:
     before = runner.invoke(db, ["current"], obj=context)
     assert before.exit_code == 1 and not (tmp_path / "synergy.db").exists()
     assert before.output == (
-        f"{where}: the database has no schema, revision 0002 is needed; run: synergyctl db upgrade\n"
+        f"{where}: the database has no schema, revision {HEAD} is needed; run: synergyctl db upgrade\n"
     )
     made = runner.invoke(db, ["upgrade"], obj=context)
-    assert (made.exit_code, made.output) == (0, f"{where}: schema created, revision 0002\n")
+    assert (made.exit_code, made.output) == (0, f"{where}: schema created, revision {HEAD}\n")
     again = runner.invoke(db, ["upgrade"], obj=context)
-    assert (again.exit_code, again.output) == (0, f"{where}: schema is at revision 0002 already\n")
+    assert (again.exit_code, again.output) == (0, f"{where}: schema is at revision {HEAD} already\n")
     after = runner.invoke(db, ["current"], obj=context)
-    assert (after.exit_code, after.output) == (0, f"{where}: schema is at revision 0002, as needed\n")
+    assert (after.exit_code, after.output) == (0, f"{where}: schema is at revision {HEAD}, as needed\n")
 
 
 def test_upgrade_from_an_older_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

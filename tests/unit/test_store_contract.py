@@ -16,7 +16,19 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import event, text
 
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Action, Alternative, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Report, Shape
+from synergyd.records import (
+    Accepts,
+    Action,
+    Alternative,
+    Cell,
+    Decision,
+    Measurement,
+    ModelSpec,
+    Plan,
+    Profile,
+    Report,
+    Shape,
+)
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.codec import RefusedError
@@ -33,7 +45,7 @@ SPEC = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
 PLAN = Plan(2, 1, 2, 4, 64, recompute="full", sequence_parallel=True, zero_stage=0)
 CELL = Cell(Shape("a100", 2, 2), PLAN, 12.5, 0.75, 9.375, 5.12, 30 * 2**30, 0.1)
 MEASURED = (Measurement(Plan(2, 1, 4, 1, 64), Shape("a100", 1, 8), 1.25), Measurement(Plan(), Shape("h100", 1, 1), 2.0))
-PROFILE = Profile(0.9, 1.1, 17, 123.5, True, SPEC, 64, MEASURED)
+PROFILE = Profile(0.9, 1.1, 17, 123.5, True, SPEC, 64, MEASURED, Accepts(True, False, True, "fp8"))
 REPORT = Report(7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, SPEC, "note")
 
 
@@ -108,15 +120,15 @@ class StoreContract:
         assert schema.upgrade(url) == (None, schema.needed())
 
     def test_schema_missing_behind_or_ahead(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        schema.upgrade(url)
+        _, head = schema.upgrade(url)
         with monkeypatch.context() as patch:
-            patch.setattr(schema, "needed", lambda: "0003")
-            with pytest.raises(UsageError, match="at revision 0002, revision 0003 is needed; run: synergyctl db"):
+            patch.setattr(schema, "needed", lambda: "9999")
+            with pytest.raises(UsageError, match=f"at revision {head}, revision 9999 is needed; run: synergyctl db"):
                 open_store(url)
         with open_store(url) as store, store.engine.begin() as connection:
             connection.execute(text("UPDATE alembic_version SET version_num = 'abcd'"))
         for act in (open_store, schema.upgrade):
-            with pytest.raises(UsageError, match="at revision abcd, this version knows up to 0002; install a newer"):
+            with pytest.raises(UsageError, match=f"at revision abcd, this version knows up to {head}; install a newer"):
                 act(url)
 
     # Records in and out
@@ -186,10 +198,12 @@ class StoreContract:
 
     def test_profiles(self, store: Store) -> None:
         store.put_profiles({"job:1": PROFILE, f"model:{NASTY}/a100": Profile()}, 5.0)
-        store.put_profiles({"job:1": replace(PROFILE, samples=18, model=None, noise_scale=None)}, 6.0)
-        assert store.profile("job:1") == Profile(0.9, 1.1, 18, None, True, None, 64, MEASURED)
+        store.put_profiles(
+            {"job:1": replace(PROFILE, samples=18, model=None, noise_scale=None, accepts=Accepts(cp=True))}, 6.0
+        )
+        assert store.profile("job:1") == Profile(0.9, 1.1, 18, None, True, None, 64, MEASURED, Accepts(cp=True))
         assert store.profiles() == {
-            "job:1": Profile(0.9, 1.1, 18, None, True, None, 64, MEASURED),
+            "job:1": Profile(0.9, 1.1, 18, None, True, None, 64, MEASURED, Accepts(cp=True)),
             f"model:{NASTY_STORED}/a100": Profile(),
         }
         assert store.profile("job:2") is None

@@ -84,7 +84,9 @@ def test_sqlite_is_created_only_when_asked(tmp_path: Path) -> None:
 def test_an_empty_sqlite_file(tmp_path: Path) -> None:
     (tmp_path / "x.db").touch()
     url = f"sqlite:///{tmp_path / 'x.db'}"
-    with pytest.raises(UsageError, match=r"has no schema, revision 0002 is needed; run: synergyctl db upgrade"):
+    with pytest.raises(
+        UsageError, match=f"has no schema, revision {schema.needed()} is needed; run: synergyctl db upgrade"
+    ):
         open_store(url)
     open_store(url, create=True).close()
 

@@ -6,10 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from launch.accepts import accepts
 from synergyd.errors import UsageError
-from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Plan, Profile, Shape
+from synergyd.records import (
+    NOTHING_MORE,
+    Accepts,
+    Cluster,
+    Directive,
+    Job,
+    JobState,
+    ModelSpec,
+    Node,
+    Plan,
+    Profile,
+    Shape,
+)
 from synergyd.task import SynergyTask, figures, load_model
-from synergyd.task.accepts import NOTHING_MORE, Accepts, accepts
 from synergyd.task.arrays import from_plans
 from synergyd.task.memory import peak_memory
 from synergyd.task.perf import step_time
@@ -184,7 +196,7 @@ def a_task(profile: Profile = Profile(), present: Plan | None = None, said: Acce
     one = Job(
         7, "j", "u", 1, "gpu", JobState.PENDING, "", 0.0, None, None, 0, shape, shape, directive=Directive(global_batch=(64, 64))
     )  # fmt: skip
-    return SynergyTask(one, profile, replace(MOE, seq=32768), {}, present, said)
+    return SynergyTask(one, replace(profile, accepts=said), replace(MOE, seq=32768), {}, present)
 
 
 def test_a_job_gets_no_degree_that_its_script_may_not_take() -> None:

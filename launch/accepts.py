@@ -8,7 +8,8 @@ arguments.py, core_v0.16.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from synergyd.records import NOTHING_MORE, Accepts
 
 # Without them a command line is not one of Megatron-LM's training scripts, which know all of the degrees.
 _TRAINING = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
@@ -21,19 +22,6 @@ _OWN_LAYOUT = (
     "--account-for-loss-in-pipeline-split",
     "--no-overlap-p2p-communication",
 )
-
-
-@dataclass(frozen=True)
-class Accepts:
-    """True: the search may choose this degree for the job. `precision` "" is the hardware's usual one."""
-
-    vpp: bool = False
-    cp: bool = False
-    ep: bool = False
-    precision: str = ""
-
-
-NOTHING_MORE = Accepts()  # tp, pp, dp alone
 
 
 def accepts(argv: Sequence[str]) -> Accepts:
