@@ -214,11 +214,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The step time that a plan had on a shape, smoothed over its reports."""
+    """The step time that a plan had on a shape, smoothed over its `samples` reports."""
 
     plan: Plan
     shape: Shape
     step_s: float
+    samples: int = 1
 
 
 @dataclass(frozen=True)

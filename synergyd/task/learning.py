@@ -16,14 +16,14 @@ from synergyd.task.arrays import from_plans
 from synergyd.task.dims import stacked
 from synergyd.task.fit import TIME, Batch, backward, forward, log_time, plausible, solve
 from synergyd.task.hardware import GpuFigures
+from synergyd.task.perf import step_time
 
 _CLIP = 20.0  # a measurement further than this from the prediction says that one of the two is broken
 _MIN_WEIGHT = 0.2
 _NOISE_WEIGHT = 0.2
 _NOISE_STEP = math.log(4)
 _KEPT = 16  # measured plans that a profile remembers
-_AGAIN = 0.3  # weight of a further report of the same plan
-_AGAIN_STEP = 0.3
+_MOST_WEIGHT = 8  # reports of one plan that count, beside other plans
 _GRID = 0.02
 
 
@@ -82,8 +82,10 @@ def coarse(profile: Profile) -> Profile:
         speed=_rounded(math.log(profile.speed)) if _positive(profile.speed) else profile.speed,
         memory=_rounded(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
         noise_scale=_rounded(math.log(noise)) if noise is not None and _positive(noise) else noise,
-        samples=1 << (profile.samples.bit_length() - 1) if profile.samples > 0 else profile.samples,
-        measured=tuple(replace(m, step_s=_rounded(math.log(m.step_s))) for m in profile.measured),
+        samples=_power_of_two(profile.samples),
+        measured=tuple(
+            replace(m, step_s=_rounded(math.log(m.step_s)), samples=_power_of_two(m.samples)) for m in profile.measured
+        ),
     )
 
 
@@ -96,9 +98,18 @@ def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
     # the median: one odd job can't mislead the next
     speed = float(np.median([math.log(one.speed) for one in known]))
     memory = float(np.median([math.log(one.memory) for one in known]))
-    latest = {(m.plan, m.shape): replace(m, step_s=_rounded(math.log(m.step_s))) for one in known for m in one.measured}
+    latest = {
+        (m.plan, m.shape): replace(m, step_s=_rounded(math.log(m.step_s)), samples=1)
+        for one in known
+        for m in one.measured
+    }
     measured = tuple(latest.values())[-_KEPT:]
     return replace(profile, speed=_rounded(speed), memory=_rounded(memory), samples=1, measured=measured)
+
+
+def _power_of_two(samples: int) -> int:
+    """The largest that is not above `samples`; what is no count stays."""
+    return 1 << (samples.bit_length() - 1) if samples > 0 else samples
 
 
 def _rounded(logarithm: float) -> float:
@@ -115,11 +126,32 @@ def _remembered(
     if plan.gpus != shape.gpus or plan.micro_batches < 1:
         return known
     before = next((m for m in known if (m.plan, m.shape) == (plan, shape)), None)
+    samples = 1
     if before is not None:
-        change = max(-_AGAIN_STEP, min(_AGAIN_STEP, math.log(step_s / before.step_s)))
-        step_s = before.step_s * math.exp(_AGAIN * change)
+        samples = before.samples + 1
+        step_s = before.step_s * _smoothed(1.0, step_s / before.step_s, before.samples)
     others = tuple(m for m in known if m is not before)
-    return (*others, Measurement(plan, shape, step_s))[-_KEPT:]
+    return (*others, Measurement(plan, shape, step_s, samples))[-_KEPT:]
+
+
+@lru_cache(maxsize=4096)
+def level(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]) -> tuple[float, int] | None:
+    """(predicted over measured step time, reports behind it) of the plans that were measured on `gpu`'s own type, by the
+    bare model; None if none was.
+
+    The median over plans, each with the weight of its reports (at most 8): a plan whose one report is odd does not
+    move it.
+    """
+    known = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
+    if not known:
+        return None
+    predicted = step_time(model, gpu, from_plans([m.plan for m in known], [m.shape.gpus_per_node for m in known])).total
+    off = np.log(predicted / np.array([m.step_s for m in known]))
+    order = np.argsort(off, kind="stable")
+    share = np.cumsum(np.array([min(m.samples, _MOST_WEIGHT) for m in known])[order])
+    low, high = np.searchsorted(share, [share[-1] / 2, share[-1] / 2 + 0.25])
+    middle = float(off[order[low]] + off[order[high]]) / 2
+    return math.exp(middle), sum(m.samples for m in known)
 
 
 @lru_cache(maxsize=512)

@@ -10,7 +10,7 @@ from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Pro
 from synergyd.task import plain, throughput
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import GIB, GpuFigures, figures
-from synergyd.task.learning import refined
+from synergyd.task.learning import level, refined
 from synergyd.task.memory import peak_memory
 from synergyd.task.model_spec import checked
 from synergyd.task.perf import step_time
@@ -119,15 +119,20 @@ class SynergyTask:
     def _refined(self, gpu_type: str) -> GpuFigures:
         """The type's figures, moved by what the job's plans have measured on it."""
         gpu, model = self._figures(gpu_type), self._model
-        return gpu if model is None else refined(model, gpu, self.profile.measured, self.profile.speed)
+        if model is None:
+            return gpu
+        return refined(model, gpu, self.profile.measured, self._believed(gpu_type)[0])
 
     def _believed(self, gpu_type: str) -> tuple[float, int]:
         """(speed, samples) of the profile, as far as they hold for `gpu_type`.
 
-        On a type that the job has not run on, half of the correction's logarithm is taken to be the job's own and half the
-        other hardware's; and the prediction is as uncertain as one without reports.
+        On a type that the job, or jobs like it, have run on: what was measured there. On another one half of the
+        correction's logarithm is taken to be the job's own and half the other hardware's; and the prediction is as
+        uncertain as one without reports.
         """
-        profile = self.profile
+        profile, model = self.profile, self._model
+        if model is not None and (found := level(model, self._figures(gpu_type), profile.measured)) is not None:
+            return found
         if not profile.measured or any(m.shape.gpu_type == gpu_type for m in profile.measured):
             return profile.speed, profile.samples
         return profile.speed**0.5, 0

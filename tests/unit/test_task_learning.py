@@ -9,7 +9,7 @@ import pytest
 from synergyd.records import Measurement, Plan, Profile, Report, Shape
 from synergyd.task.arrays import from_plans
 from synergyd.task.hardware import figures
-from synergyd.task.learning import coarse, inherited, refined, update_profile
+from synergyd.task.learning import coarse, inherited, level, refined, update_profile
 from synergyd.task.model_spec import load_model
 from synergyd.task.perf import step_time
 
@@ -61,6 +61,19 @@ def test_one_odd_measurement_moves_little() -> None:
     assert errors(odd, SEEN[1:]).max() < 0.25
     many = learn([*SEEN, *SEEN, *SEEN, ASKED[0]], [*times, *times, *times, 100.0 * seconds(ASKED, TRUE)[0]])
     assert errors(many, SEEN).max() < 0.25
+
+
+def test_the_level_of_a_type_is_what_its_plans_measured_and_no_odd_one() -> None:
+    times = list(2 * seconds(SEEN))
+    assert level(GPT, A100, learn(SEEN, times).measured) == (pytest.approx(0.5), 3)
+    assert level(GPT, figures("h100"), learn(SEEN, times).measured) is None
+    odd = learn([SEEN[0], SEEN[0], SEEN[1]], [times[0], times[0], 50 * times[1]])
+    assert level(GPT, A100, odd.measured) == (pytest.approx(0.5), 3)
+    even = learn(SEEN[:2], [times[0], 2 * times[1]])  # one report each: between the two
+    assert level(GPT, A100, even.measured) == (pytest.approx(0.5 / 2**0.5), 2)
+    # a first report that was odd is outvoted by the second of the same plan, within a few
+    recovered = learn(SEEN[:1] * 6, [8 * times[0], *times[:1] * 5])
+    assert level(GPT, A100, recovered.measured) == (pytest.approx(0.5, rel=0.6), 6)
 
 
 def test_the_same_plan_is_remembered_once_and_the_oldest_forgotten() -> None:

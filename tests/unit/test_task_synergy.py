@@ -153,9 +153,20 @@ def test_a_type_that_the_job_never_ran_on_is_less_sure_and_half_corrected() -> N
 
     before, after = cells(), cells(ran)
     assert set(before) == set(after) == {"a100", "v100"}
-    assert after["a100"] == before["a100"]
+    assert after["a100"].step_s == pytest.approx(1.0)
     assert after["v100"].step_s == pytest.approx(before["v100"].step_s / 2)
     assert after["v100"].uncertainty > 2 * before["v100"].uncertainty
+
+
+def test_what_is_measured_on_each_type_stays_with_it() -> None:
+    one = job(Shape("", 1, 4), min_gpus=4, max_gpus=4, tp=1, pp=1, micro_batch=1)
+    slow = Measurement(Plan(dp=4, global_batch=64), Shape("a100", 1, 4), 5.0, samples=40)
+    first = Measurement(Plan(dp=4, global_batch=64), Shape("v100", 1, 4), 2.0)
+    found = {
+        c.shape.gpu_type: c for c in task(one, Profile(speed=0.1, samples=41, measured=(slow, first))).cells(MIXED)
+    }
+    assert found["a100"].step_s == pytest.approx(5.0) and found["v100"].step_s == pytest.approx(2.0)
+    assert found["v100"].uncertainty > found["a100"].uncertainty
 
 
 def test_plain_job_is_data_parallel_and_never_gets_more_samples_a_gpu() -> None:
