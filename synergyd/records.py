@@ -209,7 +209,6 @@ class Job:
     account: str = ""
     qos: str = ""
     priority: float = 0.0  # Slurm's, of a pending job
-    time_limit_s: float | None = None  # None: unlimited or not known
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,9 @@ class Decision:
     """One epoch's answer for one job; pure data, stored and shown as it is.
 
     `cell` is what the job should have (None while it waits); `node_names` the nodes it should have; `why` one or more sentences
-    for the user; `relative_goodput` = goodput over that of the size asked for at sbatch (None if unknown).
+    for the user; `relative_goodput` = goodput over that of the size asked for at sbatch (None if unknown). `worth` are the
+    terms that the job adds to the objective, by name; `fairness` is its finish-time fairness (Themis), above 1 where it fares
+    worse than on an equal share of the cluster.
     """
 
     job_id: int
@@ -286,6 +287,8 @@ class Decision:
     why: str
     relative_goodput: float | None = None
     alternatives: tuple[Alternative, ...] = ()
+    worth: tuple[tuple[str, float], ...] = ()
+    fairness: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+OBJECTIVES = ("power", "sia", "pollux", "max-min")  # what they are: scheduler/claims.py
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -15,6 +17,13 @@ class Settings:
     partitions: tuple[str, ...] = ()  # empty: all
     policy: str = "synergy"
     fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
+    objective: str = "power"  # one of OBJECTIVES; power is the one that takes the exponent above
+    fairness_bound: float = 0.0  # finish-time fairness beyond which a job gets an equal share first; 0: none
+    deadlines: bool = True  # a job that can still meet its deadline gets what it needs first
+    priority_weight: bool = False  # Slurm's priority over the median multiplies a job's weight
+    qos_weights: dict[str, float] = field(default_factory=dict)
+    account_limits: dict[str, int] = field(default_factory=dict)  # GPUs of all Synergy jobs of a Slurm account
+    partition_limits: dict[str, int] = field(default_factory=dict)
     restart_cost_s: float = 60.0
     dry_run: bool = False
     profile: Path | None = None  # measured rows' fit (`synergyctl profiles fit`) over the built-in GPU figures

@@ -83,6 +83,13 @@ def lines(data: dict[str, Any]) -> list[str]:
         out += [f"  {text}" for text in data["lines"]]
         if decision["relative_goodput"] is not None:
             out.append(f"  {decision['relative_goodput']:.2f} times the goodput of the size asked for")
+        if decision["fairness"] is not None:
+            out.append(
+                f"  finish-time fairness {decision['fairness']:.2f} (1: as soon as on an equal share of the GPUs)"
+            )
+        if decision["worth"]:
+            worth = ", ".join(f"{name} {value:+.3g}" for name, value in decision["worth"])
+            out.append(f"  worth to the objective: {worth}")
     if data["alternatives"]:
         out.append("alternatives")
         out += [f"  {one_line(text)}" for text in data["alternatives"]]

@@ -34,13 +34,14 @@ def sort_job(
     age_s: float,
     restart_cost_s: float,
     progress: Progress = _UNKNOWN,
+    weight: float = 1.0,
 ) -> Ask | Left:
     """Does this job take part in the allocation (Ask), or is it left as it is (Left)?
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
     """
     usable = _usable(cells, job.directive)
-    history = _History(age_s, progress)
+    history = _History(age_s, progress, weight)
     untouched = _untouched(job, snapshot.time_s)
     if untouched:
         return _leave(job, usable, current_plan, untouched)
@@ -232,6 +233,7 @@ def _unpredicted(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
 class _History:
     age_s: float
     progress: Progress
+    weight: float
 
 
 def _ask(
@@ -244,12 +246,11 @@ def _ask(
 ) -> Ask:
     asked = find_asked(cells, job.asked)
     known = all(c.goodput > 0 for c in cells)
-    weight = job.directive.weight if job.directive else 1.0
     return Ask(
         job.job_id,
         cells,
         relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
-        weight=weight if math.isfinite(weight) and weight > 0 else 1.0,
+        weight=history.weight,
         submit_s=job.submit_s,
         partition=job.partition,
         asked=asked,

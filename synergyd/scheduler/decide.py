@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.records import Action, Cell, Decision, Plan, Snapshot
+from synergyd.scheduler.allowance import within_limits
 from synergyd.scheduler.capacity import Left, rooms_of, sort_job
+from synergyd.scheduler.claims import claimed, limits, terms_of, weights
 from synergyd.scheduler.fifo import FifoPolicy
 from synergyd.scheduler.greedy import greedy
 from synergyd.scheduler.place import Placement, place, requests_of
 from synergyd.scheduler.policies import policy_named
-from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Progress, Terms
+from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Progress
 from synergyd.scheduler.reasons import Outcome, explain
 from synergyd.scheduler.utility import allocation as allocation_of
-from synergyd.scheduler.utility import relative_goodput
+from synergyd.scheduler.utility import parts, relative_goodput
 from synergyd.settings import Settings
 
+_UNKNOWN = Progress()
 _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal bans the Cell for this epoch
 
 
@@ -50,6 +53,7 @@ def decide(
     fixed ones are not touched; what they hold is gone from the capacity, as are the GPUs of other users of Slurm.
     """
     policy = policy or policy_named(settings.policy)
+    weight = weights(snapshot.jobs, settings)
     sorted_jobs: list[Ask | Left] = []
     for job in snapshot.jobs:
         age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
@@ -62,12 +66,15 @@ def decide(
                 (current_plans or {}).get(job.job_id),
                 age,
                 settings.restart_cost_s,
-                (progress or {}).get(job.job_id, Progress()),
+                (progress or {}).get(job.job_id, _UNKNOWN),
+                weight[job.job_id],
             )
         )
     asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
-    terms = Terms(exponent=settings.fairness, max_growth=settings.max_growth)
-    problem = Problem(asks, rooms_of(snapshot, asks), terms, snapshot.time_s, settings.restart_cost_s)
+    terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
+    asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s)
+    bounds = limits(asks, snapshot.jobs, settings)
+    problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds)
     answer = solve(problem, policy)
     outcome = Outcome(
         answer.problem,
@@ -78,7 +85,9 @@ def decide(
     )
     by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
     return tuple(
-        _left(job.job_id, found) if isinstance(found, Left) else _decision(by_id[job.job_id], answer, outcome)
+        _left(job.job_id, found)
+        if isinstance(found, Left)
+        else _decision(by_id[job.job_id], answer, outcome, fairness.get(job.job_id))
         for job, found in zip(snapshot.jobs, sorted_jobs, strict=True)
     )
 
@@ -91,7 +100,7 @@ def solve(problem: Problem, policy: Policy) -> Answer:
     out, running jobs stay and waiting ones start where they fit.
     """
     for _ in range(_ROUNDS):
-        allocation = policy.allocate(problem)
+        allocation = within_limits(problem, policy.allocate(problem))
         placement = place(problem.rooms, requests_of(problem, allocation))
         if not placement.failed:
             return Answer(problem, allocation, placement)
@@ -111,17 +120,20 @@ def _left(job_id: int, left: Left) -> Decision:
     return Decision(job_id, left.action, left.cell, left.nodes, left.why, left.relative_goodput)
 
 
-def _decision(index: int, answer: Answer, outcome: Outcome) -> Decision:
-    ask = answer.problem.asks[index]
+def _decision(index: int, answer: Answer, outcome: Outcome, fairness: float | None) -> Decision:
+    ask, terms = answer.problem.asks[index], answer.problem.terms
     choice = answer.allocation.choice[index]
     if choice is None:
         why, alternatives = explain(outcome, index, Action.WAIT)
-        return Decision(ask.job_id, Action.WAIT, None, (), why, None, alternatives)
+        worth = parts(ask, None, False, terms)
+        return Decision(ask.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
     nodes = answer.placement.nodes[ask.job_id]
     action = _action(ask, choice, nodes)
     why, alternatives = explain(outcome, index, action)
     cell = ask.cells[choice]
-    return Decision(ask.job_id, action, cell, nodes, why, relative_goodput(cell, ask.cells, ask.asked), alternatives)
+    worth = parts(ask, choice, action is Action.KEEP, terms)
+    relative = relative_goodput(cell, ask.cells, ask.asked)
+    return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness)
 
 
 def _action(ask: Ask, choice: int, nodes: tuple[str, ...]) -> Action:

@@ -6,6 +6,7 @@ The answer of last resort, when the exact solver has run out of time, and the st
 from __future__ import annotations
 
 from synergyd.records import Shape
+from synergyd.scheduler.allowance import Allowance
 from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.columns import Column, columns
 from synergyd.scheduler.policy import Allocation, Problem
@@ -26,15 +27,19 @@ def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = Tru
             held[i] = (ask.nodes, ask.cells[ask.current].shape)
             bins.take(ask.nodes, ask.cells[ask.current].shape.gpus_per_node)
     options = [columns(ask, problem.terms) for ask in problem.asks]
+    left = Allowance(problem, choice)
 
     def attempt(i: int, column: Column) -> None:
         before = held[i]
+        if not left.allows(problem.asks[i], choice[i], column.cell):
+            return
         if before:
             bins.give(before[0], before[1].gpus_per_node)
         ask = problem.asks[i]
         shape = ask.cells[column.cell].shape
         names = bins.pick(shape, ask.partition, before[0] if before else ())
         if names is not None:
+            left.change(ask, choice[i], column.cell)
             held[i], choice[i], gains[i] = (names, shape), column.cell, column.gain
             bins.take(names, shape.gpus_per_node)
         elif before:

@@ -9,7 +9,8 @@ take it; for each running job, whether it stays in place. Rows:
   size is the capacity of the GPU type;
 - a job that stays occupies its own nodes, so a node's share of the row for s is floor((c_n - what stays there)/s):
   linear where s divides the staying pieces, else an integer variable of that node;
-- where jobs of several partitions share nodes, integer flows say how many pieces of each size go to which nodes.
+- where jobs of several partitions share nodes, integer flows say how many pieces of each size go to which nodes;
+- the GPUs of an account's or a partition's jobs are at most its limit.
 
 So moving a job to make room is a choice of the program too, at the price of the job's restart.
 """
@@ -113,6 +114,7 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
     room_index = {room.name: i for i, room in enumerate(problem.rooms)}
     stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # room -> (variable, GPUs)
     pieces: dict[tuple[Pools, int], list[tuple[int, float]]] = defaultdict(list)  # (pools, size) -> variable, nodes
+    limited: list[list[tuple[int, float]]] = [[] for _ in problem.limits]
     for group in groups:
         ask = problem.asks[group.members[0]]
         count = len(group.members)
@@ -132,8 +134,15 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
             variable = program.variable(column.gain, count)
             group.variables.append(variable)
             pieces[usable, column.gpus_per_node].append((variable, column.nodes))
+        for limit, terms in zip(problem.limits, limited, strict=True):
+            if limit.binds(ask):
+                if group.stay is not None and ask.current is not None:
+                    terms.append((group.stay, float(ask.cells[ask.current].shape.gpus)))
+                terms += [(v, float(c.gpus)) for v, c in zip(group.variables, group.columns, strict=True)]
         everyone = group.variables if group.stay is None else [*group.variables, group.stay]
         program.row([(v, 1.0) for v in everyone], count if group.stay is not None else 0, count)
+    for limit, terms in zip(problem.limits, limited, strict=True):
+        program.row(terms, -math.inf, limit.gpus)
     demand = _route(program, pieces)
     for q, pool in enumerate(pools):
         sizes = sorted({size for at, size in demand if at == q})
@@ -205,7 +214,8 @@ def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[_Group]:
         ask = problem.asks[i]
         own = columns(ask, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
-        key = (open_to[ask.partition], offers, _seat(ask))
+        bound = tuple(limit.binds(ask) for limit in problem.limits)
+        key = (open_to[ask.partition], offers, _seat(ask), bound)
         if key in found:
             found[key].members.append(i)
         else:

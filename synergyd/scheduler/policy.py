@@ -35,11 +35,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of a job's past and future: `attained_gpu_s` GPU seconds it has had, `remaining` sequences of progress
-    at the smallest batch (None: not known)."""
+    """What is known of a job's past and future: `attained_gpu_s` GPU seconds it has had; `done` and `remaining` sequences
+    of progress at the smallest batch (None: not known)."""
 
     attained_gpu_s: float = 0.0
     remaining: float | None = None
+    done: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Ask:
 
     `age_s` seconds have passed since it was first submitted, with `restarts` so far. progress.remaining / goodput is the
     seconds left on a Cell. `deadline_s` is in the problem's own time; `account` is Slurm's.
+
+    `drag` is the restart cost over what is left to do (seconds a sequence of progress; 0: not known): near its end a job
+    is not worth a restart.
+
+    `need` is the goodput that this job should get before others gain anything (0: none), `need_anew` the same for a
+    change of a running job, whose restart takes time; `need_why` says what for.
     """
 
     job_id: int
@@ -71,31 +78,62 @@ class Ask:
     progress: Progress = Progress()
     deadline_s: float | None = None
     account: str = ""
+    drag: float = 0.0
+    need: float = 0.0
+    need_anew: float = 0.0
+    need_why: str = ""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The settings' numbers that shape the objective.
+    """The objective: the sum over jobs of weight x worth(normalised goodput x restart factor), and what bounds it.
 
-    `exponent` is p of (s^p - 1)/p (0: log). `max_growth` bounds a running job's GPUs to that multiple of the present
-    ones (0: no bound). `wait_share`: a job that waits counts as if it ran at this share of its smallest Cell.
+    | term | is | off |
+    |---|---|---|
+    | goodput | worth(s) of s = goodput / `reference`: (s^p - 1)/p (log s at p = 0), or Sia's sign(p) s^p with `form` "sia" | |
+    | waiting | "power": worth as at `wait_share` of the smallest Cell; "sia": -`wait_cost` (Sia's lambda) | |
+    | restart | s of a change is multiplied by Ask.discount | RestartCost 0 |
+    | weight | Ask.weight: directive x QOS x Slurm priority | weight 1 |
+    | need | `need_bonus` for a Cell that reaches Ask.need: deadlines and the fairness bound come first | need 0 |
+    | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
+
+    p -> -inf is max-min; at the least that is taken, -8, a job that is 20 % worse off counts 4 to 6 times as much.
+    `reference` is "asked" (the size asked for), "smallest" (Sia: per GPU of the smallest Cell) or "share" (Pollux: an
+    equal share of the cluster).
     """
 
     exponent: float = 0.0
     max_growth: float = 0.0
     wait_share: float = 0.1
+    form: str = "power"
+    wait_cost: float = 1.1
+    reference: str = "asked"
+    need_bonus: float = 50.0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most `gpus` GPUs for all jobs of an account or a partition (`kind`), of those that take part in the problem."""
+
+    kind: str
+    name: str
+    gpus: int
+
+    def binds(self, ask: Ask) -> bool:
+        return ask.account == self.name if self.kind == "account" else self.name in ask.partition.split(",")
 
 
 @dataclass(frozen=True)
 class Problem:
     """One epoch's allocation: who asks, and what there is. `now_s` is the time that deadlines are told in; `restart_cost_s`
-    what any change of a running job costs it."""
+    what any change of a running job costs it. Running jobs never exceed `limits` by staying as they are."""
 
     asks: tuple[Ask, ...]
     rooms: tuple[Room, ...]
     terms: Terms = Terms()
     now_s: float = 0.0
     restart_cost_s: float = 0.0
+    limits: tuple[Limit, ...] = ()
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from heapq import nsmallest
 
 from synergyd.records import Action, Alternative, Cell, Plan, Shape
+from synergyd.scheduler.allowance import Allowance
 from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.place import Placement
 from synergyd.scheduler.policy import Allocation, Ask, Problem
@@ -32,6 +33,7 @@ class Outcome:
         self.empty, self.left = Bins(problem.rooms), Bins(problem.rooms)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
+        self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[str, str], int] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
@@ -85,10 +87,10 @@ def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Al
         return _waits(outcome, ask), others
     chosen = ask.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
-    tail = ""
+    tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) else ""
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
-        tail = f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
+        tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
     if action is Action.START:
         return _starts(ask, choice) + tail, others
     if action is Action.KEEP:
@@ -157,6 +159,11 @@ def _changes(outcome: Outcome, ask: Ask, choice: int) -> str:
     return f"{start}: {rates}; {paid if new.goodput > old.goodput else gives}."
 
 
+def _needed(ask: Ask, choice: int, action: Action) -> bool:
+    need = ask.need_anew if action is Action.RESIZE else ask.need
+    return 0 < need <= ask.cells[choice].goodput
+
+
 def _waits(outcome: Outcome, ask: Ask) -> str:
     cell = ask.cells[smallest(ask.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
@@ -167,6 +174,9 @@ def _waits(outcome: Outcome, ask: Ask) -> str:
             f"Waits: {least}, and only {total} {cell.shape.gpu_type} GPUs can be handed out now; the others are down "
             "or held by jobs that Synergy does not resize."
         )
+    full = outcome.allowance.exceeded(ask, None, smallest(ask.cells))
+    if full is not None:
+        return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.gpus} GPUs for all of its jobs."
     if outcome.sizes_fixed:
         return "Waits for its turn: first come, first served at the size asked for."
     types = sorted({c.shape.gpu_type for c in possible})
@@ -210,6 +220,9 @@ def _why_not(outcome: Outcome, index: int, i: int) -> str:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if outcome.sizes_fixed:
         return "the policy gives each job the size it asked for"
+    full = outcome.allowance.exceeded(ask, choice, i)
+    if full is not None:
+        return f"{full.kind} {full.name} would be beyond its limit of {full.gpus} GPUs"
     if beyond_growth(ask, i, problem.terms):
         return f"it is more than {problem.terms.max_growth:g} times the present GPUs, the bound of one epoch"
     if chosen is not None and cell.goodput <= chosen.goodput:

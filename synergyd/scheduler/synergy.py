@@ -55,7 +55,7 @@ class _Table:
     take: list[Column | None] = field(default_factory=list)
 
     def add(self, key: Hashable, use: dict[tuple[int, int], float], gain: float, job: int, take: Column | None) -> None:
-        """`use`: pieces by (pool, GPUs of each)."""
+        """`use`: pieces by (pool, GPUs of each); of a limit, as pool -1 - its number, single GPUs."""
         if key not in self.use:
             self.use[key] = len(self.rows)
             self.rows.append(use)
@@ -72,7 +72,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     table, split = _table(problem, options, rooms)
     base = sum(stay_value(ask, problem.terms) for ask in problem.asks)
     hold = np.array([_hold(ask, problem) for ask in problem.asks])
-    full = _instance(problem, table, rooms)
+    full = _instance(problem, table, rooms, _pinned_by_limit(problem, options))
     movable = np.array([a.current is not None and bool(o) for a, o in zip(problem.asks, options, strict=True)])
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     found: Solution | None = None
@@ -117,6 +117,15 @@ def _without_pinned(problem: Problem, options: list[list[Column]]) -> list[int]:
     return free
 
 
+def _pinned_by_limit(problem: Problem, options: list[list[Column]]) -> list[float]:
+    """GPUs that running jobs which can't change take of each limit."""
+    stuck = [a for a, own in zip(problem.asks, options, strict=True) if a.current is not None and not own]
+    return [
+        float(sum(a.cells[a.current].shape.gpus for a in stuck if a.current is not None and limit.binds(a)))
+        for limit in problem.limits
+    ]
+
+
 def _table(problem: Problem, options: list[list[Column]], free: list[int]) -> tuple[_Table, bool]:
     """Every job's columns, and whether some job could be split over pools, which no column says: then the bound does not
     hold."""
@@ -135,8 +144,9 @@ def _table(problem: Problem, options: list[list[Column]], free: list[int]) -> tu
             size = ask.cells[ask.current].shape.gpus_per_node
             standing = [n for n in ask.nodes if n in index and free[index[n]] >= size]
             at = Counter(pool_of[name] for name in standing)
-            key = ("stay", tuple(sorted(at.items())), size)
-            table.add(key, {(q, size): float(n) for q, n in at.items()}, 0.0, j, None)
+            own_use = _limited(problem, ask, ask.cells[ask.current].shape.gpus)
+            key = ("stay", tuple(sorted(at.items())), size, tuple(own_use.items()))
+            table.add(key, {**{(q, size): float(n) for q, n in at.items()}, **own_use}, 0.0, j, None)
         for column in own:
             where = (ask.partition, column.gpu_type)
             if where not in usable:
@@ -145,11 +155,18 @@ def _table(problem: Problem, options: list[list[Column]], free: list[int]) -> tu
             for q in usable[where]:
                 if fit[q, column.gpus_per_node] >= column.nodes:
                     piece = (q, column.gpus_per_node)
-                    table.add((piece, column.nodes), {piece: float(column.nodes)}, column.gain, j, column)
+                    limited = _limited(problem, ask, column.gpus) if problem.limits else {}
+                    row = {piece: float(column.nodes), **limited}
+                    table.add((piece, column.nodes, tuple(limited)), row, column.gain, j, column)
     return table, split
 
 
-def _instance(problem: Problem, table: _Table, free: list[int]) -> Instance:
+def _limited(problem: Problem, ask: Ask, gpus: int) -> dict[tuple[int, int], float]:
+    """What a job with so many GPUs uses of each limit that binds it."""
+    return {(-1 - i, 1): float(gpus) for i, limit in enumerate(problem.limits) if limit.binds(ask)}
+
+
+def _instance(problem: Problem, table: _Table, free: list[int], pinned: list[float]) -> Instance:
     pools, _ = pools_of(problem)
     index = {room.name: i for i, room in enumerate(problem.rooms)}
     sizes: dict[int, set[int]] = defaultdict(set)
@@ -159,6 +176,10 @@ def _instance(problem: Problem, table: _Table, free: list[int]) -> Instance:
     rows: list[tuple[int, int]] = []
     limit: list[float] = []
     for q, found in sorted(sizes.items()):
+        if q < 0:
+            rows.append((q, 1))
+            limit.append(problem.limits[-1 - q].gpus - pinned[-1 - q])
+            continue
         counts = [free[index[room.name]] for room in pools[q]]
         weaker: list[tuple[int, int]] = []
         for size in sorted(found):

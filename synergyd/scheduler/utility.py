@@ -1,4 +1,4 @@
-"""What a Cell is worth to a job, as one number.
+"""What a Cell is worth to a job, as one number; policy.Terms lists what it is made of.
 
 Normalised goodput s = goodput / goodput at the size asked for; utility (s^p - 1)/p times the job's weight, log s at
 p = 0 (Nash bargaining; Sia, SOSP'23, uses s^p with p = -0.5). Changes of a running job count with their goodput times
@@ -13,9 +13,31 @@ from collections.abc import Sequence
 from synergyd.records import Cell, Shape
 from synergyd.scheduler.policy import Allocation, Ask, Problem, Terms
 
-_EXPONENTS = (-8.0, 1.0)  # below -8 is max-min to within a double's digits; above 1 rewards starving others
+_EXPONENTS = (-8.0, 1.0)  # below -8 a double's digits are lost in the sum; above 1 rewards starving others
 _SMALLEST = 1e-6  # normalised goodput below this counts as this: keeps log and powers finite
 _LOWEST = -1e9
+
+
+def worth(s: float, terms: Terms) -> float:
+    """What normalised goodput `s` is worth: `utility`, or Sia's sign(p) s^p (SOSP'23, section 3.4: minimised for p < 0)."""
+    if terms.form != "sia":
+        return utility(s, terms.exponent)
+    p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
+    return math.copysign(max(s, _SMALLEST) ** p, p)
+
+
+def waiting(ask: Ask, terms: Terms) -> float:
+    """What waiting is worth, without the weight: as at `wait_share` of the smallest Cell's goodput; -lambda in Sia's
+    form."""
+    if terms.form == "sia":
+        return -terms.wait_cost
+    return utility(terms.wait_share * ask.relative[smallest(ask.cells)], terms.exponent)
+
+
+def bonus(ask: Ask, index: int, terms: Terms, anew: bool) -> float:
+    """`need_bonus` where cells[index] reaches what the job needs first; 0 elsewhere."""
+    need = ask.need_anew if anew and ask.current is not None else ask.need
+    return terms.need_bonus if 0.0 < need <= ask.cells[index].goodput else 0.0
 
 
 def utility(s: float, exponent: float) -> float:
@@ -31,6 +53,14 @@ def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
         return 1.0
     age_s = max(age_s, 0.0)
     return min(max((age_s - restarts * cost_s) / (age_s + cost_s), 0.0), 1.0)
+
+
+def restart_factor(ask: Ask, index: int) -> float:
+    """What the goodput of cells[index], taken anew by a running job, is multiplied by: `discount`, and no more than what is
+    left of it on average until the job ends where that is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
+    if ask.current is None:
+        return 1.0
+    return min(ask.discount, 1.0 / (1.0 + ask.drag * ask.cells[index].goodput))
 
 
 def payback_s(now: float, then: float, cost_s: float) -> float:
@@ -95,8 +125,8 @@ def stay_value(ask: Ask, terms: Terms) -> float:
     infinitely much, so that weights can still tell jobs apart under overload.
     """
     if ask.current is not None:
-        return ask.weight * utility(ask.relative[ask.current], terms.exponent)
-    return ask.weight * utility(terms.wait_share * ask.relative[smallest(ask.cells)], terms.exponent)
+        return ask.weight * (worth(ask.relative[ask.current], terms) + bonus(ask, ask.current, terms, anew=False))
+    return ask.weight * waiting(ask, terms)
 
 
 def change_value(ask: Ask, index: int, terms: Terms) -> float:
@@ -104,8 +134,25 @@ def change_value(ask: Ask, index: int, terms: Terms) -> float:
 
     The current Cell on other nodes is a change like any other.
     """
-    factor = 1.0 if ask.current is None else ask.discount
-    return ask.weight * utility(factor * ask.relative[index], terms.exponent)
+    return ask.weight * (
+        worth(restart_factor(ask, index) * ask.relative[index], terms) + bonus(ask, index, terms, anew=True)
+    )
+
+
+def parts(ask: Ask, choice: int | None, stays: bool, terms: Terms) -> tuple[tuple[str, float], ...]:
+    """The terms of the objective that one job's outcome adds up from, as (name, value); those that are 0 are left out."""
+    if choice is None:
+        found = {"waiting": waiting(ask, terms)}
+    else:
+        factor = 1.0 if stays else restart_factor(ask, choice)
+        plain = worth(ask.relative[choice], terms)
+        found = {
+            "goodput": plain,
+            "restart": worth(factor * ask.relative[choice], terms) - plain,
+            "need": bonus(ask, choice, terms, anew=not stays),
+        }
+    found["weight"] = (ask.weight - 1.0) * sum(found.values())
+    return tuple((name, value) for name, value in found.items() if value)
 
 
 def beyond_growth(ask: Ask, index: int, terms: Terms) -> bool:

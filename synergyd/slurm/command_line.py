@@ -20,7 +20,7 @@ JOB_FIELDS: tuple[tuple[str, int], ...] = (
     ("UserName", 40), ("Partition", 64), ("NumNodes", 12), ("NumCPUs", 12), ("NumTasks", 12), ("tres-alloc", 160),
     ("tres-per-node", 96), ("tres-per-job", 48), ("tres-per-socket", 48), ("tres-per-task", 48), ("NodeList", 1024),
     ("SubmitTime", 14), ("StartTime", 14), ("EligibleTime", 14), ("RestartCnt", 8), ("Requeue", 4),
-    ("PriorityLong", 14), ("BatchFlag", 4), ("Name", NAME_BYTES + 4),
+    ("PriorityLong", 14), ("BatchFlag", 4), ("Account", 64), ("QOS", 64), ("Name", NAME_BYTES + 4),
 )  # fmt: skip
 NODE_FIELDS: tuple[tuple[str, int], ...] = (
     ("NodeList", 128), ("StateComplete", 128), ("Gres", 256), ("GresUsed", 256), ("Features", 256), 
@@ -28,7 +28,7 @@ NODE_FIELDS: tuple[tuple[str, int], ...] = (
 )  # fmt: skip
 # Columns that mean something else when they are cut: rows that fill one are read again with these widths.
 JOB_WIDE = {
-    "UserName": 256, "Partition": 4096, "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096,
+    "UserName": 256, "Partition": 4096, "Account": 256, "QOS": 256, "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096,
     "tres-per-task": 4096, "NodeList": 65536,
 }  # fmt: skip
 NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
@@ -297,6 +297,8 @@ def _job_row(f: Mapping[str, str]) -> JobRow:
         batch=f["BatchFlag"] == "1",
         array=_value(f["ArrayTaskID"]) != "",
         het=_value(f["HetJobID"]) != "",
+        account=_value(f["Account"]),
+        qos=_value(f["QOS"]),
     )
 
 

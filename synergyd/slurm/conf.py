@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import Settings
+from synergyd.settings import OBJECTIVES, Settings
 from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
@@ -152,12 +152,56 @@ def _growth(text: str) -> float:
     return value
 
 
+def _by_name(read: Callable[[str], Any]) -> Callable[[str], dict[str, Any]]:
+    """`NAME:VALUE,NAME:VALUE`, no name twice."""
+
+    def pairs(text: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for item in text.split(","):
+            name, _, value = item.rpartition(":")
+            if name in found or not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name):
+                raise ValueError(text)
+            found[name] = read(value)
+        return found
+
+    return pairs
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        return words[words.index(text)]
+
+    return read
+
+
+def _gpus(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _bound(text: str) -> float:
+    value = _number(0, 1000)(text)
+    if 0 < value < 1:
+        raise ValueError(text)
+    return value
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("Database", "database", _database, "sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME"),
     Setting("Epoch", "epoch_s", _seconds(1, 86400), "1 s to 1 day, such as 60, 60s or 5m"),
     Setting("Partitions", "partitions", _names, "names of partitions with commas between"),
     Setting("Policy", "policy", _word, "a policy's name in small letters, such as synergy"),
     Setting("Fairness", "fairness", _number(-100, 1), "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
+    Setting("Objective", "objective", _one_of(OBJECTIVES), "power, sia, pollux or max-min"),
+    Setting("FairnessBound", "fairness_bound", _bound, "0 (none), or 1 and more, such as 1.5"),
+    Setting("Deadlines", "deadlines", _flag, "yes or no"),
+    Setting("PriorityWeight", "priority_weight", _flag, "yes or no"),
+    Setting(
+        "QosWeights", "qos_weights", _by_name(_number(0.001, 1000)), "QOS:WEIGHT with commas between, such as high:4"
+    ),
+    Setting("AccountLimits", "account_limits", _by_name(_gpus), "ACCOUNT:GPUS with commas between, such as physics:64"),
+    Setting("PartitionLimits", "partition_limits", _by_name(_gpus), "PARTITION:GPUS with commas between"),
     Setting("RestartCost", "restart_cost_s", _seconds(0, 86400), "0 to 1 day, such as 60s"),
     Setting("DryRun", "dry_run", _flag, "yes or no"),
     Setting("Profile", "profile", _path, "an absolute path of what `synergyctl profiles fit` wrote"),

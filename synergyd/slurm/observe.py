@@ -158,4 +158,7 @@ def job_of(
         directive=directive,
         directive_error=known.error,
         fixed=fixed,
+        account=row.account,
+        qos=row.qos,
+        priority=float(row.priority),
     )

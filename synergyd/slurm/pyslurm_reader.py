@@ -136,6 +136,8 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
         batch=bool(j["batch_flag"]),
         array=j["array_job_id"] is not None,
         het=j["het_job_id"] is not None,
+        account=j["account"] or "",
+        qos=j["qos"] or "",
     )
 
 

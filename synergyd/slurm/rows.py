@@ -40,6 +40,8 @@ class JobRow:
     batch: bool
     array: bool
     het: bool
+    account: str = ""
+    qos: str = ""
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,8 @@ _DECISION = select(
     DecisionRow.why,
     DecisionRow.relative_goodput,
     DecisionRow.alternatives,
+    DecisionRow.worth,
+    DecisionRow.fairness,
 )
 
 
@@ -202,6 +204,8 @@ def _decision(r: Row[Any]) -> Decision:
         why=r.why,
         relative_goodput=r.relative_goodput,
         alternatives=tuple(decode(Alternative, a, f"{where}: alternative") for a in r.alternatives),
+        worth=tuple((str(name), float(value)) for name, value in r.worth or ()),
+        fairness=r.fairness,
     )
 
 

@@ -75,6 +75,8 @@ class DecisionRow(Base):
     why: Mapped[str] = mapped_column(Text)
     relative_goodput: Mapped[float | None] = mapped_column(Double)
     alternatives: Mapped[list[dict[str, Any]]] = mapped_column(Json)
+    worth: Mapped[list[Any] | None] = mapped_column(Json)
+    fairness: Mapped[float | None] = mapped_column(Double)
 
 
 class EventRow(Base):

@@ -130,6 +130,8 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
             "why": clean(d.why),
             "relative_goodput": _number(d.relative_goodput),
             "alternatives": encode(d.alternatives),
+            "worth": encode(d.worth) or None,
+            "fairness": None if d.fairness is None else _finite(d.fairness, "fairness"),
         }
         for d in epoch.decisions
     ]

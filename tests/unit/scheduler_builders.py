@@ -124,9 +124,20 @@ def brute_force(problem: Problem) -> float:
         scored.append((objective(problem, choice, moved), choice, moved))
     scored.sort(key=lambda entry: -entry[0])
     for value, choice, moved in scored:
-        if can_lie(problem.rooms, requests(problem, choice, moved)):
+        if within(problem, choice) and can_lie(problem.rooms, requests(problem, choice, moved)):
             return value
     raise AssertionError("going on as it is must always be possible")
+
+
+def within(problem: Problem, choice: Sequence[int | None]) -> bool:
+    """Do the jobs keep every limit?"""
+    return all(
+        sum(
+            a.cells[c].shape.gpus for a, c in zip(problem.asks, choice, strict=True) if c is not None and limit.binds(a)
+        )
+        <= limit.gpus
+        for limit in problem.limits
+    )
 
 
 def requests(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> list[Request]:

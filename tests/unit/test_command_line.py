@@ -18,7 +18,7 @@ JOB = {
     "Partition": "main", "NumNodes": "1", "NumCPUs": "8", "NumTasks": "1", "tres-alloc": "cpu=16,mem=2G,node=2,billing=16,gres/gpu=4",
     "tres-per-node": "gres:gpu:2", "tres-per-job": "N/A", "tres-per-socket": "N/A", "tres-per-task": "N/A", "NodeList": "",
     "SubmitTime": "1700000000", "StartTime": "1700000900", "EligibleTime": "1700000500", "RestartCnt": "3", "Requeue": "1",
-    "PriorityLong": "4294901759", "BatchFlag": "1", "Name": "train",
+    "PriorityLong": "4294901759", "BatchFlag": "1", "Account": "chem", "QOS": "high", "Name": "train",
 }  # fmt: skip
 NODE = {
     "NodeList": "n1", "StateComplete": "idle", "Gres": "gpu:a100:4", "GresUsed": "gpu:a100:0(IDX:N/A)", "Features": "a100,ib",
@@ -91,6 +91,7 @@ def test_a_row_becomes_a_job(shell: Shell) -> None:
         4294901759,
     )
     assert (job.requeue, job.batch, job.array, job.het) == (True, True, False, False)
+    assert (job.account, job.qos) == ("chem", "high")
 
 
 def test_the_daemon_s_own_environment_changes_nothing(shell: Shell) -> None:

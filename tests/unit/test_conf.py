@@ -63,6 +63,8 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
+        "#SYNERGY Objective=sia FairnessBound=1.5 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
+        "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
     )
@@ -84,6 +86,13 @@ def test_every_key(folder: Path) -> None:
         restart_delay_s=3,
         park_s=3600,
         max_growth=2,
+        objective="sia",
+        fairness_bound=1.5,
+        deadlines=False,
+        priority_weight=True,
+        qos_weights={"high": 4.0, "low": 0.5},
+        account_limits={"chem": 64},
+        partition_limits={"gpu": 128, "debug": 0},
         gpu_figures={
             "a100": {
                 "peak_tflops": 312,
@@ -120,6 +129,11 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY ReportHost=$(id)", "ReportHost=$(id) is not right; "),
         ("#SYNERGY Partitions=a,,b", "Partitions=a,,b is not right; "),
         ("#SYNERGY Policy=../x", "Policy=../x is not right; "),
+        ("#SYNERGY Objective=best", "Objective=best is not right; Objective takes power, sia, pollux or max-min"),
+        ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
+        ("#SYNERGY QosWeights=high", "QosWeights=high is not right; QosWeights takes QOS:WEIGHT with commas between"),
+        ("#SYNERGY QosWeights=a:1,a:2", "QosWeights=a:1,a:2 is not right; "),
+        ("#SYNERGY AccountLimits=x:1.5", "AccountLimits=x:1.5 is not right; "),
         ("#SYNERGY MaxGrowth=0.5", "MaxGrowth=0.5 is not right; MaxGrowth takes 0 (no bound), or more than 1"),
         ("#SYNERGY Database=mysql://u:geheim@h/d", "Database is not right; Database takes sqlite:"),
         ("#SYNERGY Database=geheim", "Database is not right; "),
@@ -229,8 +243,9 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     loaded = load(folder, "Include synergy.conf\n", synergy=example.replace("# #SYNERGY", "#SYNERGY"))
     assert said(loaded) == []
     assert {setting.field for setting in SETTINGS} < set(loaded.origins)
-    # without a line: all, this host, built in, none
+    # without a line: all, this host, built in, none, no weights, no limits
     free = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
+    free |= {"qos_weights": {}, "account_limits": {}, "partition_limits": {}}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()
     assert shown == {name: value for name, value in vars(Settings()).items() if name != "database"}

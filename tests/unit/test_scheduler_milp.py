@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synergyd.scheduler.allowance import within_limits
 from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.decide import solve
 from synergyd.scheduler.fifo import FifoPolicy
 from synergyd.scheduler.greedy import greedy
 from synergyd.scheduler.milp import MilpPolicy
 from synergyd.scheduler.place import place, requests_of
-from synergyd.scheduler.policy import Allocation, Ask, Problem, Room, Terms
+from synergyd.scheduler.policy import Allocation, Ask, Limit, Problem, Room, Terms
 from synergyd.scheduler.utility import objective
-from tests.unit.scheduler_builders import ask, brute_force, can_lie, cell, cells, requests
+from tests.unit.scheduler_builders import ask, brute_force, can_lie, cell, cells, requests, within
 
 SHAPES = [(1, 1), (1, 2), (1, 4), (2, 4)]
 
@@ -62,8 +64,22 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
                 discount=rnd.choice([0.0, 0.5, 0.95]),
             )
         asks.append(made)
-    terms = Terms(exponent=rnd.choice([0.0, 0.0, -0.5, -1.0, 0.5, 1.0]))
-    return Problem(tuple(asks), tuple(rooms), terms)
+    terms = Terms(exponent=rnd.choice([0.0, 0.0, -0.5, -1.0, 0.5, 1.0]), form=rnd.choice(["power", "power", "sia"]))
+    if rnd.random() < 0.3:
+        asks = [claiming(a, rnd) for a in asks]
+    limits = []
+    if rnd.random() < 0.4:
+        asks = [replace(a, account=rnd.choice("xy")) for a in asks]
+        for limit in (Limit("account", "x", rnd.randrange(5)), Limit("partition", "p", rnd.randrange(9))):
+            held = sum(a.cells[a.current].shape.gpus for a in asks if a.current is not None and limit.binds(a))
+            limits.append(replace(limit, gpus=max(limit.gpus, held)))
+    return Problem(tuple(asks), tuple(rooms), terms, limits=tuple(limits))
+
+
+def claiming(a: Ask, rnd: random.Random) -> Ask:
+    """With a goodput that it needs first, out of reach now and then."""
+    need = rnd.choice([0.0, 0.5, 1.0, 1.5]) * max(c.goodput for c in a.cells)
+    return replace(a, need=need, need_anew=need * rnd.choice([1.0, 1.2]), need_why="test")
 
 
 def check(problem: Problem, found: Allocation) -> None:
@@ -73,6 +89,7 @@ def check(problem: Problem, found: Allocation) -> None:
         assert choice is None or choice == a.current or choice not in a.banned
         if a.current is not None and a.discount == 0:
             assert choice == a.current
+    assert within(problem, found.choice)
     assert can_lie(problem.rooms, requests(problem, found.choice, found.moved))
     assert found.objective == pytest.approx(objective(problem, found.choice, found.moved))
     assert found.upper_bound >= found.objective
@@ -116,7 +133,7 @@ def test_greedy_is_feasible_moves_nobody_and_fifo_gives_the_size_asked_for(probl
     assert not quick.moved
     assert quick.objective <= MilpPolicy().allocate(problem).objective + 1e-5
     still = greedy(problem, grow=False)
-    first = FifoPolicy().allocate(problem)
+    first = within_limits(problem, FifoPolicy().allocate(problem))
     check(problem, first)
     for a, kept, given_ in zip(problem.asks, still.choice, first.choice, strict=True):
         if a.current is not None:

@@ -1,0 +1,133 @@
+"""What each job may claim of an epoch besides its goodput: its weight, its deadline, its share, its account's limit."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from synergyd.errors import UsageError
+from synergyd.records import Job, JobState
+from synergyd.scheduler.fairness import equal_share, finish_time_fairness
+from synergyd.scheduler.policy import Ask, Limit, Room, Terms
+from synergyd.scheduler.utility import smallest
+from synergyd.settings import OBJECTIVES, Settings
+
+_PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
+_LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
+# Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
+_OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
+    "power": ("power", None, "asked"),
+    "sia": ("sia", -0.5, "smallest"),
+    "pollux": ("power", -1.0, "share"),
+    "max-min": ("power", -8.0, "asked"),
+}
+
+
+def terms_of(settings: Settings) -> Terms:
+    """The objective that the settings ask for. Raises UsageError for an Objective that is not known."""
+    if settings.objective not in _OBJECTIVES:
+        raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")
+    form, exponent, reference = _OBJECTIVES[settings.objective]
+    p = settings.fairness if exponent is None else exponent
+    return Terms(exponent=p, max_growth=settings.max_growth, form=form, reference=reference)
+
+
+def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
+    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on."""
+    jobs = tuple(jobs)
+    middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
+    found: dict[int, float] = {}
+    for job in jobs:
+        weight = job.directive.weight if job.directive else 1.0
+        weight = weight if math.isfinite(weight) and weight > 0 else 1.0
+        weight *= settings.qos_weights.get(job.qos, 1.0)
+        if settings.priority_weight and job.priority > 0:
+            weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
+        found[job.job_id] = weight
+    return found
+
+
+def limits(asks: Sequence[Ask], jobs: Iterable[Job], settings: Settings) -> tuple[Limit, ...]:
+    """The limits of accounts and partitions, less what jobs hold that do not take part; never below what those that take
+    part hold now, for they may stay."""
+    named = [("account", name, gpus) for name, gpus in settings.account_limits.items()]
+    named += [("partition", name, gpus) for name, gpus in settings.partition_limits.items()]
+    if not named:
+        return ()
+    taking = {ask.job_id for ask in asks}
+    held: Counter[tuple[str, str]] = Counter()
+    for job in jobs:
+        if job.job_id not in taking and job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING):
+            held["account", job.account] += job.shape.gpus
+            for name in job.partition.split(","):
+                held["partition", name] += job.shape.gpus
+    found = []
+    for kind, name, gpus in named:
+        limit = Limit(kind, name, max(0, gpus - held[kind, name]))
+        own = sum(ask.cells[ask.current].shape.gpus for ask in asks if ask.current is not None and limit.binds(ask))
+        found.append(replace(limit, gpus=max(limit.gpus, own)))
+    return tuple(found)
+
+
+def claimed(
+    asks: Sequence[Ask], rooms: Sequence[Room], terms: Terms, settings: Settings, now_s: float
+) -> tuple[tuple[Ask, ...], dict[int, float]]:
+    """The asks with their weights' reference, deadline and fairness needs; and the finish-time fairness of every job of which
+    it is known, by job id, as it would be if all went on as they are."""
+    capacity: Counter[str] = Counter()
+    for room in rooms:
+        capacity[room.gpu_type] += room.free
+    found, fairness = [], {}
+    for ask in asks:
+        share = 0.0
+        if terms.reference == "share" or ask.progress.done is not None:
+            share = equal_share(ask.cells, capacity, len(asks))
+        relative = _relative(ask, terms, share)
+        need = _deadline(ask, now_s, settings.restart_cost_s) if settings.deadlines else (0.0, 0.0, "")
+        goodput = 0.0 if ask.current is None else ask.cells[ask.current].goodput
+        rho = finish_time_fairness(ask.age_s, ask.progress, goodput or share, share)
+        if rho is not None:
+            fairness[ask.job_id] = rho
+            if not need[0] and 0 < settings.fairness_bound < rho:
+                need = _reachable(ask, share, f"it is {rho:.2f} times as late as with an equal share of the GPUs")
+        left = ask.progress.remaining
+        drag = settings.restart_cost_s / max(left, _LEAST_LEFT) if left is not None else 0.0
+        if relative is not ask.relative or need[0] or drag:
+            ask = replace(ask, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
+        found.append(ask)
+    return tuple(found), fairness
+
+
+def _relative(ask: Ask, terms: Terms, share: float) -> tuple[float, ...]:
+    cells = ask.cells
+    if terms.reference == "asked" or any(c.goodput <= 0 for c in cells):
+        return ask.relative
+    base = share
+    if terms.reference == "smallest" or share <= 0:
+        least = cells[smallest(cells)]
+        base = least.goodput / least.shape.gpus
+    return tuple(c.goodput / base for c in cells)
+
+
+def _deadline(ask: Ask, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
+    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros where there is no deadline, nobody
+    knows how much is left, or none of its Cells can meet it any more."""
+    left, until = ask.progress.remaining, ask.deadline_s
+    if until is None or left is None or left <= 0 or until <= now_s:
+        return 0.0, 0.0, ""
+    need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
+    best = max(c.goodput for c in ask.cells)
+    later = until - now_s - restart_cost_s
+    anew = left / later if later > 0 else math.inf
+    now = ask.cells[ask.current].goodput if ask.current is not None else 0.0
+    reachable = best >= (need if ask.current is None else anew) or now >= need
+    return (need, anew, why) if reachable else (0.0, 0.0, "")
+
+
+def _reachable(ask: Ask, need: float, why: str) -> tuple[float, float, str]:
+    """An equal share, or the best that the job can have below it."""
+    need = min(need, max(c.goodput for c in ask.cells))
+    return need, need, why
