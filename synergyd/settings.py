@@ -5,6 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+POLICIES = (
+    "synergy",
+    "exact",
+    "fifo",
+    "first-fit",
+    "backfill",
+    "srtf",
+    "srsf",
+    "tiresias",
+    "optimus",
+    "pollux",
+    "sia",
+    "crius",
+)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -13,7 +28,7 @@ class Settings:
     database: str = ""  # SQLAlchemy URL; empty: SQLite in state_dir
     epoch_s: float = 60.0
     partitions: tuple[str, ...] = ()  # empty: all
-    policy: str = "synergy"
+    policy: str = "synergy"  # one of POLICIES
     fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
     restart_cost_s: float = 60.0
     dry_run: bool = False

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import Settings
+from synergyd.settings import POLICIES, Settings
 from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
@@ -123,8 +123,8 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", text):
+def _policy(text: str) -> str:
+    if text not in POLICIES:
         raise ValueError(text)
     return text
 
@@ -156,7 +156,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("Database", "database", _database, "sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME"),
     Setting("Epoch", "epoch_s", _seconds(1, 86400), "1 s to 1 day, such as 60, 60s or 5m"),
     Setting("Partitions", "partitions", _names, "names of partitions with commas between"),
-    Setting("Policy", "policy", _word, "a policy's name in small letters, such as synergy"),
+    Setting("Policy", "policy", _policy, f"one of: {', '.join(POLICIES)}"),
     Setting("Fairness", "fairness", _number(-100, 1), "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
     Setting("RestartCost", "restart_cost_s", _seconds(0, 86400), "0 to 1 day, such as 60s"),
     Setting("DryRun", "dry_run", _flag, "yes or no"),
