@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from synergyd.records import Shape
 from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.feasible import feasible
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem
@@ -28,7 +30,7 @@ class CriusPolicy(Policy):
 
     GPU counts are powers of two; running jobs are never stopped. Throughput counts relative to the size asked for, so
     that jobs of different models compare, and a change of a running job counts with its restart discount. Bounded:
-    `width` cheapest steps are combined, for the first `searches` waiting jobs. Arrivals and departures are one
+    the `width` cheapest steps of each GPU type are combined, for the first `searches` waiting jobs. Arrivals and departures are one
     call here (the paper: rounds of 300 s with an event each); bubble migration is left out, and which pipeline stages
     a Cell has was settled when the Cells were made.
     """
@@ -45,7 +47,7 @@ class CriusPolicy(Policy):
             if floor.choice[i] is not None:
                 continue
             want = wanted(problem.asks[i])
-            if want not in problem.asks[i].banned and floor.put({i: want}):
+            if want not in floor.banned(i) and floor.put({i: want}):
                 continue
             if searches > 0:
                 searches -= 1
@@ -58,14 +60,21 @@ class CriusPolicy(Policy):
     def _make_room(self, floor: _Floor, arrival: int, want: int) -> None:
         """Downgrades of least loss, fewest first, that let the arrival start; nothing where there are none."""
         own = floor.down(arrival, want)
+        kinds = {floor.shape(arrival, want).gpu_type, *(floor.shape(arrival, s.new).gpu_type for s in own)}
         others = [s for j, c in enumerate(floor.choice) if c is not None and j != arrival for s in floor.down(j, c)]
-        steps = sorted(own + floor.helpful(arrival, others), key=_by_loss)[: self._width]
+        steps = sorted(own + floor.helpful(arrival, kinds, sorted(others, key=_by_loss), self._width), key=_by_loss)
+        spare = floor.spare()
         level: list[tuple[_Step, ...]] = [(step,) for step in steps]
         for depth in range(self._depth):
             if depth:
                 level = [(*path, step) for path in level for step in _next(floor, path, steps)]
             for path in sorted(level, key=lambda path: (sum(s.loss for s in path), [_by_loss(s) for s in path])):
-                if floor.put({arrival: want, **{s.job: s.new for s in path}}):
+                changes = {arrival: want, **{step.job: step.new for step in path}}
+                shape = floor.shape(arrival, changes[arrival])
+                freed = sum(floor.freed(j, new, shape.gpu_type) for j, new in changes.items() if j != arrival)
+                if spare[shape.gpu_type] + freed < shape.gpus or changes[arrival] in floor.banned(arrival):
+                    continue
+                if floor.put(changes):
                     return
 
 
@@ -82,8 +91,12 @@ class _Floor:
         for i, ask in enumerate(problem.asks):
             self._bins.take(ask.nodes, self._held(i))
 
-    def put(self, changes: dict[int, int]) -> bool:
-        """Gives each job (by index) its new Cell, those that run first; all stays as it is if one does not fit."""
+    def banned(self, i: int) -> frozenset[int]:
+        return self._asks[i].banned
+
+    def put(self, changes: dict[int, int], keep: bool = True) -> bool:
+        """Gives each job (by index) its new Cell, those that run first; all stays as it is if one does not fit, and
+        without `keep` in any case."""
         order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
         for i in order:
             self._bins.give(self._nodes[i], self._held(i))
@@ -95,7 +108,8 @@ class _Floor:
                 break
             self._bins.take(names, shape.gpus_per_node)
             laid.append((i, names))
-        if len(laid) == len(order):
+        fits = len(laid) == len(order)
+        if fits and keep:
             for i, names in laid:
                 self.choice[i], self._nodes[i] = changes[i], names
             return True
@@ -103,7 +117,7 @@ class _Floor:
             self._bins.give(names, self._asks[i].cells[changes[i]].shape.gpus_per_node)
         for i in order:
             self._bins.take(self._nodes[i], self._held(i))
-        return False
+        return fits
 
     def down(self, i: int, cell: int) -> list[_Step]:
         """asks[i] from `cell` on half its GPUs, or on as many of another type."""
@@ -119,12 +133,35 @@ class _Floor:
                 found += [s for s in self._steps(i, cell, 1 << gpus.bit_length()) if s.loss < 0]
         return sorted(found, key=_by_loss)
 
-    def helpful(self, arrival: int, steps: list[_Step]) -> list[_Step]:
-        """Those of `steps` that free GPUs where the arrival could use them."""
-        ask = self._asks[arrival]
-        kinds = {cell.shape.gpu_type for cell in ask.cells}
-        usable = {name for name, room in self._rooms.items() if room.gpu_type in kinds and room.admits(ask.partition)}
-        return [step for step in steps if usable.intersection(self._nodes[step.job])]
+    def helpful(self, arrival: int, kinds: set[str], steps: list[_Step], most: int) -> list[_Step]:
+        """Of each type in `kinds` the first `most` steps that can be taken and free such GPUs where the arrival may run."""
+        partition = self._asks[arrival].partition
+        usable = {name for name, room in self._rooms.items() if room.gpu_type in kinds and room.admits(partition)}
+        count = dict.fromkeys(kinds, 0)
+        found = []
+        for step in steps:
+            kind = self.shape(step.job, self.choice[step.job] or 0).gpu_type
+            if count.get(kind, most) < most and usable.intersection(self._nodes[step.job]):
+                same = self.shape(step.job, step.new).gpu_type == kind
+                if same or self.put({step.job: step.new}, keep=False):
+                    count[kind] += 1
+                    found.append(step)
+        return found
+
+    def shape(self, i: int, cell: int) -> Shape:
+        return self._asks[i].cells[cell].shape
+
+    def spare(self) -> Counter[str]:
+        """Free GPUs by type."""
+        total: Counter[str] = Counter()
+        for name, free in self._bins.free.items():
+            total[self._rooms[name].gpu_type] += free
+        return total
+
+    def freed(self, i: int, new: int, kind: str) -> int:
+        """GPUs of a type that asks[i] gives back by going to Cell `new` (negative: it takes some)."""
+        before, after = self.shape(i, self.choice[i] or 0), self.shape(i, new)
+        return before.gpus * (before.gpu_type == kind) - after.gpus * (after.gpu_type == kind)
 
     def _steps(self, i: int, cell: int, gpus: int) -> list[_Step]:
         """To `gpus` GPUs of the same type, and to as many as now of any other."""

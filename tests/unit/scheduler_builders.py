@@ -74,6 +74,14 @@ def ask(job_id: int, offers: tuple[Cell, ...], asked: int = 1, **changes: object
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
+def sized(job_id: int, gpus: int, seconds: float | None, nodes: tuple[str, ...] = (), **changes: object) -> Ask:
+    """A job of one size only: `gpus` GPUs on one node, or on each of `nodes`, where it then runs; `seconds` left there."""
+    offers = (cell(2.0, len(nodes) or 1, gpus),)
+    running: dict[str, object] = {"current": 0, "nodes": nodes} if nodes else {}
+    left = Progress(remaining=None if seconds is None else 2.0 * seconds)
+    return ask(job_id, offers, gpus * (len(nodes) or 1), **{"progress": left, **running, **changes})
+
+
 def can_lie(rooms: Sequence[Room], requests: Sequence[Request]) -> bool:
     """Exhaustive: is there any way to lay the requests on the rooms?"""
     free = {r.name: r.free for r in rooms}
@@ -173,4 +181,7 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
             discount = restart_discount(age, int(str(changes["restarts"])), 60.0)
             changes |= {"current": current, "nodes": names, "discount": discount}
         asks.append(ask(j, tuple(offers), rnd.choice([1, 2, 4, 8, 16]), **changes))
+    if rnd.random() < 0.3:  # a node went down, perhaps under its jobs: it hands out none, and they may stay
+        gone = rnd.randrange(nodes)
+        rooms[gone] = replace(rooms[gone], free=0)
     return Problem(tuple(asks), tuple(rooms), Terms(max_growth=rnd.choice([0.0, 2.0])), NOW, 60.0)

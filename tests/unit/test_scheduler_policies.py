@@ -34,7 +34,8 @@ def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
         asked, names = problem.asks[i], placed.nodes[problem.asks[i].job_id]
         assert len(set(names)) == cell.shape.nodes
         for name in names:
-            used[name] += cell.shape.gpus_per_node
+            # of a node that went down under its jobs nothing is handed out, but they may stay
+            used[name] += 0 if stays and not rooms[name].free else cell.shape.gpus_per_node
         if stays:
             assert names == asked.nodes
         else:
