@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd import settings as synergy_settings
+from synergyd.records import Action, JobState, Snapshot
+from synergyd.scheduler.decide import decide
 from synergyd.scheduler.place import place, requests_of
 from synergyd.scheduler.policies import POLICIES, policy_named
-from synergyd.scheduler.policy import Allocation, Policy, Problem
+from synergyd.scheduler.policy import Allocation, Policy, Problem, Progress
 from synergyd.scheduler.pollux import PolluxPolicy
 from synergyd.scheduler.utility import beyond_growth
-from tests.unit.scheduler_builders import random_problem
+from tests.unit.scheduler_builders import Cells, random_problem
+from tests.unit.test_scheduler_decide import SETTINGS, epochs
 
 OTHERS = sorted(set(POLICIES) - {"synergy", "exact"})
 
@@ -60,6 +63,36 @@ def test_every_allocation_is_sound_and_the_same_twice(name: str, seed: int, part
     assert len(found.choice) == len(problem.asks)
     sound(problem, found, policy)
     assert made(name).allocate(problem) == found
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("may_stop", [False, True])
+@settings(max_examples=15, deadline=None)
+@given(epoch=epochs())
+def test_whole_epochs_lose_no_job(name: str, may_stop: bool, epoch: tuple[Snapshot, dict[int, Cells]]) -> None:
+    """A running job keeps nodes, or is stopped where that is allowed; nobody gets GPUs of others or of a node that is
+    down."""
+    snap, offers = epoch
+    left = {j.job_id: Progress(1e4 * j.job_id, 1e4 / (1 + j.job_id) if j.job_id % 3 else None) for j in snap.jobs}
+    found = decide(snap, SETTINGS, offers, {}, policy=made(name), progress=left, may_stop=may_stop)
+    used = Counter({n.name: n.gpus_used for n in snap.cluster.nodes})
+    up = {n.name for n in snap.cluster.nodes if n.up}
+    for job, decision in zip(snap.jobs, found, strict=True):
+        assert decision.job_id == job.job_id and decision.why.endswith((".", ")"))
+        assert all(a.why_not for a in decision.alternatives)
+        used.subtract({n: job.shape.gpus_per_node for n in job.node_names})
+        size = decision.cell.shape if decision.cell else job.shape
+        used.update({n: size.gpus_per_node for n in decision.node_names})
+        if job.state is JobState.RUNNING and decision.action is Action.WAIT:
+            assert may_stop and made(name).preempts and decision.why.startswith("Preempted: ")
+            assert decision.node_names == () and not job.paused
+        elif job.state is JobState.RUNNING:
+            assert decision.action in (Action.KEEP, Action.RESIZE) and decision.node_names
+        if decision.action is Action.KEEP:
+            assert decision.node_names == job.node_names
+        if decision.action in (Action.START, Action.RESIZE):
+            assert len(set(decision.node_names)) == size.nodes and set(decision.node_names) <= up
+    assert all(used[n.name] <= n.gpus for n in snap.cluster.nodes)
 
 
 @pytest.mark.parametrize("name", OTHERS)
