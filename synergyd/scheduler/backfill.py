@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from synergyd.records import Shape
 from synergyd.scheduler.bins import Bins
@@ -56,12 +57,10 @@ class _Guard:
 
     def __init__(self, problem: Problem, choice: list[int | None], placed: Placement, head: Ask, shape: Shape) -> None:
         self._problem, self._head, self._shape = problem, head, shape
-        ends = {_end(problem.asks[i], c) for i, c in enumerate(choice) if c is not None}
-        self.time_s = math.inf
-        for end in sorted(ends - {math.inf}):
-            if self._starts_at(end, choice, placed):
-                self.time_s = end
-                break
+        ends = sorted({_end(problem.asks[i], c) for i, c in enumerate(choice) if c is not None} - {math.inf})
+        # The later, the more is free: the first time that suffices is found by halving.
+        first = bisect_left(ends, True, key=lambda end: self._starts_at(end, choice, placed))
+        self.time_s = ends[first] if first < len(ends) else math.inf
 
     def allows(self, choice: list[int | None], placed: Placement, newcomer: int) -> bool:
         if math.isfinite(self.time_s):

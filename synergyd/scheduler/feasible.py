@@ -38,6 +38,11 @@ def feasible(problem: Problem, choice: Sequence[int | None], moved: Collection[i
                 away.discard(i)
         found = allocation(problem, kept, frozenset(away))
         placed = place(problem.rooms, requests_of(problem, found))
+    if away:
+        # Those who made way for a job that could not start after all need not.
+        still = allocation(problem, kept)
+        if not place(problem.rooms, requests_of(problem, still)).failed:
+            return still
     return found
 
 

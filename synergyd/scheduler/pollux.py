@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from synergyd.scheduler.feasible import feasible
 from synergyd.scheduler.packing import Floats, Take, packing, take_of
 from synergyd.scheduler.policy import Allocation, Policy, Problem
-from synergyd.scheduler.wanted import best_of_shapes, within_growth
+from synergyd.scheduler.wanted import best_of_shapes, by_submission, within_growth
 
 Ints = NDArray[np.intp]
-_LEAST = 1e-2  # speedup of a job without GPUs: the power mean needs a number above zero
+_LEAST = 1e-3  # speedup of a job without GPUs: the power mean needs a number above zero
 
 
 class PolluxPolicy(Policy):
@@ -22,7 +22,8 @@ class PolluxPolicy(Policy):
 
     A genome names one Cell (or none) of each job. `population` genomes, the present allocation among them, go through
     `generations` of tournament, row-wise crossover, mutation and repair; the best survive with their children. Repair
-    takes jobs in random order: a Cell that no longer fits is cut to the job's least, then to nothing.
+    takes the jobs with least attained service first (as the released code has it): a Cell that no longer fits is cut to
+    the job's least of each GPU type, then to nothing.
 
     Simplified: the genome is of Cells where the paper's matrix is of GPUs per job and node, so nodes are named by
     `place`, and "at most one distributed job a node" is a limit on their number; a running job at most doubles its GPUs
@@ -48,8 +49,11 @@ class PolluxPolicy(Policy):
         random = np.random.default_rng(self._seed)
         jobs = len(table.count)
         genomes = np.tile(table.present, (self._population, 1))
-        genomes[1:] = self._mutated(random, genomes[1:], table, rate=0.5)
-        genomes = _repaired(random, genomes, table)
+        # Besides: everyone at its least; everyone as now, and those that wait at their least.
+        genomes[1::3] = [own[0] if own else 0 for own in table.least]
+        genomes[2::3] = np.where(table.present > 0, table.present, genomes[1])
+        genomes[3:] = self._mutated(random, genomes[3:], table, rate=0.1)
+        genomes = _repaired(genomes, table)
         fitness = self.fitness(genomes, table)
         for _ in range(self._generations):
             # The better of two drawn at random is a parent; each row (job) comes from one of two parents.
@@ -57,7 +61,7 @@ class PolluxPolicy(Policy):
             parents = np.where(fitness[drawn[0]] >= fitness[drawn[1]], drawn[0], drawn[1])
             mother = random.random((self._population, jobs)) < 0.5
             children = np.where(mother, genomes[parents[0]], genomes[parents[1]])
-            children = _repaired(random, self._mutated(random, children, table, rate=1.0 / jobs), table)
+            children = _repaired(self._mutated(random, children, table, rate=1.0 / jobs), table)
             genomes = np.unique(np.concatenate([genomes, children]), axis=0)
             fitness = self.fitness(genomes, table)
             best = np.argsort(-fitness, kind="stable")[: self._population]
@@ -78,22 +82,25 @@ class PolluxPolicy(Policy):
 
 @dataclass(frozen=True)
 class _Table:
-    """Options of each job, padded to the longest: option 0 is to have nothing, option 1 the least Cell.
+    """Options of each job, padded to the longest: option 0 is to have nothing.
 
-    `cells` [jobs][options], `count` [jobs] options, `present` [jobs], `speedup` [jobs x options] (restart factor in),
+    `cells` [jobs][options], `count` [jobs] options, `present` [jobs], `order` [jobs] (least service
+    first), `least` [jobs] options of fewest GPUs of each type, `speedup` [jobs x options] (restart factor in),
     `use` [jobs x options x rows], `limit` [rows].
     """
 
     cells: list[list[int | None]]
     count: Ints
     present: Ints
+    order: Ints
+    least: list[list[int]]
     speedup: Floats
     use: Floats
     limit: Floats
 
 
 def _table(problem: Problem, growth: float) -> _Table:
-    share = max(1, sum(room.free for room in problem.rooms) // len(problem.asks))
+    share = -(-sum(room.free for room in problem.rooms) // len(problem.asks))
     cells: list[list[int | None]] = []
     for ask in problem.asks:
         open_now = within_growth(ask, problem, growth).items()
@@ -105,7 +112,10 @@ def _table(problem: Problem, growth: float) -> _Table:
     present = np.zeros(len(cells), dtype=np.intp)
     takes: list[Take] = []
     where = []
+    least_of: list[list[int]] = []
     for j, (ask, own) in enumerate(zip(problem.asks, cells, strict=True)):
+        kinds = [None if cell is None else ask.cells[cell].shape.gpu_type for cell in own]
+        least_of.append([kinds.index(kind) for kind in dict.fromkeys(kinds) if kind is not None])
         every = best_of_shapes(ask)
         least = min((shape.gpus for shape in every), default=0)
         fair = max((ask.relative[i] for s, i in every.items() if s.gpus <= max(share, least)), default=1.0)
@@ -121,7 +131,11 @@ def _table(problem: Problem, growth: float) -> _Table:
     use = np.zeros((len(cells), int(count.max()), len(limit) + len(nodes)))
     for (j, option), row, wide in zip(where, rows, distributed, strict=True):
         use[j, option] = np.concatenate([row, wide])
-    return _Table(cells, count, present, speedup, use, np.concatenate([limit, nodes]))
+    asks = problem.asks
+    order = sorted(by_submission(problem), key=lambda j: asks[j].progress.attained_gpu_s)
+    return _Table(
+        cells, count, present, np.array(order, dtype=np.intp), least_of, speedup, use, np.concatenate([limit, nodes])
+    )
 
 
 def _distributed(problem: Problem, takes: list[Take]) -> tuple[Floats, Floats]:
@@ -132,20 +146,18 @@ def _distributed(problem: Problem, takes: list[Take]) -> tuple[Floats, Floats]:
     return np.array(use, dtype=float).reshape(len(takes), len(kinds)), np.array(limit, dtype=float)
 
 
-def _repaired(random: np.random.Generator, genomes: Ints, table: _Table) -> Ints:
-    """Genomes within the limits: jobs in random order, each cut to its least Cell, then to none, where it does not fit."""
-    order = np.argsort(random.random(genomes.shape), axis=1)
-    which = np.arange(len(genomes))
+def _repaired(genomes: Ints, table: _Table) -> Ints:
+    """Genomes within the limits: jobs in the table's order, each cut to its least Cells, then to none, where it does not fit."""
     load = np.zeros((len(genomes), len(table.limit)))
-    fixed = np.zeros_like(genomes)
-    for turn in range(genomes.shape[1]):
-        j = order[:, turn]
-        option = genomes[which, j]
-        need = table.use[j, option]
-        over = np.any(load + need > table.limit, axis=1)
-        option = np.where(over, np.minimum(option, 1), option)
-        need = np.where(over[:, None], table.use[j, option], need)
-        over = np.any(load + need > table.limit, axis=1)
-        fixed[which, j] = np.where(over, 0, option)
-        load += np.where(over[:, None], 0.0, need)
+    fixed = genomes.copy()
+    for j in table.order:
+        use, option = table.use[j], genomes[:, j]
+        over = np.any(load + use[option] > table.limit, axis=1)
+        for least in table.least[j]:
+            if not over.any():
+                break
+            option = np.where(over, least, option)
+            over = np.any(load + use[option] > table.limit, axis=1)
+        fixed[:, j] = option = np.where(over, 0, option)
+        load += use[option]
     return fixed

@@ -106,12 +106,12 @@ def test_sia_is_optimal_on_small_problems() -> None:
 
 def test_pollux_fitness_is_the_harmonic_mean_of_speedups_over_a_fair_share() -> None:
     # 4 GPUs for 2 jobs: 2 each, goodput 1.9. Job 0 at 2 GPUs: speedup 1; job 1 at 1: 1/1.9; 2/(1 + 1.9) in all. Job 0 at
-    # 4 GPUs with its restart (.8 x 3.6/1.9 = 1.516) leaves nothing to job 1, which counts .01: 2/(.66 + 100).
+    # 4 GPUs with its restart (.8 x 3.6/1.9 = 1.516) leaves nothing to job 1, which counts .001: 2/(.66 + 1000).
     problem = Problem((runs(0, GOOD, 1, discount=0.8), ask(1, GOOD, 1)), (room(4),))
     table = _table(problem, 2.0)
     assert table.cells == [[None, 0, 1, 2], [None, 0]]
     fitness = PolluxPolicy().fitness(np.array([[2, 1], [3, 0]]), table)
-    assert fitness == pytest.approx([2 / 2.9, 2 / (1.9 / 3.6 / 0.8 + 100)])
+    assert fitness == pytest.approx([2 / 2.9, 2 / (1.9 / 3.6 / 0.8 + 1000)])
     assert PolluxPolicy().allocate(problem).choice == (1, 0)
 
 
