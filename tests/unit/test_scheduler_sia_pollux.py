@@ -162,6 +162,6 @@ def test_pollux_finds_the_best_of_small_problems() -> None:
 
 
 def test_pollux_seed_is_all_the_chance_there_is() -> None:
-    problem = random_problem(random.Random(3), 30, 6)
+    problem = random_problem(random.Random(3), 30, 20)
     short = [PolluxPolicy(population=8, generations=2, seed=seed).allocate(problem).choice for seed in (0, 0, 1)]
     assert short[0] == short[1] != short[2]
