@@ -15,13 +15,14 @@ from synergyd.scheduler.wanted import best_of_shapes, within_growth
 
 class SiaPolicy(Policy):
     """Minimises sum_ij A_ij (r_i G_ij)^p + lam sum_i (1 - |A_i|), p < 0: G_ij is the goodput of job i on configuration j
-    over the least in its row, times the GPUs of its smallest configuration; lam is what a job without GPUs costs.
+    over the least in its row, times the fewest GPUs on that one's type; lam is what a job without GPUs costs.
 
-    Configurations: 2^k GPUs on one node, or m whole nodes. r_i = (T - N S)/(T + S) for all but the present one. Per
-    round a running job at most doubles its GPUs, a waiting one starts on its least. Rows of `packing` in place of
-    GPUs per type, since nodes here may be partly taken by others. Weights are not in the paper and do not count; a
-    job whose only Cells are no configuration (a size fixed by its user) takes part with those. Within
-    `relative_gap` of the optimum, or the best found in `time_limit_s` seconds; all goes on as it is if none is found.
+    Configurations: 2^k GPUs on one node, or m whole nodes. r_i = (T - N S)/(T + S) for all but the present one, 1 for a
+    job younger than a restart takes (as in the released code). Per round a running job at most doubles its GPUs, a
+    waiting one starts on its least. Rows of `packing` in place of GPUs per type, since nodes here may be partly taken by
+    others. Weights are not in the paper and do not count; a job whose only Cells are no configuration (a size fixed by
+    its user) takes part with those. Within `relative_gap` of the optimum, or the best found in `time_limit_s` seconds;
+    all goes on as it is if none is found.
     """
 
     preempts = True
@@ -76,12 +77,13 @@ class SiaPolicy(Policy):
         row = {s: c for s, c in every.items() if c == ask.current or _configuration(s, whole)} or every
         if not row:
             return {}
-        least = min(ask.relative[c] for c in row.values())
-        gpus = min(shape.gpus for shape in row)
+        worst, least = min(((s, ask.relative[c]) for s, c in row.items()), key=lambda sg: (sg[1], sg[0].gpus))
+        gpus = min(shape.gpus for shape in row if shape.gpu_type == worst.gpu_type)
         open_now = within_growth(ask, problem, self._growth)
         found = {}
         for shape, cell in row.items():
-            r = 1.0 if cell == ask.current or ask.current is None else ask.discount
+            free = cell == ask.current or ask.current is None or ask.age_s < problem.restart_cost_s
+            r = 1.0 if free else ask.discount
             if r > 0 and shape in open_now:
                 gain = self._lam - (r * gpus * ask.relative[cell] / least) ** self._p
                 if gain > 0:

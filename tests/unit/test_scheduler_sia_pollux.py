@@ -41,6 +41,20 @@ def test_sia_weighs_rows_by_their_least_and_its_gpus() -> None:
     assert set(SiaPolicy().gains(Problem((runs(0, LINEAR, 0, discount=0.4),), (room(4),)), 0)) == {0}
 
 
+def test_sia_does_not_hold_back_a_job_younger_than_a_restart() -> None:
+    # In its first 60 s the factor would be 0 or so; then it counts, and .3 x 2 is less than the 1 that it has.
+    for age, expected in ((59.0, 1), (60.0, 0)):
+        problem = Problem((runs(0, LINEAR, 0, discount=0.3, age_s=age),), (room(4),), restart_cost_s=60.0)
+        assert SiaPolicy().allocate(problem).choice == (expected,)
+
+
+def test_sia_rows_count_from_the_slowest_type() -> None:
+    # Least goodput: 2 on 2 l4 GPUs, which counts as 2; so 6 on one a100 GPU counts as 6, 12 as 12 (not twice its GPUs).
+    offers = (cell(6.0, gpus=1), cell(2.0, gpus=2, kind="l4"), cell(12.0, gpus=4))
+    problem = Problem((ask(0, offers, 1),), (room(4), Room("l", "l4", 4)))
+    assert SiaPolicy().gains(problem, 0) == pytest.approx({0: 1.1 - 6**-0.5, 1: 1.1 - 2**-0.5})
+
+
 def test_sia_has_only_powers_of_two_and_whole_nodes() -> None:
     offers = (
         cell(1.0, gpus=1),
