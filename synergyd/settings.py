@@ -6,6 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 OBJECTIVES = ("power", "sia", "pollux", "max-min")  # what they are: scheduler/claims.py
+POLICIES = (
+    "synergy",
+    "exact",
+    "fifo",
+    "first-fit",
+    "backfill",
+    "srtf",
+    "srsf",
+    "tiresias",
+    "optimus",
+    "pollux",
+    "sia",
+    "crius",
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +29,7 @@ class Settings:
     database: str = ""  # SQLAlchemy URL; empty: SQLite in state_dir
     epoch_s: float = 60.0
     partitions: tuple[str, ...] = ()  # empty: all
-    policy: str = "synergy"
+    policy: str = "synergy"  # one of POLICIES
     fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
     objective: str = "power"  # one of OBJECTIVES; power is the one that takes the exponent above
     fairness_bound: float = 0.0  # finish-time fairness beyond which a job gets an equal share first; 0: none

@@ -9,8 +9,8 @@ from synergyd.records import Action, Cell, Decision, Plan, Snapshot
 from synergyd.scheduler.allowance import within_limits
 from synergyd.scheduler.capacity import Left, rooms_of, sort_job
 from synergyd.scheduler.claims import claimed, limits, terms_of, weights
-from synergyd.scheduler.fifo import FifoPolicy
 from synergyd.scheduler.greedy import greedy
+from synergyd.scheduler.keep import without_stopping
 from synergyd.scheduler.place import Placement, place, requests_of
 from synergyd.scheduler.policies import policy_named
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Progress
@@ -41,6 +41,7 @@ def decide(
     ages_s: Mapping[int, float] | None = None,
     policy: Policy | None = None,
     progress: Mapping[int, Progress] | None = None,
+    may_stop: bool = False,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
@@ -49,7 +50,8 @@ def decide(
     by job id.
     `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
 
-    A running job is never stopped: it keeps at least its smallest Cell. Held jobs, jobs with a wrong directive and
+    A running job is stopped only by a policy that preempts, and only with `may_stop` (Action.WAIT: it gives all its GPUs
+    back and waits); else it keeps at least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and
     fixed ones are not touched; what they hold is gone from the capacity, as are the GPUs of other users of Slurm.
     """
     policy = policy or policy_named(settings.policy)
@@ -75,13 +77,14 @@ def decide(
     asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s)
     bounds = limits(asks, snapshot.jobs, settings)
     problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds)
-    answer = solve(problem, policy)
+    answer = solve(problem, policy, may_stop)
     outcome = Outcome(
         answer.problem,
         answer.allocation,
         answer.placement,
         settings.restart_cost_s,
-        sizes_fixed=isinstance(policy, FifoPolicy),
+        sizes_fixed=policy.sizes_fixed,
+        rule=policy.rule,
     )
     by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
     return tuple(
@@ -92,7 +95,7 @@ def decide(
     )
 
 
-def solve(problem: Problem, policy: Policy) -> Answer:
+def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
     """Allocates and places until every allocated job has nodes.
 
     The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
@@ -100,7 +103,9 @@ def solve(problem: Problem, policy: Policy) -> Answer:
     out, running jobs stay and waiting ones start where they fit.
     """
     for _ in range(_ROUNDS):
-        allocation = within_limits(problem, policy.allocate(problem))
+        stops = may_stop or not policy.preempts
+        allocation = policy.allocate(problem) if stops else without_stopping(policy, problem)
+        allocation = within_limits(problem, allocation)
         placement = place(problem.rooms, requests_of(problem, allocation))
         if not placement.failed:
             return Answer(problem, allocation, placement)

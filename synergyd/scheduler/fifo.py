@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from synergyd.scheduler.bins import Bins
-from synergyd.scheduler.policy import Allocation, Problem
+from synergyd.scheduler.policy import Allocation, Policy, Problem
 from synergyd.scheduler.utility import allocation, smallest
 
 
-class FifoPolicy:
+class FifoPolicy(Policy):
     """Strict order of submission (job id on ties): running jobs stay as they are, and the first waiting job that does
     not fit holds up those behind it. A job too big for the machine even when it is empty is passed over.
 
     A job gets the Cell of the size it asked for; where no plan fits that size, its smallest Cell.
     """
+
+    sizes_fixed = True
+    rule = "first come, first served at the size asked for"
 
     def allocate(self, problem: Problem) -> Allocation:
         bins = Bins(problem.rooms)

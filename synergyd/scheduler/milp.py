@@ -28,13 +28,13 @@ from scipy.sparse import coo_array
 
 from synergyd.scheduler.columns import Column, columns
 from synergyd.scheduler.greedy import greedy
-from synergyd.scheduler.policy import Allocation, Ask, Problem, Room
+from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
 from synergyd.scheduler.utility import allocation, objective, stay_value
 
 Pools = tuple[int, ...]  # the pools open to a job: indices, ascending
 
 
-class MilpPolicy:
+class MilpPolicy(Policy):
     """Proven optimal within `relative_gap` of the gain over changing nothing, or the best found in `time_limit_s`
     seconds with its gap; never worse than `greedy`, and that where the solver has found nothing."""
 

@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from synergyd.errors import UsageError
+from synergyd.scheduler.backfill import BackfillPolicy
+from synergyd.scheduler.crius import CriusPolicy
 from synergyd.scheduler.fifo import FifoPolicy
+from synergyd.scheduler.first_fit import FirstFitPolicy
 from synergyd.scheduler.milp import MilpPolicy
+from synergyd.scheduler.optimus import OptimusPolicy
 from synergyd.scheduler.policy import Policy
+from synergyd.scheduler.pollux import PolluxPolicy
+from synergyd.scheduler.sia import SiaPolicy
+from synergyd.scheduler.srtf import SrtfPolicy
 from synergyd.scheduler.synergy import SynergyPolicy
+from synergyd.scheduler.tiresias import TiresiasPolicy
 
-POLICIES: dict[str, Callable[[], Policy]] = {"synergy": SynergyPolicy, "exact": MilpPolicy, "fifo": FifoPolicy}
+# The names are those of settings.POLICIES, where the reader of slurm.conf finds them without loading any policy.
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "synergy": SynergyPolicy,
+    "exact": MilpPolicy,
+    "fifo": FifoPolicy,
+    "first-fit": FirstFitPolicy,
+    "backfill": BackfillPolicy,
+    "srtf": SrtfPolicy,
+    "srsf": lambda: SrtfPolicy(service=True),
+    "tiresias": TiresiasPolicy,
+    "optimus": OptimusPolicy,
+    "pollux": PolluxPolicy,
+    "sia": SiaPolicy,
+    "crius": CriusPolicy,
+}
 
 
 def policy_named(name: str) -> Policy:

@@ -145,7 +145,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A policy's answer. `choice[i]` is the index of asks[i]'s Cell, None if it waits.
+    """A policy's answer. `choice[i]` is the index of asks[i]'s Cell, None if it waits (of a running job: if it
+    is stopped, which only policies that preempt do).
 
     A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`. `objective` and
     `upper_bound` are sums of weighted utilities; `gap` = (upper_bound - objective) / max(1, |objective|), infinite
@@ -170,6 +171,14 @@ class Allocation:
 
 
 class Policy(Protocol):
-    """Chooses Cells. Pure: the same problem gives the same answer (a time limit that strikes is the one exception)."""
+    """Chooses Cells. Pure: the same problem gives the same answer (a time limit that strikes is the one exception).
+
+    `preempts`: it may stop running jobs (choice None). `sizes_fixed`: each job gets the size it asked for, whatever
+    could be gained. `rule`: what it goes by, in words for `explain`; empty where its objective is the explanation.
+    """
+
+    preempts: bool = False
+    sizes_fixed: bool = False
+    rule: str = ""
 
     def allocate(self, problem: Problem) -> Allocation: ...

@@ -18,7 +18,8 @@ _NAMED = 3  # rival jobs named in a sentence
 
 class Outcome:
     """An epoch's answer with what every explanation needs, worked out once. `sizes_fixed`: the policy gives each job
-    the size it asked for, whatever could be gained. `restart_cost_s` in seconds."""
+    the size it asked for, whatever could be gained. `rule`: what the policy goes by, where that is not the objective.
+    `restart_cost_s` in seconds."""
 
     def __init__(
         self,
@@ -27,9 +28,10 @@ class Outcome:
         placement: Placement,
         restart_cost_s: float,
         sizes_fixed: bool = False,
+        rule: str = "",
     ) -> None:
         self.problem, self.allocation, self.placement = problem, allocation, placement
-        self.restart_cost_s, self.sizes_fixed = restart_cost_s, sizes_fixed
+        self.restart_cost_s, self.sizes_fixed, self.rule = restart_cost_s, sizes_fixed, rule
         self.empty, self.left = Bins(problem.rooms), Bins(problem.rooms)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
@@ -84,7 +86,7 @@ def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Al
     choice = outcome.allocation.choice[index]
     others = _alternatives(outcome, index)
     if choice is None:
-        return _waits(outcome, ask), others
+        return _waits(outcome, ask) if ask.current is None else _stopped(outcome, ask), others
     chosen = ask.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
     tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) else ""
@@ -144,7 +146,7 @@ def _changes(outcome: Outcome, ask: Ask, choice: int) -> str:
     cost_s = outcome.restart_cost_s
     paid = f"the {cost_s:.0f} s restart is paid back in about {payback_s(old.goodput, new.goodput, cost_s):.0f} s"
     rivals = outcome.rivals(old.shape.gpu_type, ask.job_id)
-    gives = f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so"
+    gives = outcome.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
     if new.shape == old.shape and new.plan == old.plan:
         return f"Moves to other nodes with the same {shape_words(new.shape)}: {gives}."
     if new.shape == old.shape:
@@ -177,8 +179,8 @@ def _waits(outcome: Outcome, ask: Ask) -> str:
     full = outcome.allowance.exceeded(ask, None, smallest(ask.cells))
     if full is not None:
         return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.gpus} GPUs for all of its jobs."
-    if outcome.sizes_fixed:
-        return "Waits for its turn: first come, first served at the size asked for."
+    if outcome.rule:
+        return f"Waits for its turn: {outcome.rule}."
     types = sorted({c.shape.gpu_type for c in possible})
     total = sum(outcome.capacity.get(t, 0) for t in types)
     rivals = "; ".join(r for r in (outcome.rivals(t, ask.job_id) for t in types) if r)
@@ -192,6 +194,14 @@ def _waits(outcome: Outcome, ask: Ask) -> str:
         f"Waits: {least}, and all but {free} of the {total} {' and '.join(types)} GPUs are with jobs whose weighted "
         f"goodput gains more from them; running jobs are shrunk for others but never stopped.{newly}"
     )
+
+
+def _stopped(outcome: Outcome, ask: Ask) -> str:
+    shape = ask.cells[ask.current or 0].shape
+    rivals = outcome.rivals(shape.gpu_type, ask.job_id)
+    newly = f" This epoch they go to {rivals}." if rivals else ""
+    rule = f": {outcome.rule}" if outcome.rule else ""
+    return f"Preempted: it gives back {shape_words(shape)} and waits for its turn{rule}.{newly}"
 
 
 def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
@@ -223,6 +233,8 @@ def _why_not(outcome: Outcome, index: int, i: int) -> str:
     full = outcome.allowance.exceeded(ask, choice, i)
     if full is not None:
         return f"{full.kind} {full.name} would be beyond its limit of {full.gpus} GPUs"
+    if outcome.rule:
+        return f"the policy goes by another rule: {outcome.rule}"
     if beyond_growth(ask, i, problem.terms):
         return f"it is more than {problem.terms.max_growth:g} times the present GPUs, the bound of one epoch"
     if chosen is not None and cell.goodput <= chosen.goodput:

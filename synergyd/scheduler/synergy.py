@@ -20,7 +20,7 @@ from synergyd.scheduler.greedy import greedy
 from synergyd.scheduler.instance import Instance, segment_max
 from synergyd.scheduler.milp import MilpPolicy, pools_of
 from synergyd.scheduler.place import place, requests_of
-from synergyd.scheduler.policy import Allocation, Ask, Problem, Room
+from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
 from synergyd.scheduler.prices import Effort, Solution, solve
 from synergyd.scheduler.utility import allocation, change_value, stay_value, utility
 
@@ -29,7 +29,7 @@ _MOVE_ROUNDS = 30
 _GOOD = 1e-3  # a gap at which no quick answer is tried beside it
 
 
-class SynergyPolicy:
+class SynergyPolicy(Policy):
     """At most `exact_columns` columns (about 60 jobs of 30 Cells) go to the exact program, more to the prices. `effort`
     bounds the latter: the relative gap is of the gain over stopping everything."""
 

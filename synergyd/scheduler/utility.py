@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from synergyd.records import Cell, Shape
 from synergyd.scheduler.policy import Allocation, Ask, Problem, Terms
@@ -171,6 +172,8 @@ def objective(problem: Problem, choice: Sequence[int | None], moved: frozenset[i
             total += stay_value(ask, problem.terms)
         elif picked is not None:
             total += change_value(ask, picked, problem.terms)
+        else:
+            total += stay_value(replace(ask, current=None), problem.terms)  # stopped: it waits
     return total
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import OBJECTIVES, Settings
+from synergyd.settings import OBJECTIVES, POLICIES, Settings
 from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
@@ -123,12 +123,6 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", text):
-        raise ValueError(text)
-    return text
-
-
 def _host(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}", text):
         raise ValueError(text)
@@ -191,7 +185,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("Database", "database", _database, "sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME"),
     Setting("Epoch", "epoch_s", _seconds(1, 86400), "1 s to 1 day, such as 60, 60s or 5m"),
     Setting("Partitions", "partitions", _names, "names of partitions with commas between"),
-    Setting("Policy", "policy", _word, "a policy's name in small letters, such as synergy"),
+    Setting("Policy", "policy", _one_of(POLICIES), f"one of: {', '.join(POLICIES)}"),
     Setting("Fairness", "fairness", _number(-100, 1), "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
     Setting("Objective", "objective", _one_of(OBJECTIVES), "power, sia, pollux or max-min"),
     Setting("FairnessBound", "fairness_bound", _bound, "0 (none), or 1 and more, such as 1.5"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.place import Request
-from synergyd.scheduler.policy import Ask, Problem, Room
-from synergyd.scheduler.utility import find_asked, objective, relative_goodputs
+from synergyd.scheduler.policy import Ask, Problem, Progress, Room, Terms
+from synergyd.scheduler.utility import find_asked, objective, relative_goodputs, restart_discount
 
 NOW = 100_000.0
 Cells = tuple[Cell, ...]
@@ -70,6 +72,14 @@ def ask(job_id: int, offers: tuple[Cell, ...], asked: int = 1, **changes: object
     index = find_asked(offers, Shape("a100", 1, asked))
     plain = Ask(job_id, offers, relative_goodputs(offers, index), asked=index, submit_s=float(job_id))
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def sized(job_id: int, gpus: int, seconds: float | None, nodes: tuple[str, ...] = (), **changes: object) -> Ask:
+    """A job of one size only: `gpus` GPUs on one node, or on each of `nodes`, where it then runs; `seconds` left there."""
+    offers = (cell(2.0, len(nodes) or 1, gpus),)
+    running: dict[str, object] = {"current": 0, "nodes": nodes} if nodes else {}
+    left = Progress(remaining=None if seconds is None else 2.0 * seconds)
+    return ask(job_id, offers, gpus * (len(nodes) or 1), **{"progress": left, **running, **changes})
 
 
 def can_lie(rooms: Sequence[Room], requests: Sequence[Request]) -> bool:
@@ -146,3 +156,43 @@ def requests(problem: Problem, choice: Sequence[int | None], moved: frozenset[in
         for i, (a, c) in enumerate(zip(problem.asks, choice, strict=True))
         if c is not None
     ]
+
+
+def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[str, ...] = ("",)) -> Problem:
+    """`nodes` nodes of 8 GPUs, some half taken or down, of two types; jobs of all kinds, about half of them running."""
+    rooms = []
+    for n in range(nodes):
+        at = tuple(p for p in partitions if p and rnd.random() < 0.7)
+        free = rnd.choice([8, 8, 8, 8, 5, 0])
+        rooms.append(Room(f"n{n}", rnd.choice(["a100", "a100", "h100"]), free, at or tuple(p for p in partitions if p)))
+    bins = Bins(rooms)
+    asks = []
+    for j in range(jobs):
+        power, speed = rnd.uniform(0.3, 1), rnd.uniform(0.5, 20)
+        offers = [
+            cell(speed * (2.5 if kind == "h100" else 1) * (n * g) ** power * (0.9 if tp > 1 else 1), n, g, kind, tp=tp)
+            for kind in ("a100", "h100")
+            for n, g in ((1, 1), (1, 2), (1, 3), (1, 4), (1, 8), (2, 2), (2, 8), (4, 8))
+            for tp in (1, 2)[:g]
+            if rnd.random() < 0.6
+        ] or [cell(speed)]
+        age = rnd.uniform(0, 50_000)
+        changes: dict[str, object] = {
+            "submit_s": NOW - age,
+            "age_s": age,
+            "restarts": rnd.randrange(4),
+            "partition": rnd.choice(partitions),
+            "progress": Progress(rnd.uniform(0, 200_000), rnd.choice([None, rnd.uniform(0, 1e5)])),
+            "banned": frozenset(rnd.sample(range(len(offers)), rnd.choice([0, 0, 0, 1]))),
+        }
+        current = rnd.randrange(len(offers))
+        names = bins.pick(offers[current].shape, str(changes["partition"]))
+        if names and rnd.random() < 0.6:
+            bins.take(names, offers[current].shape.gpus_per_node)
+            discount = restart_discount(age, int(str(changes["restarts"])), 60.0)
+            changes |= {"current": current, "nodes": names, "discount": discount}
+        asks.append(ask(j, tuple(offers), rnd.choice([1, 2, 4, 8, 16]), **changes))
+    if rnd.random() < 0.3:  # a node went down, perhaps under its jobs: it hands out none, and they may stay
+        gone = rnd.randrange(nodes)
+        rooms[gone] = replace(rooms[gone], free=0)
+    return Problem(tuple(asks), tuple(rooms), Terms(max_growth=rnd.choice([0.0, 2.0])), NOW, 60.0)

@@ -134,6 +134,7 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY QosWeights=high", "QosWeights=high is not right; QosWeights takes QOS:WEIGHT with commas between"),
         ("#SYNERGY QosWeights=a:1,a:2", "QosWeights=a:1,a:2 is not right; "),
         ("#SYNERGY AccountLimits=x:1.5", "AccountLimits=x:1.5 is not right; "),
+        ("#SYNERGY Policy=best", "Policy=best is not right; Policy takes one of: synergy, exact, fifo, first-fit, "),
         ("#SYNERGY MaxGrowth=0.5", "MaxGrowth=0.5 is not right; MaxGrowth takes 0 (no bound), or more than 1"),
         ("#SYNERGY Database=mysql://u:geheim@h/d", "Database is not right; Database takes sqlite:"),
         ("#SYNERGY Database=geheim", "Database is not right; "),
@@ -324,7 +325,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_check_shows_values_origins_and_lint(folder: Path) -> None:
     text = GOOD + "KillWait=5\n#SYNERGY Epoch=5m Database=postgresql+psycopg://u:geheim@h/db?password=geheim\n"
-    load(folder, text + "#SYNERGY Policy=a-b StateDir='/x/[red]y'\n")
+    load(folder, text + "#SYNERGY Policy=first-fit StateDir='/x/[red]y'\n")
     code, out = run("--conf", str(folder / "slurm.conf"))
     assert code == 0
     lines = out.splitlines()

@@ -51,7 +51,9 @@ REPORT = Report(7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN,
 
 def decision(job_id: int, why: str = "more GPUs help it most") -> Decision:
     alternatives = (Alternative(CELL, "slower"),)
-    return Decision(job_id, Action.RESIZE, CELL, ("n1",), why, 1.5, alternatives, (("goodput", 0.5), ("need", 50.0)), 0.9)
+    return Decision(
+        job_id, Action.RESIZE, CELL, ("n1",), why, 1.5, alternatives, (("goodput", 0.5), ("need", 50.0)), 0.9
+    )
 
 
 def epoch(at_s: float, *jobs: int, error: str = "") -> EpochRecord:

@@ -1,0 +1,104 @@
+"""Optimus: GPUs go one step at a time to the job whose end that brings nearest (Peng et al., EuroSys'18, sec. 4.1)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+
+from synergyd.scheduler.bins import Bins
+from synergyd.scheduler.feasible import feasible
+from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem
+from synergyd.scheduler.utility import beyond_growth
+from synergyd.scheduler.wanted import best_of_shapes, by_submission, seconds_left, wanted
+
+
+class OptimusPolicy(Policy):
+    """Every job starts with its least GPUs (running ones first, then in order of submission), then again and again the
+    next step goes to the job with the greatest (seconds left - seconds left after it) / GPUs added.
+
+    A step is the job's next GPU count with a better goodput; one that does not fit ends the job's growth. All is shared
+    out anew at each call, so running jobs shrink and grow, and what a restart costs is not weighed, as in the paper.
+    Jobs of unknown length count as long as the mean of the known ones at the size asked for. Parameter servers have no
+    counterpart here: a step is of GPUs alone.
+    """
+
+    rule = "GPUs go one step at a time to the job whose end they bring nearest"
+
+    def allocate(self, problem: Problem) -> Allocation:
+        lengths = _lengths(problem)
+        jobs = [_Ladder(ask, problem, length) for ask, length in zip(problem.asks, lengths, strict=True)]
+        floor = _Floor(problem)
+        heap: list[tuple[float, int, int]] = []
+        for i in sorted(by_submission(problem), key=lambda i: problem.asks[i].current is None):
+            # The least that fits: a least of another GPU type may be taken by others.
+            if jobs[i].steps and floor.lay(i, jobs[i].steps[0]):
+                heapq.heappush(heap, (-jobs[i].gain(0), i, 0))
+        while heap:
+            gain, i, at = heapq.heappop(heap)
+            if gain < 0 and floor.lay(i, jobs[i].steps[at + 1]):
+                heapq.heappush(heap, (-jobs[i].gain(at + 1), i, at + 1))
+        choice = [ask.current if c is None else c for ask, c in zip(problem.asks, floor.choice, strict=True)]
+        moved = {i for i, c in enumerate(choice) if c is not None and set(floor.nodes[i]) != set(problem.asks[i].nodes)}
+        return feasible(problem, choice, moved)
+
+
+class _Ladder:
+    """The GPU counts of one job that each beat all smaller ones: `steps` are the Cells of a count, best first. `length`:
+    the seconds it has left at relative goodput 1."""
+
+    def __init__(self, ask: Ask, problem: Problem, length: float) -> None:
+        self._ask, self._length = ask, length
+        counts: dict[int, list[int]] = {}
+        for shape, i in best_of_shapes(ask).items():
+            if i == ask.current or not beyond_growth(ask, i, problem.terms):
+                counts.setdefault(shape.gpus, []).append(i)
+        self.steps: list[list[int]] = []
+        most = 0.0
+        for _, cells in sorted(counts.items()):
+            better = sorted((i for i in cells if ask.relative[i] > most), key=lambda i: (-ask.relative[i], i))
+            if better:
+                self.steps.append(better)
+                most = ask.relative[better[0]]
+
+    def gain(self, at: int) -> float:
+        """Seconds that the step from `at` brings the end nearer, per GPU; 0 at the top."""
+        if at + 1 >= len(self.steps):
+            return 0.0
+        now, then = self.steps[at][0], self.steps[at + 1][0]
+        gpus = self._ask.cells[then].shape.gpus - self._ask.cells[now].shape.gpus
+        return self._length * (1 / self._ask.relative[now] - 1 / self._ask.relative[then]) / gpus
+
+
+class _Floor:
+    """Jobs laid on nodes as they grow, each as near to where it runs as can be."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._asks, self._bins = problem.asks, Bins(problem.rooms)
+        self._homes = Counter(name for ask in problem.asks for name in ask.nodes)
+        self.choice: list[int | None] = [None] * len(problem.asks)
+        self.nodes: list[tuple[str, ...]] = [()] * len(problem.asks)
+
+    def lay(self, i: int, cells: list[int]) -> bool:
+        """Gives asks[i] the first of these Cells that fits in place of what it has; all stays as it is if none does."""
+        ask, before = self._asks[i], self.choice[i]
+        held = 0 if before is None else ask.cells[before].shape.gpus_per_node
+        self._bins.give(self.nodes[i], held)
+        own = (*self.nodes[i], *ask.nodes)
+        for cell in cells:
+            shape = ask.cells[cell].shape
+            names = self._bins.pick(shape, ask.partition, own, self._homes)
+            if names is not None:
+                self._bins.take(names, shape.gpus_per_node)
+                self.choice[i], self.nodes[i] = cell, names
+                return True
+        self._bins.take(self.nodes[i], held)
+        return False
+
+
+def _lengths(problem: Problem) -> list[float]:
+    """Seconds that each job has left at the size asked for."""
+    left = [seconds_left(ask, ask.cells[wanted(ask)]) * ask.relative[wanted(ask)] for ask in problem.asks]
+    known = [s for s in left if math.isfinite(s)]
+    mean = sum(known) / len(known) if known else 1.0
+    return [s if math.isfinite(s) else mean for s in left]
