@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from synergyd.daemon import models
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
+from synergyd.scheduler.offers import Offers
 from synergyd.settings import Settings
 from synergyd.task.hardware import GpuFigures, figures
 from synergyd.task.learning import coarse
@@ -45,7 +46,7 @@ class Forecast:
             return kept[1]
         try:
             task = SynergyTask(job, profile, self._model(job, profile), self._all_figures(cluster), present)
-            cells = task.cells(cluster)
+            cells = Offers(task.cells(cluster))  # what an epoch derives from them is kept with them
             answer = CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
         except SynergyError as error:
             return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch

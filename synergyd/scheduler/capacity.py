@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.scheduler.offers import Offers
 from synergyd.scheduler.policy import Ask, Progress, Room
 from synergyd.scheduler.utility import find_asked, relative_goodput, relative_goodputs, restart_discount, same_shape
 
@@ -98,14 +99,17 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     The nearest Cell stands for a plan that is not among them, under the plan's own name. A caller that knows the
     goodput of the present plan should put it among the Cells: only then can a better plan of the same shape be seen.
     """
-    same = [c for c in cells if same_shape(c.shape, shape)]
+    offers = Offers.of(cells)
+    keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else offers.types)]
+    same = [offers[i] for key in keys for i in offers.by_shape.get(key, ())]
     if not same:
         return None
     if plan is None:
         return max(same, key=lambda c: c.goodput)
-    exact = [c for c in same if _work(c.plan) == _work(plan)]
-    if exact:
-        return exact[0]
+    work = _work(plan)
+    for cell in same:
+        if _work(cell.plan) == work:
+            return cell
     degrees = [c for c in same if (c.plan.tp, c.plan.pp) == (plan.tp, plan.pp)]
     return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
 
@@ -120,12 +124,16 @@ def _work(plan: Plan) -> tuple[int, ...]:
     return plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch
 
 
-def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> tuple[Cell, ...]:
+def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> Offers:
     """Cells with a goodput that is a positive number, within the directive's limits."""
     low = (directive.min_gpus if directive else None) or 1
     high = (directive.max_gpus if directive else None) or math.inf
     types = directive.gpu_types if directive else ()
-    return tuple(
+    offers = Offers.of(cells)
+    least, most = offers.sizes
+    if offers.sound and low <= least and most <= high and (not types or set(offers.types) <= set(types)):
+        return offers
+    return Offers(
         c
         for c in cells
         if 0.0 < c.goodput < math.inf and low <= c.shape.gpus <= high and (not types or c.shape.gpu_type in types)
@@ -191,9 +199,10 @@ def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple
     found = current_cell(cells, job.shape, plan)
     if found is None:
         found = _between(cells, job.shape, plan)
-    if found in cells:
-        return cells, cells.index(found)
-    return (*cells, found), len(cells)
+    for i in Offers.of(cells).by_shape.get((found.shape.gpu_type, found.shape.nodes, found.shape.gpus_per_node), ()):
+        if cells[i] is found or cells[i] == found:
+            return cells, i
+    return Offers((*cells, found)), len(cells)
 
 
 def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
@@ -245,7 +254,7 @@ def _ask(
     discount: float = 1.0,
 ) -> Ask:
     asked = find_asked(cells, job.asked)
-    known = all(c.goodput > 0 for c in cells)
+    known = Offers.of(cells).sound
     return Ask(
         job.job_id,
         cells,

@@ -11,6 +11,7 @@ from statistics import median
 from synergyd.errors import UsageError
 from synergyd.records import Job, JobState
 from synergyd.scheduler.fairness import equal_share, finish_time_fairness
+from synergyd.scheduler.offers import Offers, Relative
 from synergyd.scheduler.policy import Ask, Limit, Room, Terms
 from synergyd.scheduler.utility import smallest
 from synergyd.settings import OBJECTIVES, Settings
@@ -101,15 +102,15 @@ def claimed(
     return tuple(found), fairness
 
 
-def _relative(ask: Ask, terms: Terms, share: float) -> tuple[float, ...]:
-    cells = ask.cells
-    if terms.reference == "asked" or any(c.goodput <= 0 for c in cells):
+def _relative(ask: Ask, terms: Terms, share: float) -> Sequence[float]:
+    cells = Offers.of(ask.cells)
+    if terms.reference == "asked" or not cells.sound:
         return ask.relative
     base = share
     if terms.reference == "smallest" or share <= 0:
         least = cells[smallest(cells)]
         base = least.goodput / least.shape.gpus
-    return tuple(c.goodput / base for c in cells)
+    return Relative(cells, base)
 
 
 def _deadline(ask: Ask, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
@@ -119,7 +120,7 @@ def _deadline(ask: Ask, now_s: float, restart_cost_s: float) -> tuple[float, flo
     if until is None or left is None or left <= 0 or until <= now_s:
         return 0.0, 0.0, ""
     need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
-    best = max(c.goodput for c in ask.cells)
+    best = Offers.of(ask.cells).best_goodput
     later = until - now_s - restart_cost_s
     anew = left / later if later > 0 else math.inf
     now = ask.cells[ask.current].goodput if ask.current is not None else 0.0
@@ -129,5 +130,5 @@ def _deadline(ask: Ask, now_s: float, restart_cost_s: float) -> tuple[float, flo
 
 def _reachable(ask: Ask, need: float, why: str) -> tuple[float, float, str]:
     """An equal share, or the best that the job can have below it."""
-    need = min(need, max(c.goodput for c in ask.cells))
+    need = min(need, Offers.of(ask.cells).best_goodput)
     return need, need, why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from synergyd.scheduler.offers import Offers
 from synergyd.scheduler.policy import Ask, Terms
 from synergyd.scheduler.utility import beyond_growth, change_value, stay_value
 
@@ -31,33 +32,21 @@ def columns(ask: Ask, terms: Terms) -> list[Column]:
     """
     if ask.current is not None and ask.discount <= 0:
         return []
-    # Of one shape only the Cell with the best goodput counts: found first, since jobs have several Cells a shape.
-    best: dict[tuple[str, int, int], int] = {}
-    relative, banned = ask.relative, ask.banned
-    for index, cell in enumerate(ask.cells):
-        shape = cell.shape
-        key = shape.gpu_type, shape.nodes, shape.gpus_per_node
-        before = best.get(key)
-        if (before is None or relative[index] > relative[before]) and index not in banned:
-            best[key] = index
+    cells = Offers.of(ask.cells)
+    if ask.banned:
+        allowed = [i for i in range(len(cells)) if i not in ask.banned]
+        part = Offers(cells[i] for i in allowed)
+        front, index = part.front, [allowed[i] for i in part.front.index.tolist()]
+    else:
+        front, index = cells.front, cells.front.index.tolist()
     base = stay_value(ask, terms)
-    found: dict[str, list[Column]] = {}
-    for key, index in best.items():
-        if beyond_growth(ask, index, terms):
+    kept = []
+    for at, cell in enumerate(index):
+        if beyond_growth(ask, cell, terms):
             continue
-        gain = change_value(ask, index, terms) - base
+        gain = change_value(ask, cell, terms) - base
         if ask.current is not None or gain > 0:
-            found.setdefault(key[0], []).append(Column(index, *key, gain))
-    kept: list[Column] = []
-    for own in found.values():
-        own.sort(key=lambda c: (-c.gain, c.gpus, c.cell))
-        first: list[Column] = []
-        for column in own:
-            for other in first:
-                if other.nodes <= column.nodes and other.gpus_per_node <= column.gpus_per_node:
-                    break
-            else:
-                first.append(column)
-        kept += first
+            shape = cells[cell].shape
+            kept.append(Column(cell, shape.gpu_type, int(front.nodes[at]), int(front.each[at]), gain))
     kept.sort(key=lambda c: (-c.gain, c.gpus, c.cell))
     return kept

@@ -63,7 +63,7 @@ def decide(
             sort_job(
                 job,
                 snapshot,
-                tuple(cells.get(job.job_id, ())),
+                cells.get(job.job_id, ()),
                 no_cell_reasons.get(job.job_id, ""),
                 (current_plans or {}).get(job.job_id),
                 age,

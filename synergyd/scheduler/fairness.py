@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from synergyd.records import Cell
+from synergyd.scheduler.offers import Offers
 from synergyd.scheduler.policy import Progress
 
 
@@ -18,12 +20,7 @@ def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], jobs: int) -
     if total <= 0 or jobs <= 0 or not cells:
         return 0.0
     gpus = total / jobs
-    best: dict[str, dict[int, float]] = {}
-    for cell in cells:
-        own = best.setdefault(cell.shape.gpu_type, {})
-        count = cell.shape.nodes * cell.shape.gpus_per_node
-        if cell.goodput > own.get(count, 0.0):
-            own[count] = cell.goodput
+    best = Offers.of(cells).by_size
     usable = {t: capacity.get(t, 0) for t in best}
     known = sum(usable.values())
     if known <= 0:
@@ -47,12 +44,11 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
     return None if work <= 0 else (age_s + (left / goodput if left else 0.0)) / (work / share)
 
 
-def _between(goodputs: Mapping[int, float], gpus: float) -> float:
-    """Goodput at `gpus` GPUs, interpolated between the sizes that are known, never falling."""
-    below, most = (0.0, 0.0), 0.0
-    for count in sorted(goodputs):
-        most = max(most, goodputs[count])
-        if count >= gpus:
-            return below[1] + (most - below[1]) * (gpus - below[0]) / (count - below[0])
-        below = (float(count), most)
-    return most
+def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
+    """Goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
+    at = bisect_left(goodputs, gpus, key=lambda one: one[0])
+    if at == len(goodputs):
+        return goodputs[-1][1]
+    below = goodputs[at - 1] if at else (0, 0.0)
+    above = goodputs[at]
+    return below[1] + (above[1] - below[1]) * (gpus - below[0]) / (above[0] - below[0])

@@ -6,7 +6,7 @@ its name to `policies.py`; nothing else changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,7 +64,7 @@ class Ask:
 
     job_id: int
     cells: tuple[Cell, ...]
-    relative: tuple[float, ...]
+    relative: Sequence[float]
     weight: float = 1.0
     submit_s: float = 0.0
     partition: str = ""

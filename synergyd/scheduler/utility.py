@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from synergyd.records import Cell, Shape
+from synergyd.scheduler.offers import Offers, Relative
 from synergyd.scheduler.policy import Allocation, Ask, Problem, Terms
 
 _EXPONENTS = (-8.0, 1.0)  # below -8 a double's digits are lost in the sum; above 1 rewards starving others
@@ -70,24 +71,8 @@ def payback_s(now: float, then: float, cost_s: float) -> float:
 
 
 def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
-    """Index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
-
-    A shape without a GPU type (`--gres=gpu:4`) matches every type.
-    """
-    kind, nodes, each, gpus = asked.gpu_type, asked.nodes, asked.gpus_per_node, asked.gpus
-    same, count, other = [], [], []
-    for i, cell in enumerate(cells):
-        shape = cell.shape
-        if shape.nodes * shape.gpus_per_node == gpus:
-            other.append(i)
-            if not kind or shape.gpu_type == kind:
-                count.append(i)
-                if shape.nodes == nodes and shape.gpus_per_node == each:
-                    same.append(i)
-    for found in (same, count, other):
-        if found:
-            return max(found, key=lambda i: (cells[i].goodput, -i))
-    return None
+    """Index of the best Cell of the size asked for, see Offers.asked."""
+    return Offers.of(cells).asked(asked)
 
 
 def same_shape(have: Shape, want: Shape) -> bool:
@@ -97,19 +82,12 @@ def same_shape(have: Shape, want: Shape) -> bool:
 
 def smallest(cells: Sequence[Cell]) -> int:
     """Index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
-    best, least, most = 0, math.inf, 0.0
-    for i, cell in enumerate(cells):
-        shape = cell.shape
-        gpus = shape.nodes * shape.gpus_per_node
-        if gpus < least or (gpus == least and cell.goodput > most):
-            best, least, most = i, gpus, cell.goodput
-    return best
+    return Offers.of(cells).smallest
 
 
-def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> tuple[float, ...]:
+def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[float]:
     """Each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
-    base = cells[smallest(cells) if asked is None else asked].goodput
-    return tuple(cell.goodput / base for cell in cells)
+    return Relative(cells, cells[smallest(cells) if asked is None else asked].goodput)
 
 
 def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:

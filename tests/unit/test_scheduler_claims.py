@@ -183,7 +183,7 @@ def test_sia_by_hand() -> None:
     """SOSP'23, section 3.4: rows over their minimum times min GPUs, to the power -0.5, waiting costs 1.1."""
     terms = terms_of(Settings(objective="sia"))
     (one,), _ = claimed([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, PLAIN, NOW)
-    assert one.relative == pytest.approx((1.0, 1.5, 4.0))
+    assert tuple(one.relative) == pytest.approx((1.0, 1.5, 4.0))
     assert stay_value(one, terms) == pytest.approx(-1.1)
     assert [change_value(one, i, terms) for i in range(3)] == pytest.approx([-1.0, -(1.5**-0.5), -0.5])
     running = replace(one, current=0, nodes=("n0",), discount=0.5)
@@ -194,7 +194,7 @@ def test_pollux_measures_against_an_equal_share() -> None:
     terms = terms_of(Settings(objective="pollux"))
     two = [ask(1, cells(2.0, 3.0, 8.0)), ask(2, cells(1.0))]
     (one, _), _ = claimed(two, ROOMS, terms, PLAIN, NOW)
-    assert one.relative == pytest.approx((2 / 8, 3 / 8, 1.0))  # 4 GPUs each
+    assert tuple(one.relative) == pytest.approx((2 / 8, 3 / 8, 1.0))  # 4 GPUs each
 
 
 def test_max_min_lifts_the_worst_off() -> None:
