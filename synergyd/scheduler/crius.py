@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from synergyd.records import Shape
-from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.feasible import feasible
+from synergyd.scheduler.floor import Floor
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem
 from synergyd.scheduler.utility import beyond_growth
 from synergyd.scheduler.wanted import best_of_shapes, by_submission, wanted
@@ -41,7 +41,7 @@ class CriusPolicy(Policy):
         self._depth, self._upgrades, self._width, self._searches = depth, upgrades, width, searches
 
     def allocate(self, problem: Problem) -> Allocation:
-        floor = _Floor(problem)
+        floor = _Search(problem)
         searches = self._searches
         for i in by_submission(problem):
             if floor.choice[i] is not None:
@@ -57,7 +57,7 @@ class CriusPolicy(Policy):
                 break
         return feasible(problem, floor.choice)
 
-    def _make_room(self, floor: _Floor, arrival: int, want: int) -> None:
+    def _make_room(self, floor: _Search, arrival: int, want: int) -> None:
         """Downgrades of least loss, fewest first, that let the arrival start; nothing where there are none."""
         own = floor.down(arrival, want)
         kinds = {floor.shape(arrival, want).gpu_type, *(floor.shape(arrival, s.new).gpu_type for s in own)}
@@ -78,46 +78,17 @@ class CriusPolicy(Policy):
                     return
 
 
-class _Floor:
-    """Who has which Cell on which nodes while the search goes on."""
+class _Search(Floor):
+    """The floor with the steps that lead on from it."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._asks = problem, problem.asks
-        self._bins = Bins(problem.rooms)
+        super().__init__(problem)
+        self._problem = problem
         self._rooms = {room.name: room for room in problem.rooms}
         self._shapes = [_powers(ask) for ask in problem.asks]
-        self.choice: list[int | None] = [ask.current for ask in problem.asks]
-        self._nodes = [ask.nodes for ask in problem.asks]
-        for i, ask in enumerate(problem.asks):
-            self._bins.take(ask.nodes, self._held(i))
 
     def banned(self, i: int) -> frozenset[int]:
         return self._asks[i].banned
-
-    def put(self, changes: dict[int, int], keep: bool = True) -> bool:
-        """Gives each job (by index) its new Cell, those that run first; all stays as it is if one does not fit, and
-        without `keep` in any case."""
-        order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
-        for i in order:
-            self._bins.give(self._nodes[i], self._held(i))
-        laid: list[tuple[int, tuple[str, ...]]] = []
-        for i in order:
-            shape = self._asks[i].cells[changes[i]].shape
-            names = self._bins.pick(shape, self._asks[i].partition, self._nodes[i])
-            if names is None:
-                break
-            self._bins.take(names, shape.gpus_per_node)
-            laid.append((i, names))
-        fits = len(laid) == len(order)
-        if fits and keep:
-            for i, names in laid:
-                self.choice[i], self._nodes[i] = changes[i], names
-            return True
-        for i, names in laid:
-            self._bins.give(names, self._asks[i].cells[changes[i]].shape.gpus_per_node)
-        for i in order:
-            self._bins.take(self._nodes[i], self._held(i))
-        return fits
 
     def down(self, i: int, cell: int) -> list[_Step]:
         """asks[i] from `cell` on half its GPUs, or on as many of another type."""
@@ -141,7 +112,7 @@ class _Floor:
         found = []
         for step in steps:
             kind = self.shape(step.job, self.choice[step.job] or 0).gpu_type
-            if count.get(kind, most) < most and usable.intersection(self._nodes[step.job]):
+            if count.get(kind, most) < most and usable.intersection(self.nodes[step.job]):
                 same = self.shape(step.job, step.new).gpu_type == kind
                 if same or self.put({step.job: step.new}, keep=False):
                     count[kind] += 1
@@ -154,7 +125,7 @@ class _Floor:
     def spare(self) -> Counter[str]:
         """Free GPUs by type."""
         total: Counter[str] = Counter()
-        for name, free in self._bins.free.items():
+        for name, free in self.bins.free.items():
             total[self._rooms[name].gpu_type] += free
         return total
 
@@ -177,11 +148,6 @@ class _Floor:
                 found.append(_Step(i, new, _value(ask, cell) - _value(ask, new)))
         return found
 
-    def _held(self, i: int) -> int:
-        """GPUs on each of its nodes."""
-        cell = self.choice[i]
-        return 0 if cell is None else self._asks[i].cells[cell].shape.gpus_per_node
-
 
 def _powers(ask: Ask) -> dict[tuple[str, int], int]:
     """(GPU type, GPUs) -> the best Cell of so many GPUs, where that is a power of two."""
@@ -198,7 +164,7 @@ def _value(ask: Ask, cell: int) -> float:
     return ask.relative[cell] * (1.0 if ask.current in (None, cell) else ask.discount)
 
 
-def _next(floor: _Floor, path: tuple[_Step, ...], steps: list[_Step]) -> list[_Step]:
+def _next(floor: _Search, path: tuple[_Step, ...], steps: list[_Step]) -> list[_Step]:
     """The steps that may follow a path: of jobs that come later in `steps` (no pair twice), or further down with its own."""
     last = path[-1]
     jobs = {step.job for step in path}

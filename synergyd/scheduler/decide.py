@@ -100,7 +100,8 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
 
     The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
     several nodes below a node's size; then the refused Cells are banned and the rest is solved again. If rounds run
-    out, running jobs stay and waiting ones start where they fit.
+    out, running jobs stay and waiting ones start where they fit. Without `may_stop` a job that the policy would stop
+    keeps what it has.
     """
     for _ in range(_ROUNDS):
         stops = may_stop or not policy.preempts

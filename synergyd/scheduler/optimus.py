@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 
-from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.feasible import feasible
+from synergyd.scheduler.floor import Floor
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem
 from synergyd.scheduler.utility import beyond_growth
 from synergyd.scheduler.wanted import best_of_shapes, by_submission, seconds_left, wanted
@@ -28,15 +27,19 @@ class OptimusPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         lengths = _lengths(problem)
         jobs = [_Ladder(ask, problem, length) for ask, length in zip(problem.asks, lengths, strict=True)]
-        floor = _Floor(problem)
+        floor = Floor(problem, running=False)
+
+        def take(i: int, at: int) -> bool:
+            """asks[i] at one of its steps, on the best Cell of that GPU count that fits."""
+            return any(floor.put({i: cell}) for cell in jobs[i].steps[at])
+
         heap: list[tuple[float, int, int]] = []
         for i in sorted(by_submission(problem), key=lambda i: problem.asks[i].current is None):
-            # The least that fits: a least of another GPU type may be taken by others.
-            if jobs[i].steps and floor.lay(i, jobs[i].steps[0]):
+            if jobs[i].steps and take(i, 0):
                 heapq.heappush(heap, (-jobs[i].gain(0), i, 0))
         while heap:
             gain, i, at = heapq.heappop(heap)
-            if gain < 0 and floor.lay(i, jobs[i].steps[at + 1]):
+            if gain < 0 and take(i, at + 1):
                 heapq.heappush(heap, (-jobs[i].gain(at + 1), i, at + 1))
         choice = [ask.current if c is None else c for ask, c in zip(problem.asks, floor.choice, strict=True)]
         moved = {i for i, c in enumerate(choice) if c is not None and set(floor.nodes[i]) != set(problem.asks[i].nodes)}
@@ -68,32 +71,6 @@ class _Ladder:
         now, then = self.steps[at][0], self.steps[at + 1][0]
         gpus = self._ask.cells[then].shape.gpus - self._ask.cells[now].shape.gpus
         return self._length * (1 / self._ask.relative[now] - 1 / self._ask.relative[then]) / gpus
-
-
-class _Floor:
-    """Jobs laid on nodes as they grow, each as near to where it runs as can be."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._asks, self._bins = problem.asks, Bins(problem.rooms)
-        self._homes = Counter(name for ask in problem.asks for name in ask.nodes)
-        self.choice: list[int | None] = [None] * len(problem.asks)
-        self.nodes: list[tuple[str, ...]] = [()] * len(problem.asks)
-
-    def lay(self, i: int, cells: list[int]) -> bool:
-        """Gives asks[i] the first of these Cells that fits in place of what it has; all stays as it is if none does."""
-        ask, before = self._asks[i], self.choice[i]
-        held = 0 if before is None else ask.cells[before].shape.gpus_per_node
-        self._bins.give(self.nodes[i], held)
-        own = (*self.nodes[i], *ask.nodes)
-        for cell in cells:
-            shape = ask.cells[cell].shape
-            names = self._bins.pick(shape, ask.partition, own, self._homes)
-            if names is not None:
-                self._bins.take(names, shape.gpus_per_node)
-                self.choice[i], self.nodes[i] = cell, names
-                return True
-        self._bins.take(self.nodes[i], held)
-        return False
 
 
 def _lengths(problem: Problem) -> list[float]:

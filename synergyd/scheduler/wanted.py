@@ -10,8 +10,14 @@ from synergyd.scheduler.utility import beyond_growth, smallest
 
 
 def wanted(ask: Ask) -> int:
-    """Index of the Cell of the size asked for; where no plan fits that size, of the smallest Cell."""
-    return smallest(ask.cells) if ask.asked is None else ask.asked
+    """Index of the Cell of the size asked for; where no plan fits that size, of the smallest Cell.
+
+    A job that runs at that shape keeps its present Cell: a better plan alone is no reason for these policies to restart it.
+    """
+    want = smallest(ask.cells) if ask.asked is None else ask.asked
+    if ask.current is not None and ask.cells[ask.current].shape == ask.cells[want].shape:
+        return ask.current
+    return want
 
 
 def by_submission(problem: Problem) -> list[int]:

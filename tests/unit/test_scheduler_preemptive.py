@@ -13,7 +13,7 @@ from synergyd.scheduler.srtf import SrtfPolicy
 from synergyd.scheduler.tiresias import TiresiasPolicy
 from synergyd.scheduler.utility import allocation
 from synergyd.settings import Settings
-from tests.unit.scheduler_builders import cells, job, node, sized, snapshot
+from tests.unit.scheduler_builders import ask, cell, cells, job, node, sized, snapshot
 
 ONE = (Room("n0", "a100", 4),)
 GOOD = cells(1.0, 1.9, 3.6)
@@ -50,6 +50,14 @@ def test_a_runner_stays_on_its_nodes_and_goes_elsewhere_only_when_it_must() -> N
     assert move.choice == (0, 0, 0) and len(move.moved) == 1
     nodes = place(problem.rooms, requests_of(problem, move)).nodes
     assert nodes[0] == nodes[1] != nodes[2]
+
+
+def test_a_runner_of_the_right_shape_keeps_its_plan_and_one_of_another_gets_its_size() -> None:
+    offers = (cell(3.0, gpus=4, tp=2), cell(3.6, gpus=4), cell(1.9, gpus=2))
+    for current, expected in ((0, 0), (1, 1), (2, 1)):
+        running = ask(0, offers, 4, current=current, nodes=("n0",))
+        for policy in (SrtfPolicy(), TiresiasPolicy()):
+            assert policy.allocate(Problem((running,), ONE)).choice == (expected,)
 
 
 def test_tiresias_parts_queues_at_a_threshold_and_keeps_order_inside() -> None:
