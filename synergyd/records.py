@@ -74,7 +74,7 @@ class ModelSpec:
     causal: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are millions of them
 class Plan:
     """How a job uses its GPUs: degrees, micro-batch, global batch (sequences), recompute.
 
@@ -123,7 +123,7 @@ class Accepts:
 NOTHING_MORE = Accepts()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are millions of them
 class Shape:
     """GPUs as Slurm is asked for them: `nodes` nodes of one type with `gpus_per_node` GPUs on each."""
 
@@ -136,7 +136,7 @@ class Shape:
         return self.nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are millions of them
 class Cell:
     """One column of the allocation (Crius): a shape and a pipeline degree, with the best plan found for it.
 

@@ -16,6 +16,7 @@ from synergyd.task.learning import coarse
 from synergyd.task.profile_file import read_profile
 from synergyd.task.synergy_task import SynergyTask
 
+_LIKE = 1024
 log = logging.getLogger("synergyd.forecast")
 
 
@@ -35,6 +36,7 @@ class Forecast:
         self._predictor = read_profile(settings.profile) if settings.profile else None
         self._figures: dict[str, GpuFigures] = {}
         self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
+        self._like: dict[object, CellsOrWhy] = {}  # what like jobs have been given, the latest last
         self._models: dict[tuple[str, int], ModelSpec] = {}
 
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
@@ -45,13 +47,23 @@ class Forecast:
         if kept is not None and kept[0] == key:
             return kept[1]
         try:
-            task = SynergyTask(job, profile, self._model(job, profile), self._all_figures(cluster), present)
-            cells = Offers(task.cells(cluster))  # what an epoch derives from them is kept with them
-            answer = CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
+            model = self._model(job, profile)
+            alike = (*key, model, job.directive_error, job.node_names)
+            answer = self._like.pop(alike, None) or self._made(job, profile, model, present, cluster)
         except SynergyError as error:
             return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch
         self._kept[job.job_id] = (key, answer)
+        self._like[alike] = answer
+        while len(self._like) > _LIKE:
+            del self._like[next(iter(self._like))]
         return answer
+
+    def _made(
+        self, job: Job, profile: Profile, model: ModelSpec | None, present: Plan | None, cluster: Cluster
+    ) -> CellsOrWhy:
+        task = SynergyTask(job, profile, model, self._all_figures(cluster), present)
+        cells = Offers(task.cells(cluster))  # what an epoch derives from them is kept with them
+        return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model, without the profile's corrections, predicts of the reported plan."""

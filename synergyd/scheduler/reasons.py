@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from heapq import nsmallest
 
 from synergyd.records import Action, Alternative, Cell, Plan, Shape
 from synergyd.scheduler.allowance import Allowance
 from synergyd.scheduler.bins import Bins
+from synergyd.scheduler.offers import Offers
 from synergyd.scheduler.place import Placement
 from synergyd.scheduler.policy import Allocation, Ask, Problem
 from synergyd.scheduler.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 
 _ALTERNATIVES = 5
+_WEIGHED = 1e-3  # a certified gap so small that nothing worth words was overlooked
 _NAMED = 3  # rival jobs named in a sentence
 
 
@@ -35,6 +36,7 @@ class Outcome:
         self.empty, self.left = Bins(problem.rooms), Bins(problem.rooms)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
+        self.weighed = allocation.optimal or allocation.gap <= _WEIGHED
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[str, str], int] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
@@ -208,24 +210,27 @@ def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
     """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
     ask = outcome.problem.asks[index]
     choice = outcome.allocation.choice[index]
-    best: dict[tuple[str, int, int], int] = {}
-    for i, cell in enumerate(ask.cells):
-        shape = cell.shape
-        key = shape.gpu_type, shape.nodes, shape.gpus_per_node
-        before = best.get(key)
-        if i != choice and (before is None or cell.goodput > ask.cells[before].goodput):
-            best[key] = i
-    first = nsmallest(_ALTERNATIVES, best.values(), key=lambda i: (-ask.cells[i].goodput, i))
-    return tuple(Alternative(ask.cells[i], _why_not(outcome, index, i)) for i in first)
+    offers = Offers.of(ask.cells)
+    first = [i for i in offers.ranked[: _ALTERNATIVES + 1] if i != choice]
+    if choice is not None:
+        shape = offers[choice].shape
+        same = offers.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node]
+        if same[0] == choice and len(same) > 1:
+            first.append(same[1])
+            first.sort(key=lambda i: (-offers[i].goodput, i))
+    stay = stay_value(ask, outcome.problem.terms) if ask.current is not None else 0.0
+    return tuple(Alternative(offers[i], _why_not(outcome, index, i, stay)) for i in first[:_ALTERNATIVES])
 
 
-def _why_not(outcome: Outcome, index: int, i: int) -> str:
-    ask, problem = outcome.problem.asks[index], outcome.problem
+def _why_not(outcome: Outcome, index: int, i: int, stay: float) -> str:
+    """`stay`: what going on as it is is worth to a running job."""
+    ask, terms = outcome.problem.asks[index], outcome.problem.terms
     choice = outcome.allocation.choice[index]
     cell = ask.cells[i]
+    shape, goodput = cell.shape, cell.goodput
     chosen = None if choice is None else ask.cells[choice]
     if not outcome.fits_empty(ask, cell):
-        return f"it needs {shape_words(cell.shape)}, more than the nodes that are up and open to it have"
+        return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
     if i in ask.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if outcome.sizes_fixed:
@@ -235,25 +240,23 @@ def _why_not(outcome: Outcome, index: int, i: int) -> str:
         return f"{full.kind} {full.name} would be beyond its limit of {full.gpus} GPUs"
     if outcome.rule:
         return f"the policy goes by another rule: {outcome.rule}"
-    if beyond_growth(ask, i, problem.terms):
-        return f"it is more than {problem.terms.max_growth:g} times the present GPUs, the bound of one epoch"
-    if chosen is not None and cell.goodput <= chosen.goodput:
-        fewer = cell.shape.gpus < chosen.shape.gpus
-        lower = f"goodput {_percent(chosen.goodput, cell.goodput)}" if chosen.goodput > 0 else "no better"
+    if beyond_growth(ask, i, terms):
+        return f"it is more than {terms.max_growth:g} times the present GPUs, the bound of one epoch"
+    gpus = shape.nodes * shape.gpus_per_node
+    if chosen is not None and goodput <= chosen.goodput:
+        fewer = gpus < chosen.shape.gpus
+        lower = f"goodput {_percent(chosen.goodput, goodput)}" if chosen.goodput > 0 else "no better"
         return f"{lower} on fewer GPUs, and nobody gains enough from the rest" if fewer else f"{lower} on no fewer GPUs"
-    if (
-        ask.current is not None
-        and i != ask.current
-        and change_value(ask, i, problem.terms) <= stay_value(ask, problem.terms)
-    ):
-        gain = _percent(ask.cells[ask.current].goodput, cell.goodput)
+    if ask.current is not None and i != ask.current and change_value(ask, i, terms) <= stay:
+        gain = _percent(ask.cells[ask.current].goodput, goodput)
         return f"a gain of {gain} does not repay a {outcome.restart_cost_s:.0f} s restart at this job's age"
-    held = None if chosen is None else (outcome.placement.nodes[ask.job_id], chosen.shape.gpus_per_node)
-    if outcome.fits_beside(ask, held, cell):
-        proven = "all jobs together gain no more by it"
-        return proven if outcome.allocation.optimal else "the solver's time limit struck before it was weighed"
-    own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == cell.shape.gpu_type else 0
-    missing = cell.shape.gpus - own - outcome.free(ask, cell.shape.gpu_type)
+    own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
+    missing = gpus - own - outcome.free(ask, shape.gpu_type)
     if missing > 0:
         return f"it would take {missing} GPU{'s' * (missing != 1)} from jobs that gain more from them"
-    return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"
+    held = None if chosen is None else (outcome.placement.nodes[ask.job_id], chosen.shape.gpus_per_node)
+    if not outcome.fits_beside(ask, held, cell):
+        return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"
+    if outcome.weighed:
+        return "all jobs together gain no more by it"
+    return "the solver's time limit struck before it was weighed"

@@ -9,20 +9,19 @@ epoch).
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
-from synergyd.scheduler.columns import Column, columns
 from synergyd.scheduler.greedy import greedy
-from synergyd.scheduler.instance import Instance, segment_max
-from synergyd.scheduler.milp import MilpPolicy, pools_of
+from synergyd.scheduler.instance import segment_max
+from synergyd.scheduler.milp import MilpPolicy
 from synergyd.scheduler.place import place, requests_of
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
 from synergyd.scheduler.prices import Effort, Solution, solve
-from synergyd.scheduler.utility import allocation, change_value, stay_value, utility
+from synergyd.scheduler.table import Table, table
+from synergyd.scheduler.utility import allocation, change_value, stay_value, waiting
 
 _HOLDS = 6  # solves in which a running job's stay is made worth more because it would have been stopped
 _MOVE_ROUNDS = 30
@@ -43,46 +42,20 @@ class SynergyPolicy(Policy):
         return by_prices(problem, self._effort)
 
 
-@dataclass
-class _Table:
-    """Columns as they are written down. `take[c]` is what column c means: a Column, or None for staying in place."""
-
-    use: dict[Hashable, int] = field(default_factory=dict)
-    rows: list[dict[tuple[int, int], float]] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    gain: list[float] = field(default_factory=list)
-    job: list[int] = field(default_factory=list)
-    take: list[Column | None] = field(default_factory=list)
-
-    def add(self, key: Hashable, use: dict[tuple[int, int], float], gain: float, job: int, take: Column | None) -> None:
-        """`use`: pieces by (pool, GPUs of each); of a limit, as pool -1 - its number, single GPUs."""
-        if key not in self.use:
-            self.use[key] = len(self.rows)
-            self.rows.append(use)
-        self.kind.append(self.use[key])
-        self.gain.append(gain)
-        self.job.append(job)
-        self.take.append(take)
-
-
 def by_prices(problem: Problem, effort: Effort) -> Allocation:
     """The allocation by prices, with its bound; `greedy` where that is better or no choice keeps every job running."""
-    options = [columns(ask, problem.terms) for ask in problem.asks]
-    rooms = _without_pinned(problem, options)
-    table, split = _table(problem, options, rooms)
-    base = sum(stay_value(ask, problem.terms) for ask in problem.asks)
+    made = table(problem)
+    full, movable, split = made.instance, made.movable, made.split
     hold = np.array([_hold(ask, problem) for ask in problem.asks])
-    full = _instance(problem, table, rooms, _pinned_by_limit(problem, options))
-    movable = np.array([a.current is not None and bool(o) for a, o in zip(problem.asks, options, strict=True)])
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     found: Solution | None = None
     for _ in range(_HOLDS):
-        held = replace(full, utility=full.utility + hold[np.array(table.job, dtype=np.intp)])
+        held = replace(full, utility=full.utility + hold[made.job])
         found = solve(held, found, effort)
         stopped = (found.choice < 0) & movable
-        bound = math.inf if split else base + found.upper_bound - float(hold[movable].sum())
+        bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
         if not stopped.any():
-            choice, moved = _settle(problem, *_read(problem, table, found))
+            choice, moved = _settle(problem, *_read(problem, made, found))
             best = allocation(problem, choice, moved, bound, found.optimal and not moved and not split)
             if best.gap <= _GOOD:
                 return best
@@ -100,117 +73,17 @@ def _hold(ask: Ask, problem: Problem) -> float:
     """What it is worth to run at all: against waiting, as for a job that waits."""
     if ask.current is None:
         return 0.0
-    least = problem.terms.wait_share * min(ask.relative)
-    return max(stay_value(ask, problem.terms) - ask.weight * utility(least, problem.terms.exponent), 1e-3)
+    return max(stay_value(ask, problem.terms) - ask.weight * waiting(ask, problem.terms), 1e-3)
 
 
-def _without_pinned(problem: Problem, options: list[list[Column]]) -> list[int]:
-    """Free GPUs of each room, those of running jobs that can't change taken off."""
-    index = {room.name: i for i, room in enumerate(problem.rooms)}
-    free = [room.free for room in problem.rooms]
-    for ask, own in zip(problem.asks, options, strict=True):
-        if ask.current is not None and not own:
-            for name in ask.nodes:
-                if name in index:
-                    at = index[name]
-                    free[at] = max(0, free[at] - ask.cells[ask.current].shape.gpus_per_node)
-    return free
-
-
-def _pinned_by_limit(problem: Problem, options: list[list[Column]]) -> list[float]:
-    """GPUs that running jobs which can't change take of each limit."""
-    stuck = [a for a, own in zip(problem.asks, options, strict=True) if a.current is not None and not own]
-    return [
-        float(sum(a.cells[a.current].shape.gpus for a in stuck if a.current is not None and limit.binds(a)))
-        for limit in problem.limits
-    ]
-
-
-def _table(problem: Problem, options: list[list[Column]], free: list[int]) -> tuple[_Table, bool]:
-    """Every job's columns, and whether some job could be split over pools, which no column says: then the bound does not
-    hold."""
-    pools, open_to = pools_of(problem)
-    index = {room.name: i for i, room in enumerate(problem.rooms)}
-    pool_of = {room.name: q for q, pool in enumerate(pools) for room in pool}
-    fit: dict[tuple[int, int], int] = {}
-    for q, pool in enumerate(pools):
-        sizes = {c.gpus_per_node for own in options for c in own if c.gpu_type == pool[0].gpu_type}
-        for size in sizes:
-            fit[q, size] = sum(free[index[room.name]] >= size for room in pool)
-    usable: dict[tuple[str, str], tuple[int, ...]] = {}
-    table, split = _Table(), False
-    for j, (ask, own) in enumerate(zip(problem.asks, options, strict=True)):
-        if ask.current is not None and own:
-            size = ask.cells[ask.current].shape.gpus_per_node
-            standing = [n for n in ask.nodes if n in index and free[index[n]] >= size]
-            at = Counter(pool_of[name] for name in standing)
-            own_use = _limited(problem, ask, ask.cells[ask.current].shape.gpus)
-            key = ("stay", tuple(sorted(at.items())), size, tuple(own_use.items()))
-            table.add(key, {**{(q, size): float(n) for q, n in at.items()}, **own_use}, 0.0, j, None)
-        for column in own:
-            where = (ask.partition, column.gpu_type)
-            if where not in usable:
-                usable[where] = tuple(q for q in open_to[where[0]] if pools[q][0].gpu_type == where[1])
-            split |= column.nodes > 1 and len(usable[where]) > 1
-            for q in usable[where]:
-                if fit[q, column.gpus_per_node] >= column.nodes:
-                    piece = (q, column.gpus_per_node)
-                    limited = _limited(problem, ask, column.gpus) if problem.limits else {}
-                    row = {piece: float(column.nodes), **limited}
-                    table.add((piece, column.nodes, tuple(limited)), row, column.gain, j, column)
-    return table, split
-
-
-def _limited(problem: Problem, ask: Ask, gpus: int) -> dict[tuple[int, int], float]:
-    """What a job with so many GPUs uses of each limit that binds it."""
-    return {(-1 - i, 1): float(gpus) for i, limit in enumerate(problem.limits) if limit.binds(ask)}
-
-
-def _instance(problem: Problem, table: _Table, free: list[int], pinned: list[float]) -> Instance:
-    pools, _ = pools_of(problem)
-    index = {room.name: i for i, room in enumerate(problem.rooms)}
-    sizes: dict[int, set[int]] = defaultdict(set)
-    for use in table.rows:
-        for q, size in use:
-            sizes[q].add(size)
-    rows: list[tuple[int, int]] = []
-    limit: list[float] = []
-    for q, found in sorted(sizes.items()):
-        if q < 0:
-            rows.append((q, 1))
-            limit.append(problem.limits[-1 - q].gpus - pinned[-1 - q])
-            continue
-        counts = [free[index[room.name]] for room in pools[q]]
-        weaker: list[tuple[int, int]] = []
-        for size in sorted(found):
-            slots = sum(c // size for c in counts)
-            # A row is implied by that of a divisor which has no more room than this one.
-            if any(size % s == 0 and n * s <= slots * size for s, n in weaker):
-                continue
-            weaker.append((size, slots))
-            rows.append((q, size))
-            limit.append(float(slots))
-    use_of = np.array(
-        [[sum(n * (g // s) for (p, g), n in use.items() if p == q) for q, s in rows] for use in table.rows]
-    ).reshape(len(table.rows), len(rows))
-    count = np.bincount(np.array(table.job, dtype=np.intp), minlength=len(problem.asks))
-    return Instance(
-        np.concatenate([[0], np.cumsum(count)]).astype(np.intp),
-        np.array(table.kind, dtype=np.intp),
-        np.array(table.gain, dtype=float),
-        use_of.astype(float),
-        np.array(limit),
-    )
-
-
-def _read(problem: Problem, table: _Table, found: Solution) -> tuple[list[int | None], set[int]]:
+def _read(problem: Problem, made: Table, found: Solution) -> tuple[list[int | None], set[int]]:
     choice: list[int | None] = [ask.current for ask in problem.asks]
     moved = set()
-    for j, column in enumerate(found.choice):
-        take = table.take[column] if column >= 0 else None
-        if take is not None:
-            choice[j] = take.cell
-            if take.cell == problem.asks[j].current:
+    taken = found.choice[found.choice >= 0]
+    for j, cell in zip(made.job[taken].tolist(), made.cell[taken].tolist(), strict=True):
+        if cell >= 0:
+            choice[j] = cell
+            if cell == problem.asks[j].current:
                 moved.add(j)
     return choice, moved
 

@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from synergyd.records import Cell, Shape
 from synergyd.scheduler.offers import Offers, Relative
 from synergyd.scheduler.policy import Allocation, Ask, Problem, Terms
@@ -26,6 +29,15 @@ def worth(s: float, terms: Terms) -> float:
         return utility(s, terms.exponent)
     p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
     return math.copysign(max(s, _SMALLEST) ** p, p)
+
+
+def worths(s: NDArray[np.float64], terms: Terms) -> NDArray[np.float64]:
+    """`worth` of many, of the same shape."""
+    p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
+    s = np.maximum(s, _SMALLEST)
+    if terms.form == "sia":
+        return np.asarray(np.copysign(s**p, p))
+    return np.log(s) if abs(p) < 1e-9 else np.maximum((s**p - 1.0) / p, _LOWEST)
 
 
 def waiting(ask: Ask, terms: Terms) -> float:

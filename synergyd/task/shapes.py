@@ -5,6 +5,7 @@ from __future__ import annotations
 from synergyd.records import Cluster, Directive, Job, Node, Shape
 from synergyd.task.hardware import canonical
 
+_ALL_NODES = 16
 UNBOUNDED = 1_000_000_000  # GPUs
 
 
@@ -36,9 +37,22 @@ def allows_type(job: Job, gpu_type: str) -> bool:
     return any(w.lower() == gpu_type.lower() or (name is not None and canonical(w) == name) for w in wanted)
 
 
+def node_counts(most: int) -> list[int]:
+    """Counts of whole nodes from 2 to `most` that a job may have: all up to 16, above that eight to each doubling (18, 20,
+    ... 32, 36, ...). Sizes an eighth apart lose little, and a job on a thousand nodes has 65 of them, not a thousand."""
+    counts, step = [], 1
+    at = 2
+    while at <= most:
+        counts.append(at)
+        if at >= 2 * _ALL_NODES * step:
+            step *= 2
+        at += step if at < _ALL_NODES else 2 * step
+    return counts
+
+
 def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
     """GPU type -> shapes within the job's bounds: one node with 1, 2, 4, ... or all of its GPUs; two or more whole
-    nodes (Sia's configurations, SOSP 2023); and the shape it asked for or holds, where those nodes exist.
+    nodes (Sia's configurations, SOSP 2023; see node_counts); and the shape it asked for or holds, where those nodes exist.
     Sorted, without repeats."""
     low, high = bounds(job)
     by_type: dict[str, list[int]] = {}
@@ -52,7 +66,7 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
         for size in set(sizes):
             found |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
             count = sum(1 for s in sizes if s >= size)
-            found |= {(nodes, size) for nodes in range(2, min(count, high // size) + 1)}
+            found |= {(nodes, size) for nodes in node_counts(min(count, high // size))}
         for own in (job.asked, job.shape):
             if own.gpu_type in ("", gpu_type) and sum(1 for s in sizes if s >= own.gpus_per_node) >= own.nodes:
                 found.add((own.nodes, own.gpus_per_node))

@@ -185,7 +185,7 @@ class SynergyTask:
         if self.job.directive_error:
             return self.job.directive_error
         try:
-            check_fixed(self._model, self.limits(), f"job {self.job.job_id}", bounds(self.job)[1])
+            check_fixed(self._model, self.limits(), "directive", bounds(self.job)[1])
         except UsageError as error:
             return str(error)
         return ""

@@ -17,7 +17,7 @@ import pytest
 
 from launch import munge
 from launch.report import to_json
-from synergyd.daemon import heartbeat, service
+from synergyd.daemon import forecast, heartbeat, service
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.loop import Daemon
@@ -145,7 +145,15 @@ def test_cells_are_worked_out_anew_only_after_a_change(monkeypatch: pytest.Monke
         made.cells(replace(JOB, directive=Directive(model="gpt2", tp=2)), Profile(), None, CLUSTER),
     ):
         assert other is not first and other.cells
-    made.forget(1)
+    # a like job is given the same, one that asks for another size is not
+    assert made.cells(replace(JOB, job_id=2, name="other"), Profile(), None, CLUSTER) is first
+    assert made.cells(replace(JOB, job_id=3, asked=Shape("a100", 1, 1)), Profile(), None, CLUSTER) is not first
+    monkeypatch.setattr(forecast, "_LIKE", 0)
+    made.cells(replace(JOB, job_id=4, asked=Shape("a100", 1, 2)), Profile(), None, CLUSTER)
+    for job_id in (1, 2, 3, 4):
+        made.forget(job_id)
+    for other_job in range(5, 12):
+        made.cells(replace(JOB, job_id=other_job, asked=Shape("a100", 1, 2)), Profile(), None, CLUSTER)
     again = made.cells(JOB, Profile(), None, CLUSTER)
     assert again is not first and again == first
 
