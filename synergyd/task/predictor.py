@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from synergyd.task.residual import Points, Residual
 from synergyd.task.rows import Row
 
 _SLOPE = 1e-3
+Overrides = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def _points(quantity: _Quantity, given: Batch, gpu: GpuFigures) -> Points:
     )
 
 
-def _predict(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row]) -> Floats:
-    given = batch(rows)
+def _predict(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], overrides: Overrides) -> Floats:
+    given = batch(rows, overrides)
     gpu = given.at(quantity.parameters, _theta(learnt.effects, given))
     result = quantity.log(given, gpu)
     if len(learnt.residual.measured):
@@ -107,25 +108,30 @@ def _known(quantity: _Quantity, rows: Sequence[Row], word: str) -> list[Row]:
     return [row for row in rows if quantity.measured(row) is not None and word in row.scores]
 
 
-def _fitted(quantity: _Quantity, rows: Sequence[Row], word: str) -> Learnt:
+def _fitted(quantity: _Quantity, rows: Sequence[Row], word: str, overrides: Overrides) -> Learnt:
     known = _known(quantity, rows, word)
     if not known:
         return Learnt(Effects(quantity.parameters, {}, {}, 0.2, 0), residual.empty())
     measured = _log_measured(quantity, known)
-    effects = fit(known, quantity.parameters, quantity.log, measured)
-    return Learnt(effects, _residual(quantity, effects, known, measured, residual.empty()))
+    effects = fit(known, quantity.parameters, quantity.log, measured, overrides)
+    return Learnt(effects, _residual(quantity, effects, known, measured, residual.empty(), overrides))
 
 
 def _residual(
-    quantity: _Quantity, effects: Effects, rows: Sequence[Row], measured: Floats, before: Residual
+    quantity: _Quantity,
+    effects: Effects,
+    rows: Sequence[Row],
+    measured: Floats,
+    before: Residual,
+    overrides: Overrides,
 ) -> Residual:
-    given = batch(rows)
+    given = batch(rows, overrides)
     gpu = given.at(quantity.parameters, _theta(effects, given))
     points = residual.joined(before.points, _points(quantity, given, gpu))
     return residual.learn(points, np.concatenate([before.measured, measured - quantity.log(given, gpu)]))
 
 
-def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str) -> Learnt:
+def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str, overrides: Overrides) -> Learnt:
     known = _known(quantity, rows, word)
     if not known:
         return learnt
@@ -134,30 +140,32 @@ def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str
     fresh = [row for row in known if identity(row.cluster, row.gpu_type) not in seen]
     effects = learnt.effects
     if fresh:
-        effects = refine(effects, fresh, quantity.log, _log_measured(quantity, fresh))
+        effects = refine(effects, fresh, quantity.log, _log_measured(quantity, fresh), overrides)
     measured = _log_measured(quantity, known)
-    return Learnt(effects, _residual(quantity, effects, known, measured, learnt.residual))
+    return Learnt(effects, _residual(quantity, effects, known, measured, learnt.residual, overrides))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Step times and memory peaks as far as rows have taught them."""
+    """Step times and memory peaks as far as rows have taught them; `overrides` are the site's own figures, from which the
+    fit started (GPU type -> figure -> number, as in hardware.figures)."""
 
     time: Learnt
     memory: Learnt
+    overrides: Overrides = field(default_factory=dict)
 
     def step_s(self, rows: Sequence[Row]) -> Floats:
         """Predicted step time of each row, seconds."""
-        return _predict(_TIME, self.time, rows)
+        return _predict(_TIME, self.time, rows, self.overrides)
 
     def peak_bytes(self, rows: Sequence[Row]) -> Floats:
         """Predicted peak memory a GPU of each row, bytes."""
-        return _predict(_MEMORY, self.memory, rows)
+        return _predict(_MEMORY, self.memory, rows, self.overrides)
 
     def uncertainty(self, rows: Sequence[Row]) -> Floats:
         """One sigma of log(measured / predicted) step time: parameters that are not known for the row's cluster and
         GPU family, linearised, and on known hardware what the residual leaves open."""
-        given = batch(rows)
+        given = batch(rows, self.overrides)
         effects = self.time.effects
         theta = _theta(effects, given)
         gpu = given.at(TIME, theta)
@@ -182,8 +190,8 @@ class Predictor:
         """After further measured rows."""
         return replace(
             self,
-            time=_refined(_TIME, self.time, rows, "time"),
-            memory=_refined(_MEMORY, self.memory, rows, "mem"),
+            time=_refined(_TIME, self.time, rows, "time", self.overrides),
+            memory=_refined(_MEMORY, self.memory, rows, "mem", self.overrides),
         )
 
     def cluster_of(self, gpu_type: str) -> str:
@@ -206,6 +214,7 @@ class Predictor:
         return replace(found, uncertainty=self.time.effects.noise)
 
 
-def fitted(rows: Sequence[Row]) -> Predictor:
-    """A predictor fitted to `rows`."""
-    return Predictor(_fitted(_TIME, rows, "time"), _fitted(_MEMORY, rows, "mem"))
+def fitted(rows: Sequence[Row], overrides: Overrides | None = None) -> Predictor:
+    """A predictor fitted to `rows`, with priors at the built-in figures and the site's `overrides`."""
+    known = dict(overrides or {})
+    return Predictor(_fitted(_TIME, rows, "time", known), _fitted(_MEMORY, rows, "mem", known), known)
