@@ -80,6 +80,10 @@ _MEDIAN_OF = 3
 _STEPS = 60
 _ALIKE = 30  # rows of a cluster that count in full
 _TEMPER = 0.5
+# Software differs more between sources than its mean over all sources is unknown, and what one source shows of a GPU type
+# is mostly that source's own: else the largest source (vTrain, small models) would stand for all. Chosen by leave-one-source-out.
+_SHARED = 0.5
+_FAMILY = 0.5
 
 
 def forward(parameter: Parameter, value: float) -> float:
@@ -257,6 +261,18 @@ def solve(
     return Solution(effects, spread, max(0.01, 1.4826 * float(np.median(np.abs(z))) * _NOISE))
 
 
+def _prior(parameters: Sequence[Parameter], level: str) -> Floats:
+    """One sigma of each parameter's effect of a `level` before any row."""
+    if level == "":
+        return np.array([_SHARED * p.common for p in parameters])
+    return np.array([p.own / math.sqrt(2) * (_FAMILY if level.startswith("family ") else 1.0) for p in parameters])
+
+
+def unknown(effects: Effects, level: str) -> Floats:
+    """One sigma of each parameter's effect of a `level` as far as `effects` knows it."""
+    return effects.sigma[level] if level in effects.sigma else _prior(effects.parameters, level)
+
+
 def fit(
     rows: Sequence[Row],
     parameters: tuple[Parameter, ...],
@@ -269,7 +285,7 @@ def fit(
     of_row = [levels(row.cluster, row.gpu_type) for row in rows]
     names = list(dict.fromkeys(name for some in of_row for name in some))
     belongs = np.array([[float(name in some) for name in names] for some in of_row])
-    sigma = np.array([[p.common if name == "" else p.own / math.sqrt(2) for p in parameters] for name in names])
+    sigma = np.array([_prior(parameters, name) for name in names])
     many = Counter(some[-1] for some in of_row)
     # rows of one cluster err together: what the formulas miss there is no evidence for all
     trust = np.array([min(1.0, _ALIKE / many[some[-1]]) ** _TEMPER for some in of_row])
@@ -310,9 +326,7 @@ def refine(
         start = given.start(parameters) + np.array([effects.offsets(r.cluster, r.gpu_type) for r in some])
         known = levels(some[0].cluster, some[0].gpu_type)
         # what is not known of each level: all of it, or what the fit left open
-        open_ = [
-            sigma[level] ** 2 if level in sigma else np.array([p.own**2 / 2 for p in parameters]) for level in known
-        ]
+        open_ = [unknown(replace(effects, sigma=sigma), level) ** 2 for level in known]
         prior = np.sqrt(sum(open_[1:], np.zeros(len(parameters))))[None, :]
         trust = plausible(measured[index] - predict(given, given.at(parameters, start))).astype(np.float64)
         found = solve(given, parameters, predict, measured[index], start, np.ones((len(some), 1)), prior, trust)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from synergyd.records import ModelSpec, Plan
 from synergyd.task import residual
 from synergyd.task.arrays import Floats
 from synergyd.task.fit import (
@@ -23,6 +24,7 @@ from synergyd.task.fit import (
     log_memory,
     log_time,
     refine,
+    unknown,
 )
 from synergyd.task.hardware import GpuFigures, figures
 from synergyd.task.memory import peak_parts
@@ -31,6 +33,13 @@ from synergyd.task.residual import Points, Residual
 from synergyd.task.rows import Row
 
 _SLOPE = 1e-3
+# a job that stands for those that nothing has been measured of
+_USUAL = ModelSpec("usual", 32, 4096, 32, 32, 11008, 32000, 4096)
+_PLANS = (
+    Plan(dp=8, micro_batch=1, global_batch=128),
+    Plan(tp=4, pp=2, dp=2, micro_batch=2, global_batch=256),
+    Plan(tp=8, pp=2, dp=4, micro_batch=2, global_batch=512),
+)
 Overrides = Mapping[str, Mapping[str, float]]
 
 
@@ -170,16 +179,15 @@ class Predictor:
         theta = _theta(effects, given)
         gpu = given.at(TIME, theta)
         base = log_time(given, gpu)
-        unknown = np.zeros_like(theta)
+        open_ = np.zeros_like(theta)
         for i, row in enumerate(rows):
             for level in levels(row.cluster, row.gpu_type):
-                prior = np.array([p.common if level == "" else p.own / 2**0.5 for p in TIME])
-                unknown[i] += effects.sigma.get(level, prior) ** 2
+                open_[i] += unknown(effects, level) ** 2
         variance = np.full(len(rows), effects.noise**2)
         for k in range(len(TIME)):
             moved = theta.copy()
             moved[:, k] += _SLOPE
-            variance += ((log_time(given, given.at(TIME, moved)) - base) / _SLOPE) ** 2 * unknown[:, k]
+            variance += ((log_time(given, given.at(TIME, moved)) - base) / _SLOPE) ** 2 * open_[:, k]
         seen = np.isin([identity(r.cluster, r.gpu_type) for r in rows], self.time.residual.points.hardware)
         if seen.any():
             left = self.time.residual.sigma(_points(_TIME, given, gpu)) ** 2 + residual.NOISE**2
@@ -209,9 +217,24 @@ class Predictor:
         cluster = self.cluster_of(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
         found = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        if not self.time.effects.rows:
+            return found
+        unsure = self._level(gpu_type, cluster, overrides)
         if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
-            return replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept)
-        return replace(found, uncertainty=self.time.effects.noise)
+            # and no surer than the figures themselves are
+            unsure = max(gpu.uncertainty, unsure)
+            return replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept, uncertainty=unsure)
+        return replace(found, uncertainty=unsure)
+
+    def _level(self, gpu_type: str, cluster: str, overrides: Overrides | None) -> float:
+        """One number for `uncertainty` of a job not seen yet on `gpu_type` of `cluster`: its median over a few plans of a
+        7B model."""
+        rows = [
+            Row("", "", 0, cluster, gpu_type, 8, _USUAL, plan, None, None, frozenset(), "", fused=True)
+            for plan in _PLANS
+        ]
+        here = replace(self, overrides=overrides if overrides is not None else self.overrides)
+        return float(np.median(here.uncertainty(rows)))
 
 
 def fitted(rows: Sequence[Row], overrides: Overrides | None = None) -> Predictor:
