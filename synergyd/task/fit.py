@@ -29,12 +29,20 @@ from synergyd.task.rows import Row
 @dataclass(frozen=True)
 class Parameter:
     """A figure that rows can move. `kind` log or odds; `common` and `own` are the priors' sigmas of the shared effect
-    and of each cluster's and family's."""
+    and of each cluster's and family's; `shared` and `chip` are the parts of those that a fit grants the shared effect
+    and a GPU family's.
+
+    Software's speed differs more between sources than its mean over all of them is unknown, and what one source shows
+    of a GPU type is mostly that source's own: else the largest source (vTrain, small models) would stand for all. The
+    halves are chosen by leave-one-source-out, and are the best of those tried with any one source left out of the choice.
+    """
 
     name: str
     kind: str
     common: float
     own: float
+    shared: float = 0.5
+    chip: float = 0.5
 
 
 TIME = (
@@ -63,13 +71,14 @@ TIME = (
     Parameter("fp8_speedup", "log", 0.15, 0.1),
     Parameter("jitter", "log", 0.7, 0.5),
 )
+# tensors are of the same sizes in all software: what one source shows holds for the others too
 MEMORY = (
-    Parameter("activation_scale", "log", 0.15, 0.15),
-    Parameter("logit_bytes", "log", 0.4, 0.2),
-    Parameter("scores_kept", "odds", 1.0, 1.0),
-    Parameter("state_scale", "log", 0.05, 0.12),
-    Parameter("fragmentation", "log", 0.4, 0.4),
-    Parameter("base_gib", "log", 0.7, 0.7),
+    Parameter("activation_scale", "log", 0.15, 0.15, 1.0, 1.0),
+    Parameter("logit_bytes", "log", 0.4, 0.2, 1.0, 1.0),
+    Parameter("scores_kept", "odds", 1.0, 1.0, 1.0, 1.0),
+    Parameter("state_scale", "log", 0.05, 0.12, 1.0, 1.0),
+    Parameter("fragmentation", "log", 0.4, 0.4, 1.0, 1.0),
+    Parameter("base_gib", "log", 0.7, 0.7, 1.0, 1.0),
 )
 _FLOOR = {"base_gib": 0.2}  # a figure that is 0 has no log: it starts here
 _UNFUSED = frozenset(("unfused", "scores_kept"))  # what attention that is fused has none of
@@ -80,10 +89,6 @@ _MEDIAN_OF = 3
 _STEPS = 60
 _ALIKE = 30  # rows of a cluster that count in full
 _TEMPER = 0.5
-# Software differs more between sources than its mean over all sources is unknown, and what one source shows of a GPU type
-# is mostly that source's own: else the largest source (vTrain, small models) would stand for all. Chosen by leave-one-source-out.
-_SHARED = 0.5
-_FAMILY = 0.5
 
 
 def forward(parameter: Parameter, value: float) -> float:
@@ -264,8 +269,9 @@ def solve(
 def _prior(parameters: Sequence[Parameter], level: str) -> Floats:
     """One sigma of each parameter's effect of a `level` before any row."""
     if level == "":
-        return np.array([_SHARED * p.common for p in parameters])
-    return np.array([p.own / math.sqrt(2) * (_FAMILY if level.startswith("family ") else 1.0) for p in parameters])
+        return np.array([p.shared * p.common for p in parameters])
+    chip = level.startswith("family ")
+    return np.array([p.own / math.sqrt(2) * (p.chip if chip else 1.0) for p in parameters])
 
 
 def unknown(effects: Effects, level: str) -> Floats:
