@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from synergyd.cli.atomic import write_atomically
 from synergyd.errors import UsageError
 from synergyd.task.figures_file import write_figures
 from synergyd.task.hardware import canonical
@@ -67,10 +68,7 @@ def measure(gpu_type: str | None, device: str, ranks: int | None, out: Path | No
         if out is None:
             click.echo(text, nl=False)
         else:
-            try:
-                out.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise UsageError("--out", f"{out} can't be written: {error.strerror}", "give another path") from None
+            write_atomically(out, text)
     except UsageError as error:
         click.echo(f"synergyctl profiles measure: {error}", err=True)
         sys.exit(2)

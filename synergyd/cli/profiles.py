@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +10,9 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from synergyd.cli.atomic import write_atomically
 from synergyd.cli.console import console
 from synergyd.cli.measure import measure
-from synergyd.errors import UsageError
 from synergyd.task.predictor import fitted
 from synergyd.task.profile_file import profile_text, read_profile
 from synergyd.task.rows import Row, read_files
@@ -100,28 +98,6 @@ def _rows(files: tuple[Path, ...]) -> tuple[Row, ...]:
     if len(passed_over) > _NAMED:
         click.echo(f"passed over: {len(passed_over) - _NAMED} more rows", err=True)
     return rows
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` at once: a reader sees the old file or the new one. Raises UsageError where that can't be
-    done."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(
-            str(path), f"cannot be written: {error.strerror}", "name a file in a folder of yours"
-        ) from None
 
 
 def _percent(value: float | None) -> str:

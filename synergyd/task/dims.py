@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
 from synergyd.records import ModelSpec
 from synergyd.task.arrays import Floats
+from synergyd.task.model_counts import moe_layers
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def _numbers(model: ModelSpec) -> dict[str, float]:
     head_dim = model.head_dim or h / model.heads
     query, kv = model.heads * head_dim, model.kv_heads * head_dim
     gates = 3 if model.gated else 2
-    moe_share = (model.layers // model.moe_every) / model.layers if model.experts else 0.0
+    moe_share = moe_layers(model) / model.layers
     attention = 2 * h * query + 2 * h * kv
     # norms; GPT's biases of q, k, v, the output and (dense) both halves of the MLP
     small = 2 * h if model.gated else 4 * h + query + 2 * kv + h
@@ -75,8 +77,9 @@ def _numbers(model: ModelSpec) -> dict[str, float]:
     }
 
 
+@lru_cache(maxsize=256)
 def dims(model: ModelSpec) -> Dims:
-    """The sizes of one model."""
+    """The sizes of one model. Its arrays are shared: never written to."""
     return Dims(**{name: np.asarray(value, dtype=np.float64) for name, value in _numbers(model).items()})
 
 

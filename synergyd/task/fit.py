@@ -29,12 +29,20 @@ from synergyd.task.rows import Row
 @dataclass(frozen=True)
 class Parameter:
     """A figure that rows can move. `kind` log or odds; `common` and `own` are the priors' sigmas of the shared effect
-    and of each cluster's and family's."""
+    and of each cluster's and family's; `shared` and `chip` are the parts of those that a fit grants the shared effect
+    and a GPU family's.
+
+    Software's speed differs more between sources than its mean over all of them is unknown, and what one source shows
+    of a GPU type is mostly that source's own: else the largest source (vTrain, small models) would stand for all. The
+    halves are chosen by leave-one-source-out, and are the best of those tried with any one source left out of the choice.
+    """
 
     name: str
     kind: str
     common: float
     own: float
+    shared: float = 0.5
+    chip: float = 0.5
 
 
 TIME = (
@@ -63,13 +71,14 @@ TIME = (
     Parameter("fp8_speedup", "log", 0.15, 0.1),
     Parameter("jitter", "log", 0.7, 0.5),
 )
+# tensors are of the same sizes in all software: what one source shows holds for the others too
 MEMORY = (
-    Parameter("activation_scale", "log", 0.15, 0.15),
-    Parameter("logit_bytes", "log", 0.4, 0.2),
-    Parameter("scores_kept", "odds", 1.0, 1.0),
-    Parameter("state_scale", "log", 0.05, 0.12),
-    Parameter("fragmentation", "log", 0.4, 0.4),
-    Parameter("base_gib", "log", 0.7, 0.7),
+    Parameter("activation_scale", "log", 0.15, 0.15, 1.0, 1.0),
+    Parameter("logit_bytes", "log", 0.4, 0.2, 1.0, 1.0),
+    Parameter("scores_kept", "odds", 1.0, 1.0, 1.0, 1.0),
+    Parameter("state_scale", "log", 0.05, 0.12, 1.0, 1.0),
+    Parameter("fragmentation", "log", 0.4, 0.4, 1.0, 1.0),
+    Parameter("base_gib", "log", 0.7, 0.7, 1.0, 1.0),
 )
 _FLOOR = {"base_gib": 0.2}  # a figure that is 0 has no log: it starts here
 _UNFUSED = frozenset(("unfused", "scores_kept"))  # what attention that is fused has none of
@@ -257,6 +266,19 @@ def solve(
     return Solution(effects, spread, max(0.01, 1.4826 * float(np.median(np.abs(z))) * _NOISE))
 
 
+def _prior(parameters: Sequence[Parameter], level: str) -> Floats:
+    """One sigma of each parameter's effect of a `level` before any row."""
+    if level == "":
+        return np.array([p.shared * p.common for p in parameters])
+    chip = level.startswith("family ")
+    return np.array([p.own / math.sqrt(2) * (p.chip if chip else 1.0) for p in parameters])
+
+
+def unknown(effects: Effects, level: str) -> Floats:
+    """One sigma of each parameter's effect of a `level` as far as `effects` knows it."""
+    return effects.sigma[level] if level in effects.sigma else _prior(effects.parameters, level)
+
+
 def fit(
     rows: Sequence[Row],
     parameters: tuple[Parameter, ...],
@@ -269,7 +291,7 @@ def fit(
     of_row = [levels(row.cluster, row.gpu_type) for row in rows]
     names = list(dict.fromkeys(name for some in of_row for name in some))
     belongs = np.array([[float(name in some) for name in names] for some in of_row])
-    sigma = np.array([[p.common if name == "" else p.own / math.sqrt(2) for p in parameters] for name in names])
+    sigma = np.array([_prior(parameters, name) for name in names])
     many = Counter(some[-1] for some in of_row)
     # rows of one cluster err together: what the formulas miss there is no evidence for all
     trust = np.array([min(1.0, _ALIKE / many[some[-1]]) ** _TEMPER for some in of_row])
@@ -310,9 +332,7 @@ def refine(
         start = given.start(parameters) + np.array([effects.offsets(r.cluster, r.gpu_type) for r in some])
         known = levels(some[0].cluster, some[0].gpu_type)
         # what is not known of each level: all of it, or what the fit left open
-        open_ = [
-            sigma[level] ** 2 if level in sigma else np.array([p.own**2 / 2 for p in parameters]) for level in known
-        ]
+        open_ = [unknown(replace(effects, sigma=sigma), level) ** 2 for level in known]
         prior = np.sqrt(sum(open_[1:], np.zeros(len(parameters))))[None, :]
         trust = plausible(measured[index] - predict(given, given.at(parameters, start))).astype(np.float64)
         found = solve(given, parameters, predict, measured[index], start, np.ones((len(some), 1)), prior, trust)

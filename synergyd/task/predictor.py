@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from synergyd.records import ModelSpec, Plan
 from synergyd.task import residual
 from synergyd.task.arrays import Floats
 from synergyd.task.fit import (
@@ -23,6 +24,7 @@ from synergyd.task.fit import (
     log_memory,
     log_time,
     refine,
+    unknown,
 )
 from synergyd.task.hardware import GpuFigures, figures
 from synergyd.task.memory import peak_parts
@@ -31,6 +33,14 @@ from synergyd.task.residual import Points, Residual
 from synergyd.task.rows import Row
 
 _SLOPE = 1e-3
+# a job that stands for those that nothing has been measured of
+_USUAL = ModelSpec("usual", 32, 4096, 32, 32, 11008, 32000, 4096)
+_PLANS = (
+    Plan(dp=8, micro_batch=1, global_batch=128),
+    Plan(tp=4, pp=2, dp=2, micro_batch=2, global_batch=256),
+    Plan(tp=8, pp=2, dp=4, micro_batch=2, global_batch=512),
+)
+Overrides = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -90,8 +100,8 @@ def _points(quantity: _Quantity, given: Batch, gpu: GpuFigures) -> Points:
     )
 
 
-def _predict(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row]) -> Floats:
-    given = batch(rows)
+def _predict(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], overrides: Overrides) -> Floats:
+    given = batch(rows, overrides)
     gpu = given.at(quantity.parameters, _theta(learnt.effects, given))
     result = quantity.log(given, gpu)
     if len(learnt.residual.measured):
@@ -107,25 +117,30 @@ def _known(quantity: _Quantity, rows: Sequence[Row], word: str) -> list[Row]:
     return [row for row in rows if quantity.measured(row) is not None and word in row.scores]
 
 
-def _fitted(quantity: _Quantity, rows: Sequence[Row], word: str) -> Learnt:
+def _fitted(quantity: _Quantity, rows: Sequence[Row], word: str, overrides: Overrides) -> Learnt:
     known = _known(quantity, rows, word)
     if not known:
         return Learnt(Effects(quantity.parameters, {}, {}, 0.2, 0), residual.empty())
     measured = _log_measured(quantity, known)
-    effects = fit(known, quantity.parameters, quantity.log, measured)
-    return Learnt(effects, _residual(quantity, effects, known, measured, residual.empty()))
+    effects = fit(known, quantity.parameters, quantity.log, measured, overrides)
+    return Learnt(effects, _residual(quantity, effects, known, measured, residual.empty(), overrides))
 
 
 def _residual(
-    quantity: _Quantity, effects: Effects, rows: Sequence[Row], measured: Floats, before: Residual
+    quantity: _Quantity,
+    effects: Effects,
+    rows: Sequence[Row],
+    measured: Floats,
+    before: Residual,
+    overrides: Overrides,
 ) -> Residual:
-    given = batch(rows)
+    given = batch(rows, overrides)
     gpu = given.at(quantity.parameters, _theta(effects, given))
     points = residual.joined(before.points, _points(quantity, given, gpu))
     return residual.learn(points, np.concatenate([before.measured, measured - quantity.log(given, gpu)]))
 
 
-def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str) -> Learnt:
+def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str, overrides: Overrides) -> Learnt:
     known = _known(quantity, rows, word)
     if not known:
         return learnt
@@ -134,44 +149,45 @@ def _refined(quantity: _Quantity, learnt: Learnt, rows: Sequence[Row], word: str
     fresh = [row for row in known if identity(row.cluster, row.gpu_type) not in seen]
     effects = learnt.effects
     if fresh:
-        effects = refine(effects, fresh, quantity.log, _log_measured(quantity, fresh))
+        effects = refine(effects, fresh, quantity.log, _log_measured(quantity, fresh), overrides)
     measured = _log_measured(quantity, known)
-    return Learnt(effects, _residual(quantity, effects, known, measured, learnt.residual))
+    return Learnt(effects, _residual(quantity, effects, known, measured, learnt.residual, overrides))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Step times and memory peaks as far as rows have taught them."""
+    """Step times and memory peaks as far as rows have taught them; `overrides` are the site's own figures, from which the
+    fit started (GPU type -> figure -> number, as in hardware.figures)."""
 
     time: Learnt
     memory: Learnt
+    overrides: Overrides = field(default_factory=dict)
 
     def step_s(self, rows: Sequence[Row]) -> Floats:
         """Predicted step time of each row, seconds."""
-        return _predict(_TIME, self.time, rows)
+        return _predict(_TIME, self.time, rows, self.overrides)
 
     def peak_bytes(self, rows: Sequence[Row]) -> Floats:
         """Predicted peak memory a GPU of each row, bytes."""
-        return _predict(_MEMORY, self.memory, rows)
+        return _predict(_MEMORY, self.memory, rows, self.overrides)
 
     def uncertainty(self, rows: Sequence[Row]) -> Floats:
         """One sigma of log(measured / predicted) step time: parameters that are not known for the row's cluster and
         GPU family, linearised, and on known hardware what the residual leaves open."""
-        given = batch(rows)
+        given = batch(rows, self.overrides)
         effects = self.time.effects
         theta = _theta(effects, given)
         gpu = given.at(TIME, theta)
         base = log_time(given, gpu)
-        unknown = np.zeros_like(theta)
+        open_ = np.zeros_like(theta)
         for i, row in enumerate(rows):
             for level in levels(row.cluster, row.gpu_type):
-                prior = np.array([p.common if level == "" else p.own / 2**0.5 for p in TIME])
-                unknown[i] += effects.sigma.get(level, prior) ** 2
+                open_[i] += unknown(effects, level) ** 2
         variance = np.full(len(rows), effects.noise**2)
         for k in range(len(TIME)):
             moved = theta.copy()
             moved[:, k] += _SLOPE
-            variance += ((log_time(given, given.at(TIME, moved)) - base) / _SLOPE) ** 2 * unknown[:, k]
+            variance += ((log_time(given, given.at(TIME, moved)) - base) / _SLOPE) ** 2 * open_[:, k]
         seen = np.isin([identity(r.cluster, r.gpu_type) for r in rows], self.time.residual.points.hardware)
         if seen.any():
             left = self.time.residual.sigma(_points(_TIME, given, gpu)) ** 2 + residual.NOISE**2
@@ -182,8 +198,8 @@ class Predictor:
         """After further measured rows."""
         return replace(
             self,
-            time=_refined(_TIME, self.time, rows, "time"),
-            memory=_refined(_MEMORY, self.memory, rows, "mem"),
+            time=_refined(_TIME, self.time, rows, "time", self.overrides),
+            memory=_refined(_MEMORY, self.memory, rows, "mem", self.overrides),
         )
 
     def cluster_of(self, gpu_type: str) -> str:
@@ -201,11 +217,27 @@ class Predictor:
         cluster = self.cluster_of(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
         found = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        if not self.time.effects.rows:
+            return found
+        unsure = self._level(gpu_type, cluster, overrides)
         if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
-            return replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept)
-        return replace(found, uncertainty=self.time.effects.noise)
+            # and no surer than the figures themselves are
+            unsure = max(gpu.uncertainty, unsure)
+            return replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept, uncertainty=unsure)
+        return replace(found, uncertainty=unsure)
+
+    def _level(self, gpu_type: str, cluster: str, overrides: Overrides | None) -> float:
+        """One number for `uncertainty` of a job not seen yet on `gpu_type` of `cluster`: its median over a few plans of a
+        7B model."""
+        rows = [
+            Row("", "", 0, cluster, gpu_type, 8, _USUAL, plan, None, None, frozenset(), "", fused=True)
+            for plan in _PLANS
+        ]
+        here = replace(self, overrides=overrides if overrides is not None else self.overrides)
+        return float(np.median(here.uncertainty(rows)))
 
 
-def fitted(rows: Sequence[Row]) -> Predictor:
-    """A predictor fitted to `rows`."""
-    return Predictor(_fitted(_TIME, rows, "time"), _fitted(_MEMORY, rows, "mem"))
+def fitted(rows: Sequence[Row], overrides: Overrides | None = None) -> Predictor:
+    """A predictor fitted to `rows`, with priors at the built-in figures and the site's `overrides`."""
+    known = dict(overrides or {})
+    return Predictor(_fitted(_TIME, rows, "time", known), _fitted(_MEMORY, rows, "mem", known), known)

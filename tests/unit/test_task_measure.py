@@ -160,6 +160,8 @@ def test_the_command_writes_a_file_that_plan_reads(tmp_path, monkeypatch) -> Non
     assert "#SYNERGY GpuType=cpu peak_tflops=" in out.read_text()
     shown = CliRunner().invoke(command.measure, ["--device", "cpu", "--ranks", "1", "--json", "--gpu-type", "core"])
     assert json.loads(shown.output)["gpu_type"] == "core"
+    # written at once: nothing else is left in the folder
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.toml"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Model specs: presets, config.json, Megatron arguments, parameter and FLOP counts against published numbers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
 from synergyd.task.arrays import from_plans
+from synergyd.task.dims import dims
 from synergyd.task.hardware import figures
 from synergyd.task.memory import peak_memory
 from synergyd.task.model_counts import (
@@ -148,6 +150,16 @@ def test_every_second_layer_with_experts() -> None:
     mlp = 6 * 2 * 64 * 256
     assert flops_per_token(every) - flops_per_token(dense) == 6 * mlp
     assert flops_per_token(half) - flops_per_token(dense) == 3 * mlp
+
+
+def test_an_odd_number_of_layers_has_the_experts_that_megatron_gives_it() -> None:
+    # layers 0, 2, 4 and 6 of 7
+    model = ModelSpec("m", 7, 64, 4, 4, 256, 100, 32, experts=8, top_k=2, moe_every=2)
+    sizes = dims(model)
+    assert float(sizes.moe_share) == pytest.approx(4 / 7)
+    experts = 4 * 8 * (2 * 64 * 256 + 256 + 64)
+    assert float(sizes.expert_parameters) * 7 == pytest.approx(experts)
+    assert dims(replace(model)) is sizes
 
 
 def test_every_preset_can_exist() -> None:
