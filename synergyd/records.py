@@ -6,8 +6,10 @@ only the standard library is used, so that a compute node can load this module.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 
 class JobState(StrEnum):
@@ -173,8 +175,18 @@ class Cluster:
 
     nodes: tuple[Node, ...]
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[str, int, bool, tuple[str, ...], int], ...]:
+        """(GPU type, GPUs, up, partitions, number of such nodes), those with GPUs only, sorted."""
+        counts = Counter((n.gpu_type, n.gpus, n.up, n.partitions) for n in self.nodes if n.gpus > 0)
+        return tuple(sorted((*kind, count) for kind, count in counts.items()))
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
+
     def gpu_types(self) -> tuple[str, ...]:
-        return tuple(sorted({n.gpu_type for n in self.nodes if n.gpus > 0}))
+        return tuple(sorted({gpu_type for gpu_type, *_ in self.kinds}))
 
 
 @dataclass(frozen=True)

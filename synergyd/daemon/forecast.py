@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from synergyd.daemon import models
@@ -42,7 +41,7 @@ class Forecast:
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
         """All Cells of one job on this cluster; `present` is the plan it runs with."""
         profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (job.directive, job.asked, job.shape, job.partition, profile, present, _kinds(cluster))
+        key = (job.directive, job.asked, job.shape, job.partition, profile, present, cluster.kinds)
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -103,9 +102,3 @@ class Forecast:
                     return profile.model
                 raise
         return self._models[key]
-
-
-def _kinds(cluster: Cluster) -> tuple[object, ...]:
-    """What Cells depend on of a cluster: GPUs a node, partitions, and how many such nodes are up."""
-    counts = Counter((n.gpu_type, n.gpus, n.partitions) for n in cluster.nodes if n.up)
-    return tuple(sorted(counts.items()))

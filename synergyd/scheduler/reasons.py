@@ -171,7 +171,8 @@ def _needed(ask: Ask, choice: int, action: Action) -> bool:
 def _waits(outcome: Outcome, ask: Ask) -> str:
     cell = ask.cells[smallest(ask.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
-    possible = [c for c in ask.cells if outcome.fits_empty(ask, c)]
+    offers = Offers.of(ask.cells)
+    possible = [c.shape for c in (offers[own[0]] for own in offers.by_shape.values()) if outcome.fits_empty(ask, c)]
     if not possible:
         total = outcome.capacity.get(cell.shape.gpu_type, 0)
         return (
@@ -183,12 +184,12 @@ def _waits(outcome: Outcome, ask: Ask) -> str:
         return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.gpus} GPUs for all of its jobs."
     if outcome.rule:
         return f"Waits for its turn: {outcome.rule}."
-    types = sorted({c.shape.gpu_type for c in possible})
+    types = sorted({shape.gpu_type for shape in possible})
     total = sum(outcome.capacity.get(t, 0) for t in types)
     rivals = "; ".join(r for r in (outcome.rivals(t, ask.job_id) for t in types) if r)
     newly = f" This epoch they went to {rivals}." if rivals else ""
     free = sum(outcome.free(ask, t) for t in types)
-    if free >= min(c.shape.gpus for c in possible):
+    if free >= min(shape.gpus for shape in possible):
         return (
             f"Waits: {least}, and the {free} free GPUs do not lie so; moving other jobs would cost more than it gains."
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from synergyd.records import Cluster, Directive, Job, Node, Shape
+from collections import Counter
+
+from synergyd.records import Cluster, Directive, Job, Shape
 from synergyd.task.hardware import canonical
 
 _ALL_NODES = 16
@@ -16,16 +18,18 @@ def bounds(job: Job) -> tuple[int, int]:
     return low, directive.max_gpus or (UNBOUNDED if directive.resize else max(job.asked.gpus, low))
 
 
-def usable_nodes(job: Job, cluster: Cluster) -> list[Node]:
-    """Nodes that may run the job: with GPUs, up or held by the job now, and in one of its partitions."""
+def usable_nodes(job: Job, cluster: Cluster) -> dict[tuple[str, int], int]:
+    """Number of nodes that may run the job, by (GPU type, GPUs): up or held by the job now, and in one of its partitions."""
     wanted = {name for name in job.partition.split(",") if name}
-    return [
-        node
-        for node in cluster.nodes
-        if node.gpus > 0
-        and (node.up or node.name in job.node_names)
-        and (not wanted or not node.partitions or wanted & set(node.partitions))
-    ]
+    found: Counter[tuple[str, int]] = Counter()
+    for gpu_type, gpus, up, partitions, count in cluster.kinds:
+        if up and (not wanted or not partitions or not wanted.isdisjoint(partitions)):
+            found[gpu_type, gpus] += count
+    for name in job.node_names:
+        node = cluster.by_name.get(name)
+        if node is not None and not node.up and node.gpus > 0:
+            found[node.gpu_type, node.gpus] += 1
+    return found
 
 
 def allows_type(job: Job, gpu_type: str) -> bool:
@@ -55,20 +59,21 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
     nodes (Sia's configurations, SOSP 2023; see node_counts); and the shape it asked for or holds, where those nodes exist.
     Sorted, without repeats."""
     low, high = bounds(job)
-    by_type: dict[str, list[int]] = {}
-    for node in usable_nodes(job, cluster):
-        if allows_type(job, node.gpu_type):
-            by_type.setdefault(node.gpu_type, []).append(node.gpus)
+    by_type: dict[str, dict[int, int]] = {}
+    for (gpu_type, gpus), number in usable_nodes(job, cluster).items():
+        if allows_type(job, gpu_type):
+            by_type.setdefault(gpu_type, {})[gpus] = number
     result: dict[str, tuple[Shape, ...]] = {}
     for gpu_type in sorted(by_type):
         sizes = by_type[gpu_type]
         found: set[tuple[int, int]] = set()
-        for size in set(sizes):
+        for size in sizes:
             found |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
-            count = sum(1 for s in sizes if s >= size)
+            count = sum(number for s, number in sizes.items() if s >= size)
             found |= {(nodes, size) for nodes in node_counts(min(count, high // size))}
         for own in (job.asked, job.shape):
-            if own.gpu_type in ("", gpu_type) and sum(1 for s in sizes if s >= own.gpus_per_node) >= own.nodes:
+            room = sum(number for s, number in sizes.items() if s >= own.gpus_per_node)
+            if own.gpu_type in ("", gpu_type) and room >= own.nodes:
                 found.add((own.nodes, own.gpus_per_node))
         kept = sorted((nodes, per) for nodes, per in found if nodes > 0 and per > 0 and low <= nodes * per <= high)
         if kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
@@ -15,7 +16,7 @@ from synergyd.task.memory import peak_memory
 from synergyd.task.model_spec import checked
 from synergyd.task.perf import step_time
 from synergyd.task.plans import NOT_BATCH, TOO_BIG, Limits, check_fixed
-from synergyd.task.search import rank
+from synergyd.task.search import rank, uncertainty
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
 from synergyd.task.space import enumerate_plans
 from synergyd.task.throughput import Throughput
@@ -85,7 +86,8 @@ class SynergyTask:
         if not nodes:
             place = f" in partition {self.job.partition}" if self.job.partition else ""
             return f"no node with GPUs is up{place}"
-        have = {t: sum(n.gpus for n in nodes if n.gpu_type == t) for t in sorted({n.gpu_type for n in nodes})}
+        types = sorted({gpu_type for gpu_type, _ in nodes})
+        have = {t: sum(gpus * count for (own, gpus), count in nodes.items() if own == t) for t in types}
         allowed = {t: count for t, count in have.items() if allows_type(self.job, t)}
         low, high = bounds(self.job)
         if not allowed:
@@ -215,22 +217,9 @@ class SynergyTask:
                 speed=1.0 if measured else speed,
                 samples=samples,
             )
-        result: list[Cell] = []
-        for start in range(0, len(shapes), _SHAPES_AT_ONCE):
-            ranked = rank(
-                model,
-                gpu,
-                shapes[start : start + _SHAPES_AT_ONCE],
-                limits,
-                noise_scale=noise,
-                smallest_batch=self._smallest_batch(),
-                speed=speed,
-                memory=profile.memory,
-                samples=samples,
-                cells_only=True,
-            )
-            result += ranked.best_cells()
-        return result
+        found = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), profile.memory)
+        sigma = uncertainty(gpu.uncertainty, samples)
+        return [_at_speed(cell, speed, sigma) for cell in found]
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""
@@ -260,6 +249,48 @@ class SynergyTask:
         if batches:
             return f"no plan on {sized} GPUs divides {batch}{micro}{degrees} evenly; change global_batch or micro_batch"
         return f"no tp x pp that {model.name} allows{degrees and ' with' + degrees} divides {sized} GPUs inside a node"
+
+
+@lru_cache(maxsize=4096)
+def _best_cells(
+    model: ModelSpec,
+    gpu: GpuFigures,
+    shapes: tuple[Shape, ...],
+    limits: Limits,
+    noise_scale: float | None,
+    smallest_batch: int,
+    memory: float,
+) -> tuple[Cell, ...]:
+    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it moves no
+    plan before another, and jobs that differ in nothing else share one search."""
+    result: list[Cell] = []
+    for start in range(0, len(shapes), _SHAPES_AT_ONCE):
+        some = shapes[start : start + _SHAPES_AT_ONCE]
+        ranked = rank(
+            model,
+            gpu,
+            some,
+            limits,
+            noise_scale=noise_scale,
+            smallest_batch=smallest_batch,
+            memory=memory,
+            cells_only=True,
+        )
+        result += ranked.best_cells()
+    return tuple(result)
+
+
+def _at_speed(cell: Cell, speed: float, sigma: float) -> Cell:
+    return Cell(
+        cell.shape,
+        cell.plan,
+        cell.throughput * speed,
+        cell.efficiency,
+        cell.goodput * speed,
+        cell.step_s / speed,
+        cell.memory_bytes,
+        sigma,
+    )
 
 
 def memory_reason(model: ModelSpec, gpu: GpuFigures, peak: float, parts: Mapping[str, float], plan: Plan) -> str:
