@@ -20,6 +20,11 @@ class Rule(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def most(self) -> int:
+        """Tasks on a link that it may ever come to: with so many there, asking is of no use."""
+        ...
+
     def admits(self, size_mb: float, sharers: int, rests_mb: Sequence[float], link: Link) -> bool: ...
 
 
@@ -47,6 +52,7 @@ class AdaDual:
     """
 
     name: str = "ada-srsf"
+    most: int = 2
 
     def admits(self, size_mb: float, sharers: int, rests_mb: Sequence[float], link: Link) -> bool:
         if sharers == 0:

@@ -81,6 +81,8 @@ class Engine:
         self.link_index: dict[str, int] = {}
         self.figures: list[Link] = []
         self.carries: list[set[int]] = []
+        self.load: list[int] = []  # len of each of `carries`
+        self.cycle = [job.step_ms for job in jobs]  # an iteration's compute and its message alone on its links
         self.flow: dict[int, list[float]] = {}  # job -> [MB left, ms/MB, since]
         self.flow_version = [0] * count
         self.waiting: set[int] = set()
@@ -111,9 +113,7 @@ class Engine:
 
     def work(self, job: int) -> float:
         """Remaining ms of a placed job if nothing were in its way: compute, and its all-reduces alone on their links."""
-        spec = self.jobs[job]
-        alone = max((self.figures[x].per_mb for x in self.links[job]), default=0.0)
-        return self.iterations_left(job) * (spec.step_ms + spec.message_mb * alone)
+        return self.iterations_left(job) * self.cycle[job]
 
     def gpu_work(self) -> list[float]:
         """Remaining ms by GPU, summed over its residents."""
@@ -178,7 +178,7 @@ class Engine:
         copy.events = list(self.events) if arrivals else [e for e in self.events if e[1] != _ARRIVAL]
         heapq.heapify(copy.events)
         for name in ("queue", "left", "key", "pending", "where", "links", "finish", "ready_since", "waited", "sent",
-                     "memory", "running", "mode", "since", "version", "figures", "flow_version"):  # fmt: skip
+                     "memory", "running", "mode", "since", "version", "figures", "flow_version", "load", "cycle"):  # fmt: skip
             setattr(copy, name, list(getattr(self, name)))
         copy.residents = [list(x) for x in self.residents]
         copy.ready = [dict(x) for x in self.ready]
@@ -208,7 +208,10 @@ class Engine:
         self.where[job] = gpus
         names = [machine.node_name(n) for n in sorted({g // machine.gpus for g in gpus})]
         self.links[job] = tuple(self._link(name) for name in machine.topology.crossed(names))
-        self.changed |= bool(self.links[job])
+        if self.links[job]:
+            self.changed = True
+            alone = max(self.figures[x].per_mb for x in self.links[job])
+            self.cycle[job] = self.jobs[job].step_ms + self.jobs[job].message_mb * alone
         for gpu in gpus:
             self.residents[gpu].append(job)
             self.memory[gpu] -= self.jobs[job].memory_mb
@@ -219,6 +222,7 @@ class Engine:
             self.link_index[name] = len(self.figures)
             self.figures.append(self.machine.topology.figures(name))
             self.carries.append(set())
+            self.load.append(0)
         return self.link_index[name]
 
     def _becomes_ready(self, gpu: int, job: int) -> None:
@@ -311,36 +315,46 @@ class Engine:
 
     # -- links -----------------------------------------------------------------------------------------------------
 
-    def sharers(self, job: int) -> tuple[int, int]:
-        """(most tasks on any link the job crosses, that link's index): ties go to the costlier link."""
-        count, _, link = max((len(self.carries[x]), self.figures[x].per_mb, x) for x in self.links[job])
-        return count, link
-
     def beside(self, job: int) -> set[int]:
         """Jobs whose message is in flight on a link that this one crosses."""
         return set().union(*(self.carries[x] for x in self.links[job]))
 
     def _admit(self) -> None:
         """Every waiting task is asked about in the discipline's order."""
-        discipline, rule = self.discipline, self.discipline.rule
+        discipline, load, figures = self.discipline, self.load, self.figures
+        rule, most, reserve = discipline.rule, discipline.rule.most, discipline.reserve
         reserved: dict[int, float] = {}
-        order = self.work if discipline.by_time else self.key.__getitem__
-        for job in sorted(self.waiting, key=lambda j: (order(j), j)):
-            size, links = self.jobs[job].message_mb, self.links[job]
-            count, link = self.sharers(job)
-            beside = self.beside(job) if count else set()
-            if reserved and any(x in reserved for x in links):
-                end = self.now + size * max(self.figures[x].per_mb for x in links)
+        if discipline.by_time:
+            order = sorted(self.waiting, key=lambda j: (self.left[j] * self.cycle[j], j))
+        else:
+            order = sorted(self.waiting, key=lambda j: (self.key[j], j))
+        for job in order:
+            links = self.links[job]
+            count, held = 0, False
+            for x in links:
+                count = max(count, load[x])
+                held = held or x in reserved
+            size = self.jobs[job].message_mb
+            if held:
+                end = self.now + size * max(figures[x].per_mb for x in links)
                 admitted = not count and all(end <= reserved.get(x, end) + _EPS for x in links)
+            elif count >= most:
+                admitted = False
+            elif not count:
+                admitted = rule.admits(size, 0, (), figures[links[0]])
             else:
-                admitted = rule.admits(size, count, [self.rest(other) for other in beside], self.figures[link])
+                busiest = max((x for x in links if load[x] == count), key=lambda x: figures[x].per_mb)
+                rests = [self.rest(other) for other in self.beside(job)]
+                admitted = rule.admits(size, count, rests, figures[busiest])
             if admitted:
                 self.waiting.discard(job)
                 self.waited[job] += self.now - self.ready_since[job]
                 self._send(job)
-            elif discipline.reserve:
+            elif reserve:
                 # Behind a reservation there is no telling when: now, so that nothing behind passes.
-                free = max((self.now + self.rest(o) * self.flow[o][1] for o in beside), default=self.now)
+                free = self.now
+                if count:
+                    free = max(self.now + self.rest(o) * self.flow[o][1] for o in self.beside(job))
                 for x in links:
                     reserved.setdefault(x, free)
 
@@ -349,12 +363,14 @@ class Engine:
         self.ready_since[job] = self.now
         for link in self.links[job]:
             self.carries[link].add(job)
+            self.load[link] += 1
         self._repace(self.beside(job), fresh=job)
 
     def _message_ends(self, job: int) -> None:
         near = self.beside(job) - {job}
         for link in self.links[job]:
             self.carries[link].discard(job)
+            self.load[link] -= 1
         del self.flow[job]
         self.sent[job] += self.now - self.ready_since[job]
         self.flow_version[job] += 1
@@ -364,9 +380,12 @@ class Engine:
 
     def _repace(self, jobs: set[int], fresh: int = -1) -> None:
         """New paces of tasks whose links changed, and with them new ends."""
-        figures, carries = self.figures, self.carries
+        figures, load = self.figures, self.load
         for job in jobs:
-            cost = max(figures[x].cost(len(carries[x])) for x in self.links[job])
+            cost = 0.0
+            for x in self.links[job]:
+                link, count = figures[x], load[x]
+                cost = max(cost, count * link.per_mb + (count - 1) * link.penalty)
             flow = self.flow[job]
             if cost != flow[1] or job == fresh:
                 if job != fresh:
