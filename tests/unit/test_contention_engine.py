@@ -11,8 +11,9 @@ import pytest
 from synergyd.errors import UsageError
 from synergyd.scheduler.adadual import Discipline, discipline_named
 from synergyd.scheduler.links import Link, Topology
-from synergyd.sim.contention.engine import Engine, Machine
+from synergyd.sim.contention.engine import Engine
 from synergyd.sim.contention.lookahead import CANDIDATES, LookAhead, forecast
+from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.placers import placer_named
 from synergyd.sim.contention.workload import MIX, JobSpec, paper_workload
 from tests.unit.contention_reference import finishes

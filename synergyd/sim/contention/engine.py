@@ -1,7 +1,7 @@
 """The event simulation: exact at the level of tasks, in milliseconds.
 
 Every iteration of a job is a forward and a backward pass on each of its GPUs, then one all-reduce, which needs every worker's
-backward pass and crosses the job's links; workers on one node sum up for nothing. A GPU runs one pass at a time, not interrupted; of
+backward pass and crosses the job's links; on one node it takes no time. A GPU runs one pass at a time, not interrupted; of
 the residents that are ready it takes the one with the shortest remaining service (compute x GPUs). A GPU takes as many residents as
 its memory holds, or one.
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
 from synergyd.scheduler.adadual import Discipline
-from synergyd.scheduler.links import Link, Topology
+from synergyd.scheduler.links import Link
+from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.workload import JobSpec
 
 _EPS = 1e-9
@@ -28,22 +28,8 @@ _FORWARD, _BACKWARD, _STEP, _ALL = 0, 1, 2, 3
 Placer = Callable[["Engine", int], Sequence[int] | None]
 
 
-@dataclass(frozen=True)
-class Machine:
-    """`nodes` nodes of `gpus` GPUs with `memory_mb` each; with `exclusive` a GPU has one resident at most."""
-
-    nodes: int = 16
-    gpus: int = 4
-    memory_mb: float = 32768.0
-    exclusive: bool = False
-    topology: Topology = field(default_factory=Topology)
-
-    def node_name(self, index: int) -> str:
-        return f"n{index}"
-
-
 class Engine:
-    """One simulation: the state of jobs, GPUs and links. `discipline` may be changed between calls of `advance`."""
+    """One simulation: the state of jobs, GPUs and links. `follow` changes the discipline between calls of `advance`."""
 
     def __init__(self, machine: Machine, jobs: Sequence[JobSpec], placer: Placer, discipline: Discipline) -> None:
         self.machine, self.jobs, self.placer, self.discipline = machine, tuple(jobs), placer, discipline
@@ -86,6 +72,9 @@ class Engine:
         self.flow: dict[int, list[float]] = {}  # job -> [MB left, ms/MB, since]
         self.flow_version = [0] * count
         self.waiting: set[int] = set()
+        self.fresh: set[int] = set()  # waiting and not asked about yet
+        self.freed_links: set[int] = set()  # links on which a message has ended since tasks were asked about
+        self.ask_all = False
         self.look = False  # admissions are to be looked at
         self.freed = False  # memory came free or a job arrived: the queue is to be looked at
         self.changed = False  # a job with links has started or ended
@@ -174,7 +163,6 @@ class Engine:
         """A copy that goes on from here under another discipline; without the arrivals to come, unless `arrivals`."""
         copy = object.__new__(Engine)
         copy.__dict__.update(self.__dict__)
-        copy.discipline = discipline
         copy.events = list(self.events) if arrivals else [e for e in self.events if e[1] != _ARRIVAL]
         heapq.heapify(copy.events)
         for name in ("queue", "left", "key", "pending", "where", "links", "finish", "ready_since", "waited", "sent",
@@ -186,8 +174,15 @@ class Engine:
         copy.link_index = dict(self.link_index)
         copy.flow = {j: list(x) for j, x in self.flow.items()}
         copy.waiting, copy.touched = set(self.waiting), set(self.touched)
-        copy.look = True
+        copy.fresh, copy.freed_links = set(self.fresh), set(self.freed_links)
+        copy.follow(discipline)
         return copy
+
+    def follow(self, discipline: Discipline) -> None:
+        """Puts another discipline in force: all that waits is asked about again."""
+        if discipline != self.discipline:
+            self.discipline = discipline
+            self.look = self.ask_all = True
 
     # -- GPUs ------------------------------------------------------------------------------------------------------
 
@@ -290,6 +285,7 @@ class Engine:
             if self.pending[job] == 0:
                 if self.links[job]:
                     self.waiting.add(job)
+                    self.fresh.add(job)
                     self.ready_since[job] = self.now
                     self.look = True
                 else:
@@ -320,43 +316,52 @@ class Engine:
         return set().union(*(self.carries[x] for x in self.links[job]))
 
     def _admit(self) -> None:
-        """Every waiting task is asked about in the discipline's order."""
-        discipline, load, figures = self.discipline, self.load, self.figures
+        """Waiting tasks are asked about in the discipline's order: all of them where there are reservations, else those for which
+        something may have changed (rules refuse the more, the more is on the links and the less is left of it)."""
+        discipline, load, figures, all_links = self.discipline, self.load, self.figures, self.links
         rule, most, reserve = discipline.rule, discipline.rule.most, discipline.reserve
-        reserved: dict[int, float] = {}
-        if discipline.by_time:
-            order = sorted(self.waiting, key=lambda j: (self.left[j] * self.cycle[j], j))
-        else:
-            order = sorted(self.waiting, key=lambda j: (self.key[j], j))
-        for job in order:
-            links = self.links[job]
+        asked = self.waiting
+        if not reserve and not self.ask_all:
+            freed = self.freed_links
+            asked = {j for j in asked if j in self.fresh or not freed.isdisjoint(all_links[j])}
+        self.fresh.clear()
+        self.freed_links.clear()
+        self.ask_all = False
+        key, left, cycle = self.key, self.left, self.cycle
+        by_time = discipline.by_time
+        order = sorted([(left[j] * cycle[j] if by_time else key[j], j) for j in asked])
+        reserved: dict[int, int] = {}  # link -> the first job that keeps it
+        for _, job in order:
+            links = all_links[job]
             count, held = 0, False
             for x in links:
-                count = max(count, load[x])
-                held = held or x in reserved
-            size = self.jobs[job].message_mb
+                if load[x] > count:
+                    count = load[x]
+                if x in reserved:
+                    held = True
+            admitted = False
             if held:
-                end = self.now + size * max(figures[x].per_mb for x in links)
-                admitted = not count and all(end <= reserved.get(x, end) + _EPS for x in links)
-            elif count >= most:
-                admitted = False
+                if not count:
+                    end = self.now + self.jobs[job].message_mb * max(figures[x].per_mb for x in links)
+                    admitted = all(end <= self._free_at(reserved[x]) + _EPS for x in links if x in reserved)
             elif not count:
-                admitted = rule.admits(size, 0, (), figures[links[0]])
-            else:
+                admitted = rule.admits(self.jobs[job].message_mb, 0, (), figures[links[0]])
+            elif count < most:
                 busiest = max((x for x in links if load[x] == count), key=lambda x: figures[x].per_mb)
                 rests = [self.rest(other) for other in self.beside(job)]
-                admitted = rule.admits(size, count, rests, figures[busiest])
+                admitted = rule.admits(self.jobs[job].message_mb, count, rests, figures[busiest])
             if admitted:
                 self.waiting.discard(job)
                 self.waited[job] += self.now - self.ready_since[job]
                 self._send(job)
             elif reserve:
-                # Behind a reservation there is no telling when: now, so that nothing behind passes.
-                free = self.now
-                if count:
-                    free = max(self.now + self.rest(o) * self.flow[o][1] for o in self.beside(job))
                 for x in links:
-                    reserved.setdefault(x, free)
+                    reserved.setdefault(x, job)
+
+    def _free_at(self, job: int) -> float:
+        """When all of a job's links will be free at the present paces. Now if they are (it waits behind a reservation), so that
+        nothing passes."""
+        return max((self.now + self.rest(o) * self.flow[o][1] for o in self.beside(job)), default=self.now)
 
     def _send(self, job: int) -> None:
         self.flow[job] = [self.jobs[job].message_mb, 1.0, self.now]
@@ -368,6 +373,7 @@ class Engine:
 
     def _message_ends(self, job: int) -> None:
         near = self.beside(job) - {job}
+        self.freed_links.update(self.links[job])
         for link in self.links[job]:
             self.carries[link].discard(job)
             self.load[link] -= 1

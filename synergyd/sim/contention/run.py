@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from synergyd.errors import UsageError
 from synergyd.scheduler.adadual import Discipline, discipline_named
 from synergyd.scheduler.links import Link, Topology, link_named
-from synergyd.sim.contention.engine import Engine, Machine
+from synergyd.sim.contention.engine import Engine
 from synergyd.sim.contention.lookahead import CANDIDATES, LookAhead
+from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.placers import placer_named
 from synergyd.sim.contention.workload import MIX, JobSpec, paper_workload
 
@@ -131,7 +132,7 @@ def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = Non
         if isinstance(decides, LookAhead):
             chosen = decides.run(engine)
         else:
-            engine.discipline = decides
+            engine.follow(decides)
             engine.advance()
         found.append(Run(decides.name, placement, seed, _jobs(engine), chosen))
     return found
