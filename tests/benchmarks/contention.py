@@ -2,11 +2,14 @@
 
     python -m tests.benchmarks.contention [--seeds 10] [--scale 5] [--processes 2] [--exclusive] [--json]
     python -m tests.benchmarks.contention --paper [--seeds 10] [--scale 1000]
+    python -m tests.benchmarks.contention --speed
 
 The set-up is the paper's (arXiv 2002.10105): 16 nodes x 4 GPUs, 10 GbE with b = 0.856 and h = 0.235 ms/MB, 160 jobs of its mix and
 models. The grid multiplies h (`--penalty`), the messages (`--message`) and the rate of arrivals (`--load`). `--scale 1000` is the
 paper's 1,000 to 6,000 iterations and 1,200 s of arrivals; a smaller scale shrinks both, so that the load stays what it is. Without
 --exclusive jobs share GPUs as in the paper. `--paper` runs the stated constants alone, placements included, without a grid.
+`--speed`: processor milliseconds of placing by LWF-1 and of forecasting every job's slowdown on 1,280 nodes of 4 GPUs behind leaves
+of 32.
 
 How to read it: a row is a cell; `JCT` is the mean over seeds of SRSF(1)'s mean JCT (in seconds at scale 1000; others are scaled up
 to it), the other columns are the mean over seeds of each policy's mean JCT over SRSF(1)'s on the same jobs, +- the standard deviation
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import statistics
 import sys
 import time
@@ -26,6 +30,12 @@ from collections.abc import Iterable, Sequence
 from multiprocessing import get_context
 from typing import Any
 
+from synergyd.records import Shape
+from synergyd.scheduler.links import TEN_GBE, Topology
+from synergyd.scheduler.lwf import place_lwf
+from synergyd.scheduler.place import Request
+from synergyd.scheduler.policy import Room
+from synergyd.scheduler.slowdown import Traffic, slowdowns
 from synergyd.sim.contention.run import POLICIES, Setup, run_contention
 
 RIVALS = ("srsf-1", "srsf-2", "ada-srsf")
@@ -121,6 +131,29 @@ def paper(setup: Setup, seeds: int, processes: int) -> dict[str, Any]:
     }
 
 
+def speed(nodes: int = 1280, repeats: int = 5) -> dict[str, float]:
+    """Median processor ms of `place_lwf` and of `slowdowns` with jobs of 2 to 32 whole and half nodes that fill the machine."""
+    rng = random.Random(1)
+    rooms = [Room(f"n{i}", "v100", 4) for i in range(nodes)]
+    requests, left = [], nodes * 4
+    while left >= 4:
+        shape = Shape("v100", min(rng.choice((1, 2, 4, 8, 32)), left // 4), rng.choice((2, 4)))
+        requests.append(Request(len(requests), shape))
+        left -= shape.gpus
+    work = {room.name: tuple(rng.uniform(0, 1e4) for _ in range(4)) for room in rooms[::2]}
+    tree = Topology(leaf={f"n{i}": f"leaf{i // 32}" for i in range(nodes)}, uplink=TEN_GBE.faster(8))
+    spent: dict[str, list[float]] = {"place_ms": [], "slowdowns_ms": []}
+    for _ in range(repeats):
+        begun = time.process_time()
+        placed = place_lwf(rooms, requests, 1, work)
+        spent["place_ms"].append(1e3 * (time.process_time() - begun))
+        jobs = [Traffic(job, names, 0.09, 500.0) for job, names in placed.nodes.items()]
+        begun = time.process_time()
+        slowdowns(jobs, tree)
+        spent["slowdowns_ms"].append(1e3 * (time.process_time() - begun))
+    return {"nodes": nodes, "jobs": len(requests), **{k: statistics.median(v) for k, v in spent.items()}}
+
+
 def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
@@ -133,6 +166,7 @@ def show(lines: Iterable[str], quiet: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--paper", action="store_true", help="the stated constants only, with placements")
+    parser.add_argument("--speed", action="store_true", help="decision times at 1,280 nodes only")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--scale", type=float, default=5.0)
     parser.add_argument("--penalty", type=numbers, default=[0.0, 1.0, 3.0], metavar="X,Y,..", help="times h = 0.235")
@@ -145,6 +179,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
+    if args.speed:
+        print(json.dumps(speed()))
+        return 0
     base = Setup(exclusive=args.exclusive, scale=args.scale, jobs=args.jobs).checked()
     answer: dict[str, Any] = {"seeds": args.seeds, "scale": args.scale, "exclusive": args.exclusive}
     if args.paper:
