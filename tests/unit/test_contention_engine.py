@@ -154,13 +154,25 @@ def test_look_ahead_forecast_is_what_then_happens() -> None:
     engine = Engine(Machine(), jobs, placer_named("lwf-1"), CANDIDATES[0])
     engine.advance(to_change=True)
     sums = {d.name: forecast(engine, d, engine.unfinished) for d in CANDIDATES}
-    best, mean = LookAhead().choose(engine)
+    best, mean = LookAhead(margin=0.0).choose(engine)
     assert sums[best.name] == min(sums.values())
     assert mean == pytest.approx(min(sums.values()) / len(jobs) - engine.now)
     assert forecast(engine, best, engine.unfinished, limit=sums[best.name] * 0.999) == float("inf")
     # Chosen again at every change: never worse than the best of them from the start, for it may be kept throughout.
-    LookAhead(patience=0.0).run(engine)
+    LookAhead(patience=0.0, margin=0.0).run(engine)
     assert sum(engine.finish) <= min(sums.values()) * (1 + 1e-9)
+
+
+def test_look_ahead_leaves_what_is_in_force_only_for_a_gain_beyond_its_margin() -> None:
+    jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=80, scale=4)]
+    worst = discipline_named("srsf-99")
+    engine = Engine(Machine(), jobs, placer_named("lwf-1"), worst)
+    engine.advance(to_change=True)
+    kept, other = (forecast(engine, d, engine.unfinished) for d in (worst, CANDIDATES[0]))
+    gain = (kept - other) / (kept - len(jobs) * engine.now)
+    assert gain > 0
+    for margin, chosen in ((gain * 0.99, CANDIDATES[0]), (gain * 1.01, worst)):
+        assert LookAhead(CANDIDATES[:1], margin=margin).choose(engine)[0] == chosen
 
 
 def test_the_papers_mix() -> None:
