@@ -150,7 +150,7 @@ def test_a_fork_goes_on_as_the_original_would() -> None:
 
 def test_look_ahead_forecast_is_what_then_happens() -> None:
     """Without arrivals to come, a forecast is exact, and the chosen discipline is the best of the candidates."""
-    jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=80, scale=4)]
+    jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=50, scale=4)]
     engine = Engine(Machine(), jobs, placer_named("lwf-1"), CANDIDATES[0])
     engine.advance(to_change=True)
     sums = {d.name: forecast(engine, d, engine.unfinished) for d in CANDIDATES}
@@ -164,7 +164,7 @@ def test_look_ahead_forecast_is_what_then_happens() -> None:
 
 
 def test_look_ahead_leaves_what_is_in_force_only_for_a_gain_beyond_its_margin() -> None:
-    jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=80, scale=4)]
+    jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=50, scale=4)]
     worst = discipline_named("srsf-99")
     engine = Engine(Machine(), jobs, placer_named("lwf-1"), worst)
     engine.advance(to_change=True)
@@ -187,7 +187,7 @@ def test_the_papers_mix() -> None:
 @pytest.mark.parametrize("placement", ["first-fit", "lwf-1", "lwf-4"])
 def test_exclusive_gpus_have_one_resident(placement: str) -> None:
     engine = Engine(
-        Machine(exclusive=True), paper_workload(2, scale=2), placer_named(placement), discipline_named("srsf-1")
+        Machine(exclusive=True), paper_workload(2, jobs=80, scale=2), placer_named(placement), discipline_named("srsf-1")
     )
     while engine.advance(to_change=True):
         assert all(len(some) <= 1 for some in engine.residents)

@@ -9,20 +9,20 @@ import pytest
 from synergyd.errors import UsageError
 from synergyd.sim.contention.run import HEADER, Setup, parse_policy, rows, run_contention, summary, table, to_json
 
-SMALL = Setup(scale=2, jobs=40)
+SMALL = Setup(scale=2, jobs=20)
 
 
 def test_runs_and_their_records() -> None:
     runs = run_contention(["srsf-1", "first-fit+ada-srsf", "look-ahead"], 7, SMALL)
     assert [(r.policy, r.placement, r.seed, len(r.jobs)) for r in runs] == [
-        ("srsf-1", "lwf-1", 7, 40),
-        ("ada-srsf", "first-fit", 7, 40),
-        ("look-ahead", "lwf-1", 7, 40),
+        ("srsf-1", "lwf-1", 7, 20),
+        ("ada-srsf", "first-fit", 7, 20),
+        ("look-ahead", "lwf-1", 7, 20),
     ]
     for run in runs:
         assert all(j.finish_s > j.arrival_s for j in run.jobs)
         assert all((j.sent_s > 0) == (j.nodes > 1) for j in run.jobs)
-        assert summary(run)["mean_jct_s"] == pytest.approx(sum(j.finish_s - j.arrival_s for j in run.jobs) / 40)
+        assert summary(run)["mean_jct_s"] == pytest.approx(sum(j.finish_s - j.arrival_s for j in run.jobs) / 20)
     assert run_contention(["srsf-1"], 7, SMALL)[0] == runs[0]
     assert not runs[0].chosen and runs[2].chosen
 
@@ -30,7 +30,7 @@ def test_runs_and_their_records() -> None:
 def test_json_and_table_tell_the_same() -> None:
     runs = run_contention(["srsf-1", "srsf-2"], 1, SMALL)
     told = json.loads(to_json(runs, jobs=True))
-    assert [t["policy"] for t in told] == ["srsf-1", "srsf-2"] and len(told[0]["job_runs"]) == 40
+    assert [t["policy"] for t in told] == ["srsf-1", "srsf-2"] and len(told[0]["job_runs"]) == 20
     lines = table(runs).splitlines()
     assert len(lines) == 3 and len({len(line) for line in lines}) == 1
     for row, each in zip(rows(runs), told, strict=True):
