@@ -7,7 +7,7 @@ present nodes as it can (a growing job gets a superset, a shrinking one a subset
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from synergyd.records import Shape
@@ -55,7 +55,7 @@ def place(rooms: Sequence[Room], requests: Sequence[Request]) -> Placement:
         homes.subtract(request.nodes)
         names = bins.pick(request.shape, request.partition, frozenset(request.nodes), homes)
         if names is None:
-            failed[request.job_id] = _why(bins, rooms, request)
+            failed[request.job_id] = why_not(bins.free, rooms, request)
             continue
         bins.take(names, request.shape.gpus_per_node)
         nodes[request.job_id] = names
@@ -70,12 +70,13 @@ def requests_of(problem: Problem, allocation: Allocation) -> list[Request]:
     ]
 
 
-def _why(bins: Bins, rooms: Sequence[Room], request: Request) -> str:
+def why_not(free: Mapping[str, int], rooms: Sequence[Room], request: Request) -> str:
+    """Why no nodes were found for a request while `free` GPUs were left by node name."""
     shape = request.shape
     usable = [r for r in rooms if r.gpu_type == shape.gpu_type and r.admits(request.partition)]
-    fit = sum(bins.free[r.name] >= shape.gpus_per_node for r in usable)
-    free = sum(bins.free[r.name] for r in usable)
+    fit = sum(free[r.name] >= shape.gpus_per_node for r in usable)
+    gpus = sum(free[r.name] for r in usable)
     return (
         f"it needs {shape.nodes} node{'s' * (shape.nodes != 1)} with {shape.gpus_per_node} free {shape.gpu_type} GPUs "
-        f"each, {fit} left ({free} free GPUs in all)"
+        f"each, {fit} left ({gpus} free GPUs in all)"
     )

@@ -1,0 +1,92 @@
+"""Shared links: what k tasks on a link cost each of them, and which links a job's traffic crosses.
+
+The model is the one fitted on 10 GbE all-reduces in "Communication Contention Aware Scheduling of Multiple Deep Learning Training Jobs"
+(arXiv 2002.10105): with k tasks on a link each of them needs k*b + (k-1)*h ms for a MB, so the link as a whole loses (k-1)*h to
+contention. A task on several links moves at the pace of its costliest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from synergyd.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link's figures in ms/MB: `per_mb` (b) alone on it, `penalty` (h) for each further task."""
+
+    per_mb: float
+    penalty: float
+
+    def cost(self, sharers: int) -> float:
+        """ms/MB that each of `sharers` >= 1 tasks needs: k*b + (k-1)*h."""
+        return sharers * self.per_mb + (sharers - 1) * self.penalty
+
+    def threshold(self) -> float:
+        """b / (2(b+h)): a new message up to this share of what is left of the one on the link had better start at once (the
+        paper's Theorem 2)."""
+        return self.per_mb / (2.0 * (self.per_mb + self.penalty))
+
+    def faster(self, factor: float) -> Link:
+        """The same kind of link at `factor` times the rate."""
+        return Link(self.per_mb / factor, self.penalty / factor)
+
+
+# Fitted on 10 GbE (facts of the paper); every other rate is this one scaled by the line rate with h/b kept, which is a
+# guess on the careful side for InfiniBand, whose credit-based flow control loses less to contention.
+TEN_GBE = Link(0.856, 0.235)
+LINKS: dict[str, Link] = {
+    "1gbe": TEN_GBE.faster(0.1),
+    "10gbe": TEN_GBE,
+    "25gbe": TEN_GBE.faster(2.5),
+    "100gbe": TEN_GBE.faster(10.0),
+    "ib-edr": TEN_GBE.faster(10.0),
+    "ib-hdr": TEN_GBE.faster(20.0),
+    "ib-ndr": TEN_GBE.faster(40.0),
+}
+
+
+def link_named(name: str) -> Link:
+    """The figures of a kind of link. Raises UsageError."""
+    try:
+        return LINKS[name.lower()]
+    except KeyError:
+        raise UsageError("link", f"no figures for {name!r}", f"one of {', '.join(LINKS)}") from None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which links there are. Every node has one to its leaf switch (`nic`, or its own in `nics`); nodes named in `leaf` hang off
+    that leaf, and traffic that leaves a leaf crosses the leaf's `uplink` (None: the uplinks are never the bottleneck)."""
+
+    nic: Link = TEN_GBE
+    nics: Mapping[str, Link] = field(default_factory=dict)
+    leaf: Mapping[str, str] = field(default_factory=dict)
+    uplink: Link | None = None
+
+    def crossed(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Names of the links an all-reduce over `nodes` crosses: none on one node, else every node's, and the uplinks of the
+        leaves where the nodes are on several."""
+        names = tuple(dict.fromkeys(nodes))
+        if len(names) < 2:
+            return ()
+        found = [f"nic:{name}" for name in names]
+        leaves = tuple(dict.fromkeys(self.leaf.get(name, "") for name in names))
+        if self.uplink is not None and len(leaves) > 1:
+            found += [f"leaf:{leaf}" for leaf in leaves]
+        return tuple(found)
+
+    def figures(self, link: str) -> Link:
+        """The figures of a link that `crossed` named."""
+        kind, _, name = link.partition(":")
+        if kind == "leaf" and self.uplink is not None:
+            return self.uplink
+        return self.nics.get(name, self.nic)
+
+
+def pace(links: Sequence[Link], sharers: Sequence[int]) -> float:
+    """ms/MB of a task that crosses `links` with so many tasks on each, itself included: the costliest link decides. 0 without
+    links."""
+    return max((link.cost(k) for link, k in zip(links, sharers, strict=True)), default=0.0)

@@ -1,0 +1,1 @@
+"""Simulators over the same task and scheduler code."""
