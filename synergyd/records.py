@@ -7,6 +7,7 @@ only the standard library is used, so that a compute node can load this module.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -167,6 +168,12 @@ class Node:
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     reason: str = ""
+    leaf: str = ""  # its leaf switch, where Slurm knows the topology
+
+
+def has_features(wanted: str, features: Container[str]) -> bool:
+    """Does a node with `features` meet a --constraint of names joined by & or by |? ("" asks for none.)"""
+    return not wanted or any(all(name in features for name in one.split("&")) for one in wanted.split("|"))
 
 
 @dataclass(frozen=True)
@@ -220,6 +227,7 @@ class Job:
     fixed: str = ""
     account: str = ""
     qos: str = ""
+    features: str = ""  # that its nodes must have (--constraint): names joined by & or by |
     priority: float = 0.0  # Slurm's, of a pending job
 
 

@@ -41,7 +41,7 @@ class Forecast:
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
         """All Cells of one job on this cluster; `present` is the plan it runs with."""
         profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (job.directive, job.asked, job.shape, job.partition, profile, present, cluster.kinds)
+        key = (job.directive, job.asked, job.shape, job.partition, job.features, profile, present, cluster.kinds)
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]

@@ -39,7 +39,7 @@ from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.client import DeniedError, SlurmReader, SlurmWriter
+from synergyd.slurm.client import DeniedError, SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
@@ -86,6 +86,8 @@ class Daemon:
         self.profiles: dict[int, Profile] = {}
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
+        self._leaves: dict[str, str] = {}
+        self._switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
         self._told: set[tuple[int, int]] = set()
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
@@ -110,7 +112,7 @@ class Daemon:
         self._load()
         rows = self.tools.reader.jobs()
         nodes = self.tools.reader.nodes()
-        cluster = cluster_of(nodes, self.settings.partitions)
+        cluster = cluster_of(nodes, self.settings.partitions, self._leaf_switches(frozenset(n.name for n in nodes)))
         types = {n.name: node_of(n).gpu_type for n in nodes}
         self.registry.plain |= set(self.tools.store.remembered.no_directive)
         wanted = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
@@ -298,6 +300,15 @@ class Daemon:
         own = self._profile(job.job_id)
         found = shared.get((job.directive.model if job.directive else None) or "")
         return own if found is None or own.samples else inherited(own, [found])
+
+    def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
+        """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""
+        if names != self._switched:
+            try:
+                self._leaves, self._switched = self.tools.writer.leaf_switches(), names
+            except SlurmError as problem:
+                log.warning("topology: %s", problem)
+        return self._leaves
 
     def _take_reports(self, now_s: float) -> None:
         if self.tools.inbox is None:

@@ -10,7 +10,7 @@ from synergyd.records import Directive
 from synergyd.slurm import stamp
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import canonical, parse_script, parse_stamp
-from synergyd.slurm.observe import Known, shape_of
+from synergyd.slurm.observe import Known, beyond_placing, shape_of
 from synergyd.slurm.rows import JobRow
 
 log = logging.getLogger("synergyd.registry")
@@ -93,6 +93,8 @@ class Registry:
         if directive is not None and (row.array or row.het):
             what = "a job array" if row.array else "a heterogeneous job"
             directive, error = None, f"#SYNERGY does not work for {what}; submit single jobs"
+        if directive is not None and (beyond := beyond_placing(row)):
+            directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         asked = mark.asked if mark and mark.asked else shape_of(row, gpu_type_of_node if row.node_names else {})
         cpus = mark.cpus_per_node if mark and mark.cpus_per_node else max(1, row.num_cpus // max(1, row.num_nodes))
         text = canonical(directive).removeprefix(stamp.MARK).strip() if directive else ""

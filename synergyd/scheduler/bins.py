@@ -7,6 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from synergyd.records import Shape
 from synergyd.scheduler.policy import Room
 
+_Fit = tuple[
+    bool, int, int, int, int
+]  # (not the job's own, others that want it, partitions, free GPUs, number of the room)
+
 
 class Bins:
     """Free GPUs per node; best fit. Jobs laid down biggest GPUs-per-node first always fit where the counts allow it,
@@ -28,8 +32,8 @@ class Bins:
     ) -> tuple[str, ...] | None:
         """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free, or None.
 
-        Nodes in `own` come first, then those that fewest others want (`wanted`), those that fewest partitions share,
-        the tightest fit, the first in order.
+        Inside one leaf switch where that is possible. Nodes in `own` come first, then those that fewest others want
+        (`wanted`), those that fewest partitions share, the tightest fit, the first in order.
         """
         wanted = wanted or {}
         free, gpus = self.free, shape.gpus_per_node
@@ -47,8 +51,29 @@ class Bins:
         if shape.nodes == 1:
             return (self._rooms[min(fit)[-1]].name,)
         fit.sort()
-        chosen = sorted(i for *_, i in fit[: shape.nodes])
+        chosen = sorted(i for *_, i in self._near(fit, shape.nodes))
         return tuple(self._rooms[i].name for i in chosen)
+
+    def _near(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
+        """The first `nodes` of `fit` inside one leaf switch, else on few: a leaf that has enough comes first, then the one with
+        most of the job's own nodes, then the tightest that has enough or the one with most."""
+        leaves: dict[str, list[_Fit]] = {}
+        for entry in fit:
+            leaves.setdefault(self._rooms[entry[-1]].leaf, []).append(entry)
+        found: list[_Fit] = []
+        while len(leaves) > 1 and len(found) < nodes:
+            need = nodes - len(found)
+
+            def rank(leaf: str, need: int = need) -> tuple[bool, int, int, str]:
+                some = leaves[leaf]
+                own = sum(not entry[0] for entry in some)
+                enough = len(some) >= need
+                return not enough, -min(own, need), len(some) if enough else -len(some), leaf
+
+            found += leaves.pop(min(leaves, key=rank))
+        if len(found) < nodes and leaves:
+            found += next(iter(leaves.values()))
+        return found[:nodes]
 
     def count(self, shape: Shape, partition: str, own: Collection[str] = (), back: int = 0) -> int:
         """Nodes that have the shape's GPUs free, `back` GPUs on each node of `own` given back. At least `shape.nodes` of

@@ -114,10 +114,15 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
 
 
+def _where(job: Job) -> str:
+    """The job's partition and what it asks of nodes, as Room.admits takes them."""
+    return f"{job.partition} {job.features}" if job.features else job.partition
+
+
 def _room(node: Node, own: int) -> Room:
     others = max(0, node.gpus_used - own)
     free = max(node.gpus - others, own) if node.up else 0
-    return Room(node.name, node.gpu_type, free, node.partitions)
+    return Room(node.name, node.gpu_type, free, node.partitions, node.features, node.leaf)
 
 
 def _work(plan: Plan) -> tuple[int, ...]:
@@ -143,7 +148,7 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> Offers:
 def _untouched(job: Job, now_s: float) -> str:
     """Why Synergy may not touch this job at all; "" if it may."""
     if job.directive_error:
-        return f"Synergy does not touch it: its directive is wrong ({job.directive_error})."
+        return f"Synergy does not touch it ({job.directive_error})."
     if job.directive is None:
         return "Synergy does not touch it: it has no directive."
     if job.state is JobState.DONE:
@@ -178,13 +183,14 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     need = job.shape.gpus if fixed else directive.min_gpus or 1
     usable, up = [], 0
     for n in snapshot.cluster.nodes:
-        if (not types or n.gpu_type in types) and Room(n.name, n.gpu_type, 0, n.partitions).admits(job.partition):
+        if (not types or n.gpu_type in types) and _room(n, 0).admits(_where(job)):
             usable.append(n)
             up += n.gpus if n.up else 0
             if up >= need > 0:
                 return ""  # seen enough: the others need not be counted
     kinds = f" of type {' or '.join(types)}" if types else ""
     where = f" in partition {job.partition}" if job.partition else ""
+    where += f" with features {job.features}" if job.features else ""
     there = sum(n.gpus for n in usable)
     named = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
     if need > there:
@@ -261,7 +267,7 @@ def _ask(
         relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
         weight=history.weight,
         submit_s=job.submit_s,
-        partition=job.partition,
+        partition=_where(job),
         asked=asked,
         current=current,
         nodes=nodes,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from synergyd.records import Cell
+from synergyd.records import Cell, has_features
 
 
 @dataclass(frozen=True)
@@ -18,19 +18,25 @@ class Room:
     """One node as the allocation sees it.
 
     `free` counts the GPUs that this problem hands out: all but those held by jobs outside of it, so the GPUs of its own
-    running jobs are included; 0 on a node that may not take jobs. Empty `partitions` means that any job may use it.
+    running jobs are included; 0 on a node that may not take jobs. Empty `partitions` means that any job may use it. `leaf`
+    is its leaf switch ("": not known).
     """
 
     name: str
     gpu_type: str
     free: int
     partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    leaf: str = ""
 
     def admits(self, partition: str) -> bool:
-        """May a job of `partition` (Slurm's field, perhaps several names with commas) run here?"""
-        if not partition or not self.partitions:
+        """May a job of `partition` run here? (Slurm's field, perhaps several names with commas; after a blank the node
+        features that the job asks for.)"""
+        if not partition:
             return True
-        return any(name in self.partitions for name in partition.split(","))
+        names, _, wanted = partition.partition(" ")
+        inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
+        return inside and has_features(wanted, self.features)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,11 @@ class Limit:
     gpus: int
 
     def binds(self, ask: Ask) -> bool:
-        return ask.account == self.name if self.kind == "account" else self.name in ask.partition.split(",")
+        return (
+            ask.account == self.name
+            if self.kind == "account"
+            else self.name in ask.partition.partition(" ")[0].split(",")
+        )
 
 
 @dataclass(frozen=True)

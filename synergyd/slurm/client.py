@@ -42,6 +42,10 @@ class SlurmReader(Protocol):
 class SlurmWriter(Protocol):
     """Reads and writes of single jobs. Every id names exactly one job."""
 
+    def leaf_switches(self) -> dict[str, str]:
+        """Node name -> its leaf switch, from Slurm's topology; empty where it knows of none. Raises SlurmError."""
+        ...
+
     def job(self, job_id: int) -> JobRow | None:
         """One job now; None when it has left the queue."""
         ...

@@ -20,7 +20,7 @@ JOB_FIELDS: tuple[tuple[str, int], ...] = (
     ("UserName", 40), ("Partition", 64), ("NumNodes", 12), ("NumCPUs", 12), ("NumTasks", 12), ("tres-alloc", 160),
     ("tres-per-node", 96), ("tres-per-job", 48), ("tres-per-socket", 48), ("tres-per-task", 48), ("NodeList", 1024),
     ("SubmitTime", 14), ("StartTime", 14), ("EligibleTime", 14), ("RestartCnt", 8), ("Requeue", 4),
-    ("PriorityLong", 14), ("BatchFlag", 4), ("Account", 64), ("QOS", 64), ("Name", NAME_BYTES + 4),
+    ("PriorityLong", 14), ("BatchFlag", 4), ("Account", 64), ("QOS", 64), ("Feature", 256), ("Reservation", 128), ("Name", NAME_BYTES + 4),
 )  # fmt: skip
 NODE_FIELDS: tuple[tuple[str, int], ...] = (
     ("NodeList", 128), ("StateComplete", 128), ("Gres", 256), ("GresUsed", 256), ("Features", 256), 
@@ -28,8 +28,8 @@ NODE_FIELDS: tuple[tuple[str, int], ...] = (
 )  # fmt: skip
 # Columns that mean something else when they are cut: rows that fill one are read again with these widths.
 JOB_WIDE = {
-    "UserName": 256, "Partition": 4096, "Account": 256, "QOS": 256, "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096,
-    "tres-per-task": 4096, "NodeList": 65536,
+    "UserName": 256, "Partition": 4096, "Account": 256, "QOS": 256, "Feature": 4096, "Reservation": 1024,
+    "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096, "tres-per-task": 4096, "NodeList": 65536,
 }  # fmt: skip
 NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
 SIGNAL_TIMEOUT_S = 15.0
@@ -104,6 +104,22 @@ class CommandLine:
                 reason="" if f["Reason"] == "none" else shown(f["Reason"], REASON_BYTES),
             )
         return tuple(found.values())
+
+    def leaf_switches(self) -> dict[str, str]:
+        """From `scontrol show topology`: the switches of level 0."""
+        try:
+            lines = self._run("scontrol", "show", "topology").decode(errors="replace").splitlines()
+        except SlurmError as error:
+            if error.transient:
+                raise
+            return {}  # no topology plugin
+        found: dict[str, str] = {}
+        for line in lines:
+            words = dict(word.partition("=")[::2] for word in line.split())
+            if words.get("Level") == "0" and words.get("SwitchName"):
+                for name in _hosts(words.get("Nodes", "")):
+                    found[name] = words["SwitchName"]
+        return found
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
@@ -299,6 +315,8 @@ def _job_row(f: Mapping[str, str]) -> JobRow:
         het=_value(f["HetJobID"]) != "",
         account=_value(f["Account"]),
         qos=_value(f["QOS"]),
+        features=_value(f["Feature"]),
+        reservation=_value(f["Reservation"]),
     )
 
 
@@ -306,6 +324,14 @@ def nodes_and_cpus(tres: str) -> tuple[int, int]:
     """Counts of `cpu=2,mem=125G,node=2,billing=2`; 0 where it has none."""
     counts = dict(x.partition("=")[::2] for x in tres.split(","))
     return _count(counts.get("node", "")), _count(counts.get("cpu", ""))
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Names of a switch's host list. Raises SlurmError."""
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise SlurmError("scontrol show topology", str(error), transient=False) from None
 
 
 def node_names(text: str, job_id: int) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ _STATES = {
         JobState.DONE,
     ),
 }  # fmt: skip
+_SIMPLE = re.compile(r"[^&|\[\]()*:]+(&[^&|\[\]()*:]+)*|[^&|\[\]()*:]+(\|[^&|\[\]()*:]+)*")
 _BAD_NODE = (
     "down",
     "drain",
@@ -66,9 +68,11 @@ def node_of(row: NodeRow) -> Node:
     return Node(row.name, gpu_type or "gpu", gpus, min(used, gpus), not bad, row.partitions, row.features, row.reason)
 
 
-def cluster_of(rows: Iterable[NodeRow], partitions: tuple[str, ...] = ()) -> Cluster:
-    """All nodes with GPUs, of the partitions named (all, where none is)."""
-    nodes = (node_of(r) for r in rows)
+def cluster_of(
+    rows: Iterable[NodeRow], partitions: tuple[str, ...] = (), leaves: Mapping[str, str] | None = None
+) -> Cluster:
+    """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name."""
+    nodes = (replace(node_of(r), leaf=(leaves or {}).get(r.name, "")) for r in rows)
     return Cluster(tuple(n for n in nodes if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
 
 
@@ -94,6 +98,15 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
         return "it asks for GPUs by job, task or socket, or for none: ask by node, --gres=gpu:N"
     if row.num_tasks > row.num_nodes:
         return f"it has {row.num_tasks} tasks on {row.num_nodes} nodes: one task a node is needed (srun synergy-launch)"
+    return ""
+
+
+def beyond_placing(row: JobRow) -> str:
+    """Why Synergy can't name nodes for this job, or ''."""
+    if row.reservation:
+        return f"it is in the reservation {row.reservation}, whose nodes Slurm names"
+    if row.features and not _SIMPLE.fullmatch(row.features):
+        return f"its --constraint={row.features} is more than names joined by & or by |"
     return ""
 
 
@@ -160,5 +173,6 @@ def job_of(
         fixed=fixed,
         account=row.account,
         qos=row.qos,
+        features=row.features,
         priority=float(row.priority),
     )

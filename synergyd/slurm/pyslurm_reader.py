@@ -138,6 +138,8 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
         het=j["het_job_id"] is not None,
         account=j["account"] or "",
         qos=j["qos"] or "",
+        features="&".join(j["features"] or ()),
+        reservation=j["resv_name"] or "",
     )
 
 

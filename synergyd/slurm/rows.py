@@ -42,6 +42,8 @@ class JobRow:
     het: bool
     account: str = ""
     qos: str = ""
+    features: str = ""
+    reservation: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from synergyd.records import Cluster, Directive, Job, Shape
+from synergyd.records import Cluster, Directive, Job, Shape, has_features
 from synergyd.task.hardware import canonical
 
 _ALL_NODES = 16
@@ -22,14 +22,21 @@ def usable_nodes(job: Job, cluster: Cluster) -> dict[tuple[str, int], int]:
     """Number of nodes that may run the job, by (GPU type, GPUs): up or held by the job now, and in one of its partitions."""
     wanted = {name for name in job.partition.split(",") if name}
     found: Counter[tuple[str, int]] = Counter()
-    for gpu_type, gpus, up, partitions, count in cluster.kinds:
+    for gpu_type, gpus, up, partitions, count in _kinds(job, cluster):
         if up and (not wanted or not partitions or not wanted.isdisjoint(partitions)):
             found[gpu_type, gpus] += count
-    for name in job.node_names:
+    for name in job.node_names:  # held although down
         node = cluster.by_name.get(name)
         if node is not None and not node.up and node.gpus > 0:
             found[node.gpu_type, node.gpus] += 1
     return found
+
+
+def _kinds(job: Job, cluster: Cluster) -> tuple[tuple[str, int, bool, tuple[str, ...], int], ...]:
+    """cluster.kinds of the nodes with the features that the job asks for."""
+    if not job.features:
+        return cluster.kinds
+    return Cluster(tuple(n for n in cluster.nodes if has_features(job.features, n.features))).kinds
 
 
 def allows_type(job: Job, gpu_type: str) -> bool:

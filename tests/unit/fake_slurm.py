@@ -37,6 +37,7 @@ class FakeSlurm:
     now_s: float = 1000.0
     jobs: dict[int, JobRow] = field(default_factory=dict)
     required: dict[int, str] = field(default_factory=dict)
+    leaves: dict[str, str] = field(default_factory=dict)
     comments: dict[int, str] = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
     requeued: list[tuple[int, int]] = field(default_factory=list)
@@ -58,6 +59,10 @@ class FakeSlurm:
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")
         return expand(self.required.get(job_id, ""))
+
+    def leaf_switches(self) -> dict[str, str]:
+        self._reach("scontrol show topology")
+        return dict(self.leaves)
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         self._reach("squeue --json")

@@ -18,7 +18,8 @@ JOB = {
     "Partition": "main", "NumNodes": "1", "NumCPUs": "8", "NumTasks": "1", "tres-alloc": "cpu=16,mem=2G,node=2,billing=16,gres/gpu=4",
     "tres-per-node": "gres:gpu:2", "tres-per-job": "N/A", "tres-per-socket": "N/A", "tres-per-task": "N/A", "NodeList": "",
     "SubmitTime": "1700000000", "StartTime": "1700000900", "EligibleTime": "1700000500", "RestartCnt": "3", "Requeue": "1",
-    "PriorityLong": "4294901759", "BatchFlag": "1", "Account": "chem", "QOS": "high", "Name": "train",
+    "PriorityLong": "4294901759", "BatchFlag": "1",
+    "Account": "chem", "QOS": "high", "Feature": "ib&fast", "Reservation": "(null)", "Name": "train",
 }  # fmt: skip
 NODE = {
     "NodeList": "n1", "StateComplete": "idle", "Gres": "gpu:a100:4", "GresUsed": "gpu:a100:0(IDX:N/A)", "Features": "a100,ib",
@@ -91,7 +92,7 @@ def test_a_row_becomes_a_job(shell: Shell) -> None:
         4294901759,
     )
     assert (job.requeue, job.batch, job.array, job.het) == (True, True, False, False)
-    assert (job.account, job.qos) == ("chem", "high")
+    assert (job.account, job.qos, job.features, job.reservation) == ("chem", "high", "ib&fast", "")
 
 
 def test_the_daemon_s_own_environment_changes_nothing(shell: Shell) -> None:
@@ -403,3 +404,14 @@ def test_a_user_who_may_not_change_jobs_is_told_at_once(shell: Shell, message: s
     ):
         with pytest.raises(DeniedError, match=r"may not manage jobs .*; run synergyd as root, SlurmUser"):
             call()
+
+
+def test_leaf_switches_are_those_of_level_0(shell: Shell) -> None:
+    shell.answers(
+        "scontrol",
+        b"SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s1 Level=0 LinkSpeed=1 Nodes=n3\n"
+        b"SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=s[0-1]\n",
+    )
+    assert shell.backend.leaf_switches() == {"n1": "s0", "n2": "s0", "n3": "s1"}
+    shell.answers("scontrol", b"")
+    assert shell.backend.leaf_switches() == {}

@@ -188,7 +188,10 @@ def test_the_papers_mix() -> None:
 @pytest.mark.parametrize("placement", ["first-fit", "lwf-1", "lwf-4"])
 def test_exclusive_gpus_have_one_resident(placement: str) -> None:
     engine = Engine(
-        Machine(exclusive=True), paper_workload(2, jobs=80, scale=2), placer_named(placement), discipline_named("srsf-1")
+        Machine(exclusive=True),
+        paper_workload(2, jobs=80, scale=2),
+        placer_named(placement),
+        discipline_named("srsf-1"),
     )
     while engine.advance(to_change=True):
         assert all(len(some) <= 1 for some in engine.residents)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from synergyd.records import Directive, JobState, Shape
-from synergyd.slurm.observe import Known, cluster_of, job_of, node_of, not_resizable, shape_of, state_of
+from synergyd.slurm.observe import Known, beyond_placing, cluster_of, job_of, node_of, not_resizable, shape_of, state_of
 from synergyd.slurm.rows import NodeRow
 from tests.unit.fake_slurm import row
 
@@ -143,3 +143,21 @@ def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
     untyped = replace(KNOWN, asked=Shape("", 4, 2))
     job = job_of(row(state="RUNNING", node_names=("n1",)), untyped, {"n1": "h100"}, paused=False, reported=True)
     assert job.asked == Shape("h100", 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        ({"features": "ib"}, ""),
+        ({"features": "ib&fast"}, ""),
+        ({"features": "ib|fast|slow"}, ""),
+        ({"features": "ib&fast|slow"}, "--constraint=ib&fast|slow is more than"),
+        ({"features": "[rack1|rack2]"}, "--constraint=[rack1|rack2] is more than"),
+        ({"features": "ib*2"}, "--constraint=ib*2 is more than"),
+        ({"reservation": "maint_7"}, "in the reservation maint_7"),
+    ],
+)
+def test_what_is_beyond_placing(changes: dict[str, str], says: str) -> None:
+    found = beyond_placing(row(**changes))
+    assert says in found and bool(found) == bool(says)

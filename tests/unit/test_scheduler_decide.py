@@ -121,7 +121,7 @@ def test_a_job_on_a_node_that_went_down_may_stay_but_not_grow_there() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"directive_error": "line 3: tp: not a number"}, "its directive is wrong (line 3: tp: not a number)"),
+        ({"directive_error": "line 3: tp: not a number"}, "does not touch it (line 3: tp: not a number)"),
         ({"directive": None}, "has no directive"),
         ({"held": True}, "held by its user or an admin"),
         ({"state": JobState.COMPLETING}, "ending"),
@@ -143,7 +143,7 @@ def test_who_is_not_touched_keeps_its_gpus(changes: dict[str, object], words: st
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"directive_error": "bad"}, "directive is wrong"),
+        ({"directive_error": "bad"}, "does not touch it (bad)"),
         ({"held": True}, "held"),
         ({"reason": "Dependency"}, "depends on"),
         ({"reason": "BeginTime", "begin_s": NOW + 90}, "another 90 s"),

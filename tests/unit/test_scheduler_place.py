@@ -94,3 +94,34 @@ def test_ready_counts_the_jobs_own_gpus_and_waits_for_the_others() -> None:
     assert ready(start, snapshot([node("n0", 4)], [runs, job(2)]))
     assert not ready(start, snapshot([node("n0", 3)], [runs, job(2)]))
     assert ready(Decision(2, Action.WAIT, None, (), ""), snapshot([], [job(2)]))
+
+
+def switched(*leaves: str, free: int = 8) -> list[Room]:
+    return [Room(f"n{i}", "a100", free, leaf=leaf) for i, leaf in enumerate(leaves)]
+
+
+def test_a_job_on_several_nodes_stays_inside_one_leaf_switch() -> None:
+    # s1 has two free nodes, s0 three: the tighter one is taken, and what is wider goes to the other
+    found = place(switched("s0", "s1", "s0", "s1", "s0"), [ask_for(1, 8, 2), ask_for(2, 8, 3)])
+    assert found.nodes == {1: ("n1", "n3"), 2: ("n0", "n2", "n4")}
+    # nodes of its own draw it to a leaf that has room for all of it, and not to one that has not
+    drawn = place(switched("s0", "s0", "s1", "s1", "s1"), [ask_for(1, 8, 2, home=("n2",))])
+    assert drawn.nodes == {1: ("n2", "n3")}
+    short = place(switched("s0", "s1", "s1"), [ask_for(1, 8, 2, home=("n0",))])
+    assert short.nodes == {1: ("n1", "n2")}
+
+
+def test_a_job_too_wide_for_a_leaf_is_on_as_few_as_possible() -> None:
+    found = place(switched("s0", "s1", "s1", "s1", "s2", "s2"), [ask_for(1, 8, 4)])
+    assert found.nodes == {1: ("n0", "n1", "n2", "n3")}
+    assert not place(switched("s0", "s1"), [ask_for(1, 8, 2)]).failed
+
+
+def test_only_nodes_with_the_features_asked_for() -> None:
+    ib, both = Room("n0", "a100", 8, ("gpu",), ("ib",)), Room("n1", "a100", 8, ("gpu",), ("ib", "fast"))
+    assert [r.admits("gpu ib&fast") for r in (ib, both)] == [False, True]
+    assert [r.admits("gpu fast|ib") for r in (ib, both)] == [True, True]
+    assert [r.admits("other ib") for r in (ib, both)] == [False, False]
+    assert [r.admits(" fast") for r in (ib, both)] == [False, True] and ib.admits("gpu")
+    made = Request(1, Shape("a100", 1, 4), "gpu fast")
+    assert place([ib, both], [made]).nodes == {1: ("n1",)}
