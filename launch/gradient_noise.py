@@ -13,6 +13,20 @@ average of ratios: S and G2 are averaged apart.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Squared gradient norms over `b_small` and over `b_big` samples (or one rank's shares of them)."""
+
+    small: float
+    big: float
+    b_small: int
+    b_big: int
+
+
+SILENT = Norms(0.0, 0.0, 0, 0)  # a step that says nothing
 
 
 class NoiseScale:

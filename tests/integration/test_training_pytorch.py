@@ -26,6 +26,7 @@ def ddp(folder: Path, dp: int, steps: int, checkpoint: Path, run_dir: Path, code
         "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": 8, "micro_batch": 1}),
     }
     arguments = ["--steps", str(steps), "--hidden", "32", "--layers", "2", "--seq", "32", "--checkpoint", "/unused"]
+    arguments += ["--global-batch", "8"]
     call = Call("example", "launch.examples.ddp", arguments)
     _, output = training_ranks.run(folder, dp, call, environment=environment, code=code)
     return output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -16,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,87 @@ def sharded(checkpoint: Path, steps: int) -> list[float]:
                 losses.append(float(task.agent._status["loss"]))
         assert task.noise.state()["weight"] > 0  # every step had two norms to compare
     return losses
+
+
+def rebatched(
+    checkpoint: Path, plan: Plan, steps: int, *, rule: str = "", optimiser: str = "AdamW", lr: float = 3e-3
+) -> dict[str, Any]:
+    """A small model tuned for a global batch of 8, trained under `plan` with SynergyTask up to 8 * `steps` examples.
+
+    Its learning rate falls by a thirtieth for every 8 examples, to a tenth.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from launch import SynergyTask
+    from launch.examples.ddp import ByteModel
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(ByteModel(16, 2))
+    optimizer = getattr(torch.optim, optimiser)(model.parameters(), lr=lr, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.1, 1 - step / 30))
+    os.environ["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+    rates: list[float] = []
+    real_step = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        return real_step(*args, **kwargs)
+
+    losses: list[float] = []
+    with SynergyTask(
+        model, optimizer, global_batch=8, checkpoint=checkpoint, scheduler=scheduler, lr_rule=rule, seed=3
+    ) as task:
+        optimizer.step = step  # not before: loading makes an empty step
+        for rows in task.batches(
+            TextWindows(32), steps, collate=lambda items: torch.tensor([list(item) for item in items])
+        ):
+            before = task.step_count
+            logits = model(rows[:, :-1])
+            task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+            if task.step_count > before:
+                losses.append(float(task.agent._status["loss"]))
+        return {
+            "rates": rates[: len(losses)],  # saving a state that is empty makes an empty step too
+            "losses": losses,
+            "samples": task.samples,
+            "progress": task.following.progress,
+            "noise": task.noise.value,
+            "schedule": scheduler.last_epoch,
+            "tuned": float(optimizer.param_groups[0]["lr"]),
+            "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
+            "plan": asdict(task.plan),
+            "note": task.agent._status["note"],
+        }
+
+
+def rebatched_by_hand(batches: list[int]) -> Any:
+    """What `rebatched` with AdamW and its usual rule must come to, written out: the weights after those steps."""
+    import math
+
+    import torch
+
+    from launch.data_order import SampleOrder
+    from launch.examples.ddp import ByteModel
+
+    torch.manual_seed(0)
+    model = ByteModel(16, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    text = TextWindows(32)
+    order = SampleOrder(len(text), 3)
+    seen = 0
+    for batch in batches:
+        scale = batch / 8
+        group = optimizer.param_groups[0]
+        group["lr"] = 3e-3 * (1 - (seen // 8) / 30) * math.sqrt(scale)
+        group["weight_decay"] = 0.1 * math.sqrt(scale)
+        group["betas"] = (1 - scale * 0.1, 1 - scale * 0.001)
+        rows = torch.tensor([list(text[order.index(seen + i)]) for i in range(batch)])
+        logits = model(rows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += batch
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
