@@ -30,6 +30,7 @@ from launch.allocation import Allocation
 from launch.handover import Handover
 from launch.report import status_to_report
 from launch.reporter import Reporter
+from launch.tuning import batch_range
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan
@@ -129,8 +130,9 @@ def start_of(
     style: str = "auto",
     step_log: str = "",
     threads: str = "1",
+    batch_limits: str = "",
 ) -> Start:
-    """What this node runs; `threads` becomes OMP_NUM_THREADS. Pure."""
+    """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from. Pure."""
     world = where.processes * len(where.nodes)
     plan, remark = fit(given.plan if given else None, world)
     checkpoint = checkpoint or (given.checkpoint if given else "")
@@ -143,6 +145,8 @@ def start_of(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
         "OMP_NUM_THREADS": threads,
     }
+    # where a daemon is told of the run, it chooses
+    environment["SYNERGY_GLOBAL_BATCH"] = "" if given and given.report else batch_limits
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
         # Megatron wants it for tp and cp, and refuses it where parameters are shared out
@@ -196,7 +200,13 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         found, _ = find_handover(where.job_id, os.environ)
         return found.report if found else ""
 
-    reporter = Reporter(given.report, find=address) if reports and given and given.report else None
+    def heard(plan: Plan) -> None:
+        try:
+            run_folder.propose_batch(run_dir, plan)
+        except OSError as error:  # as with a checkpoint's request
+            click.echo(f"synergy-launch: {run_dir}: batch can't be handed over ({error.strerror})", err=True)
+
+    reporter = Reporter(given.report, find=address, heard=heard) if reports and given and given.report else None
     every_s = ASK_AGAIN_S
     ask_again_s = time.monotonic() + every_s
     seen: dict[str, object] = {}
@@ -217,7 +227,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             )  # each may cost slurmctld an RPC, and there may never be a daemon
             ask_again_s = time.monotonic() + every_s
             late = address()
-            reporter = Reporter(late, find=address) if late else None
+            reporter = Reporter(late, find=address, heard=heard) if late else None
         time.sleep(POLL_S)
     if reporter:
         _offer(reporter, run_dir, where, {})
@@ -262,12 +272,21 @@ def run_leader(where: Allocation, arguments: Sequence[str]) -> int:
 @click.option("--style", type=click.Choice(["auto", "megatron", "env"]), default="auto", show_default=True,
               help="How the script learns its degrees: Megatron's arguments, or SYNERGY_PLAN_JSON alone.")  # fmt: skip
 @click.option("--module", "-m", is_flag=True, help="SCRIPT is a module name, as with python -m.")
+@click.option("--global-batch", "batch_limits", default="", metavar="LO:HI",
+              help="Without a daemon: the script may choose its global batch in this range as its gradient noise grows.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would be run on this node, and stop.")
 @click.version_option(__version__, prog_name="synergy-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    checkpoint: str, runner: str, style: str, module: bool, dry_run: bool, script: str, arguments: tuple[str, ...]
+    checkpoint: str,
+    runner: str,
+    style: str,
+    module: bool,
+    batch_limits: str,
+    dry_run: bool,
+    script: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Run SCRIPT with the degrees, batch and GPUs that Synergy chose for this job.
 
@@ -284,6 +303,8 @@ def command(
     Shell completion: eval "$(_SYNERGY_LAUNCH_COMPLETE=bash_source synergy-launch)"
     """
     name = f"module:{script}" if module else script
+    if batch_limits:
+        batch_range(batch_limits, "--global-batch")
     if not module and not dry_run and not os.access(script, os.R_OK):
         raise UsageError(
             "synergy-launch", f"script {script!r} does not exist or can't be read", "give a path, or -m MODULE"
@@ -310,6 +331,7 @@ def command(
         style=style,
         # one compute thread a process unless the user says otherwise: torchrun's own default, without its warning
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
+        batch_limits=batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
     )
     if dry_run:
         for key, value in sorted(start.environment.items()):

@@ -8,11 +8,12 @@ import socket
 from typing import Any
 
 from launch import munge
-from launch.handover import plan_from, shown
+from launch.handover import plan_from, plan_from_text, plan_text, shown
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.records import ModelSpec, Plan, Report
 
 MAX_BYTES = 64 * 1024
+_MAX_ANSWER = 1024
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
@@ -54,6 +55,7 @@ def from_json(payload: bytes) -> Report:
     values["plan"] = plan_from(plan, "report") if plan is not None else None
     values["model"] = _model(data.get("model"))
     values["resharding"] = data.get("resharding") is True
+    values["rebatching"] = data.get("rebatching") is True
     values["note"] = _note(data.get("note"))
     return Report(**values)
 
@@ -72,19 +74,46 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
     except UsageError:
         plan, model = None, None
     return Report(
-        **kept, plan=plan, model=model, resharding=status.get("resharding") is True, note=_note(status.get("note"))
+        **kept,
+        plan=plan,
+        model=model,
+        resharding=status.get("resharding") is True,
+        rebatching=status.get("rebatching") is True,
+        note=_note(status.get("note")),
     )
 
 
-def send(report: Report, address: str, timeout_s: float = 5.0) -> None:
-    """Sends one report to `host:port`. Raises UnavailableError; the job never depends on it."""
+def answer_line(plan: Plan | None) -> bytes:
+    """What the daemon says to a report it took: `ok`, and the plan whose batch the job should go on with."""
+    return b"ok\n" if plan is None else f"ok {plan_text(plan)}\n".encode()
+
+
+def plan_of_answer(line: bytes) -> Plan | None:
+    """The inverse; None for anything that is none, such as an older daemon's."""
+    word, _, text = line.decode("ascii", "replace").strip().partition(" ")
+    if word != "ok" or not text:
+        return None
+    try:
+        return plan_from_text(text, "answer")
+    except UsageError:
+        return None
+
+
+def send(report: Report, address: str, timeout_s: float = 5.0) -> Plan | None:
+    """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it says one.
+
+    Raises UnavailableError; the job never depends on it.
+    """
     host, _, port = address.rpartition(":")
     line = munge.encode(to_json(report)).encode() + b"\n"
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
             connection.sendall(line)
             connection.shutdown(socket.SHUT_WR)
-            connection.recv(64)
+            answer = b""
+            while b"\n" not in answer and len(answer) < _MAX_ANSWER and (more := connection.recv(_MAX_ANSWER)):
+                answer += more
+            return plan_of_answer(answer)
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
 

@@ -245,6 +245,7 @@ class Report:
     resharding: bool = False
     model: ModelSpec | None = None
     note: str = ""
+    rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
 
 
 @dataclass(frozen=True)

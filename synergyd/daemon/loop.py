@@ -12,9 +12,10 @@ from pathlib import Path
 
 from launch import handover
 from synergyd.daemon import heartbeat, lives
-from synergyd.daemon.forecast import Forecast
+from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.news import News, present
+from synergyd.daemon.rebatch import better_batch
 from synergyd.daemon.registry import Registry
 from synergyd.errors import SynergyError, UsageError
 from synergyd.lifecycle import (
@@ -86,6 +87,7 @@ class Daemon:
         self.profiles: dict[int, Profile] = {}
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
+        self._batches: dict[tuple[int, int], Plan] = {}  # told to (job, restarts)
         self._told: set[tuple[int, int]] = set()
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
@@ -157,6 +159,7 @@ class Daemon:
             self.tools.store.save_epoch(record)
         if self._acts:
             self._adopt()
+            self._tell_batches(snapshot, forecasts, began)
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
             self._beat(always=True)
         self.tools.store.flush()
@@ -367,6 +370,25 @@ class Daemon:
                 again += self._keep_parked(job, life, True, now_s)
         if again:
             self._tell_park(again[0], self.actuator.park_again(again, self.limits.park_s))
+
+    def _tell_batches(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> None:
+        """Jobs that would gain by another batch on what they hold are told in the answer to their next report."""
+        told: dict[tuple[int, int], Plan] = {}
+        for job in snapshot.jobs:
+            life, found = self.lives.get(job.job_id), forecasts.get(job.job_id)
+            if life is None or found is None or life.state is not State.RUNNING:
+                continue
+            plan = better_batch(job, self.reports.get(job.job_id), found.cells, self._profile(job.job_id).noise_scale)
+            if plan is None:
+                continue
+            key = job.job_id, job.restarts
+            told[key] = plan
+            if self._batches.get(key) != plan:
+                text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
+                self._remember(life, (text,), "Batch", now_s)
+        self._batches = told
+        if self.tools.inbox is not None:
+            self.tools.inbox.answers = told
 
     def _want(self, decision: Decision, job: Job, life: Life) -> None:
         assert decision.cell is not None
