@@ -25,9 +25,10 @@ import click
 
 from launch import allocation as slurm
 from launch import handover as handovers
-from launch import megatron_args, run_folder
+from launch import megatron_args, megatron_batch, run_folder
 from launch.allocation import Allocation
 from launch.handover import Handover
+from launch.megatron_batch import Trained
 from launch.report import status_to_report
 from launch.reporter import Reporter
 from launch.tuning import batch_range
@@ -131,14 +132,18 @@ def start_of(
     step_log: str = "",
     threads: str = "1",
     batch_limits: str = "",
+    trained: Trained = megatron_args.NOTHING_YET,
 ) -> Start:
-    """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from. Pure."""
+    """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.
+
+    `trained`: where a Megatron-LM checkpoint stands. Pure.
+    """
     world = where.processes * len(where.nodes)
     plan, remark = fit(given.plan if given else None, world)
     checkpoint = checkpoint or (given.checkpoint if given else "")
     name, arguments = script[0], list(script[1:])
-    if plan and (style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))):
-        arguments = megatron_args.with_plan(arguments, plan, checkpoint)
+    if plan and _is_megatron(style, arguments):
+        arguments = megatron_args.with_plan(arguments, plan, checkpoint, trained)
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_RESTARTS": str(where.restarts),
@@ -167,6 +172,22 @@ def start_of(
         "--nproc-per-node", str(where.processes), *rendezvous, *target, *arguments,
     )  # fmt: skip
     return Start(command, environment, (remark,) if remark else ())
+
+
+def _is_megatron(style: str, arguments: Sequence[str]) -> bool:
+    return style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))
+
+
+def _keep_batch(folder: Path, trained: Trained, plan: Plan) -> str:
+    """Notes from which iteration on Megatron-LM runs with the plan's batch; why not, "" if it did."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        megatron_batch.write(folder, trained.with_batch(plan.global_batch))
+    except OSError as error:
+        return (
+            f"{folder}: the batch can't be noted ({error.strerror}): after a change the run may end too early or late"
+        )
+    return ""
 
 
 def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: Path) -> int:
@@ -318,6 +339,10 @@ def command(
     # a dry run beside a running one must leave that one's folder alone
     place = run_folder.path_of if dry_run else run_folder.make
     run_dir = place(where.job_id, where.restarts, where.node_rank)
+    # what lies in the checkpoint folder counts, or is begun, by iterations of a batch that may change
+    folder = checkpoint or (given.checkpoint if given else "")
+    megatron = bool(folder) and _is_megatron(style, arguments)
+    trained = megatron_batch.read(Path(folder)) if megatron else Trained()
     several = len(where.nodes) > 1
     master = slurm.address_of(where.nodes[0]) if several else ""
     start = start_of(
@@ -331,6 +356,7 @@ def command(
         style=style,
         # one compute thread a process unless the user says otherwise: torchrun's own default, without its warning
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
+        trained=trained,
         batch_limits=batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
     )
     if dry_run:
@@ -338,7 +364,9 @@ def command(
             click.echo(f"{key}={shlex.quote(value)} \\")
         click.echo(shlex.join(start.command))
         return
-    for text in filter(None, (remark, *start.remarks)):
+    plan, _ = fit(given.plan if given else None, where.processes * len(where.nodes))
+    problem = _keep_batch(Path(folder), trained, plan) if megatron and plan and where.node_rank == 0 else ""
+    for text in filter(None, (remark, problem, *start.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     sys.exit(run_node(start, where, given, run_dir))
 
