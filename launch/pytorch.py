@@ -14,7 +14,6 @@ next: the order of the examples does not, the learning rate follows (launch.batc
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -36,7 +35,7 @@ from launch.agent import Agent
 from launch.agent_settings import AgentSettings, check_degrees, check_plan
 from launch.batch_rule import Following, at_batch, rule_of
 from launch.checkpoint import Checkpoint, reason
-from launch.data_order import SampleOrder, rank_samples
+from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
 from launch.memory import peak_memory
 from launch.pytorch_noise import GradientNorms
@@ -139,7 +138,7 @@ class SynergyTask:
         order = SampleOrder(len(dataset), self.seed)
         while not self.following.finished(steps):
             plan = self.plan
-            indices = _Indices(order, plan, self.ranks.rank, self.samples)
+            indices = RankIndices(order, plan, self.ranks.rank, self.samples)
             ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
             # what was loaded ahead for one batch is of no use to the next
             while self.plan is plan and not self.following.finished(steps):
@@ -249,19 +248,6 @@ class SynergyTask:
             self.agent.note(kept)
         self.noise.restore(found.meta["noise"])
         load_random(found.path, self.ranks)
-
-
-class _Indices:
-    """The indices of one rank's micro-batches from sample `start` on, without an end."""
-
-    def __init__(self, order: SampleOrder, plan: Plan, rank: int, start: int) -> None:
-        self._order, self._plan, self._rank, self._start = order, plan, rank, start
-
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self._plan
-        for start in itertools.count(self._start, plan.global_batch):
-            for numbers in rank_samples(start, plan.global_batch, plan.dp, self._rank, plan.micro_batch):
-                yield [self._order.index(number) for number in numbers]
 
 
 def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:
