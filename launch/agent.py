@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.agent_settings import AgentSettings
+from launch.cadence import Cadence
 from launch.checkpoint import CheckpointError, Checkpoints, Found
 from launch.ranks import Alone, Ranks
 from launch.run_folder import proposed_batch
@@ -97,8 +98,7 @@ class Agent:
         self._signalled = False  # set by the SIGUSR2 handler
         self._acknowledged = 0
         self._save: Callable[[Path], Mapping[str, Any]] | None = None
-        self._interval = 0
-        self._save_s = 0.0  # what the last save took
+        self._cadence = Cadence()
         self._tuner: Tuner | None = None
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
         self._refused: tuple[int, int] | None = None
@@ -137,6 +137,8 @@ class Agent:
         found = self.checkpoints.find()
         if found.note:
             self.note(found.note)
+        if found.checkpoint is not None:
+            self._cadence.take(found.checkpoint.meta.get("agent"))
         return found
 
     def start(
@@ -144,18 +146,18 @@ class Agent:
         step: int,
         *,
         save: Callable[[Path], Mapping[str, Any]] | None = None,
-        checkpoint_interval: int = 0,
+        checkpoint_interval: int | None = 0,
         resharding: bool = False,
         model: ModelSpec | None = None,
         tokens: int | None = None,
         base_batch: int | None = None,
     ) -> None:
-        """Training goes on after `step` finished steps. `checkpoint_interval` 0: only when asked, and at the end.
+        """Training goes on after `step` finished steps.
 
+        `checkpoint_interval` in steps; 0: only when asked, and at the end; None: as often as loses least (interval).
         `base_batch` (M0) says that the script asks `take_batch` after each step: its batch may change while it runs.
         """
         self._save = save
-        self._interval = checkpoint_interval
         self._status.update(
             step=step,
             tokens=tokens,
@@ -174,6 +176,7 @@ class Agent:
         )
         self._write_status()
         self._mark = self._monotonic()
+        self._cadence.start(checkpoint_interval, self.plan.gpus, self._mark)
 
     # -- each step --------------------------------------------------------------------------------------------------
 
@@ -183,12 +186,13 @@ class Agent:
         """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM)."""
         now = self._monotonic()
         self._timer.add(now - self._mark)
+        self._cadence.trained(now - self._mark)
         self._mark = now
         self._status.update(
             step=step, step_s=self._timer.median_s, loss=loss, tokens=tokens, noise_scale=noise_scale, state="training"
         )
         self._log_step(step, loss)
-        request, stop = self._agree(noise_scale)
+        request, stop, due = self._agree(noise_scale)
         if stop:
             self._end(step)
             return False
@@ -196,8 +200,8 @@ class Agent:
             go_on = self._requested(step, request)
             self._mark = self._monotonic()
             return go_on
-        if self._interval and step % self._interval == 0:
-            self._checkpoint(step)
+        if due or (self._cadence.steps and step % self._cadence.steps == 0):
+            self._checkpoint(step, planned=False)
             self._status["state"] = "training"
             self._write_status()
             self._mark = self._monotonic()
@@ -269,13 +273,25 @@ class Agent:
     def _on_usr2(self, number: int, frame: object) -> None:
         self._signalled = True
 
-    def _agree(self, noise_scale: float | None) -> tuple[int, bool]:
-        """(newest checkpoint request, whether to stop), the same on all ranks: one all-reduce of four integers."""
+    def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool]:
+        """(newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks: one
+        all-reduce of five integers."""
         memory = self._peak_memory()
-        answer = self.ranks.maximum([self._wanted(), int(self._stop), memory or 0, self._proposal(noise_scale)])
+        answer = self.ranks.maximum(
+            [self._wanted(), int(self._stop), memory or 0, self._proposal(noise_scale), int(self._due())]
+        )
         self._status["peak_memory_bytes"] = answer[2] or None
         self._batch = (answer[3] >> _BATCH_BITS, answer[3] & (1 << _BATCH_BITS) - 1) if answer[3] else None
-        return answer[0], bool(answer[1])
+        return answer[0], bool(answer[1]), bool(answer[4])
+
+    def _due(self) -> bool:
+        """Rank 0's clock says that it is time for a checkpoint."""
+        return (
+            self.settings.rank == 0
+            and self._save is not None
+            and self.checkpoints is not None
+            and self._cadence.due(self._monotonic())
+        )
 
     def _proposal(self, noise_scale: float | None) -> int:
         """Rank 0's batch to go on with as one number, 0 for none: the daemon's, else the run's own choice."""
@@ -335,29 +351,33 @@ class Agent:
     def _end(self, step: int) -> None:
         """SIGTERM: save if there is time, say where training stopped."""
         # Rank 0's estimate decides for all, or some would save and others leave.
-        in_time = self.ranks.broadcast(self._save_s * 1.2 < self.settings.grace_s)
+        in_time = self.ranks.broadcast(self._cadence.save_s * 1.2 < self.settings.grace_s)
         if in_time:
             self._checkpoint(step)
         saved = self._status["checkpoint_step"]
         self._status["state"] = "waiting"
         self.note(f"stopped by SIGTERM at step {step}, last checkpoint: {'none' if saved is None else f'step {saved}'}")
 
-    def _checkpoint(self, step: int) -> bool:
-        """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why."""
+    def _checkpoint(self, step: int, planned: bool = True) -> bool:
+        """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why.
+
+        `planned`: the run may end with it, and that is no failure.
+        """
         if self._status["checkpoint_step"] == step:
             return True
         if self._save is None or self.checkpoints is None:
             return self._no_checkpoint("no checkpoint folder was named: nothing was saved")
         self._status["state"] = "checkpointing"
         self._write_status()
-        began = self._monotonic()
+        self._cadence.tried(self._monotonic())
+        save, history = self._save, self._cadence.history(planned)
         try:
-            self.checkpoints.save(step, self._save)
+            self.checkpoints.save(step, lambda folder: {**save(folder), "agent": history})
         except CheckpointError as error:
             return self._no_checkpoint(str(error))
-        self._save_s = self._monotonic() - began
+        self._cadence.saved(self.plan.gpus, self._monotonic())
         self._status["checkpoint_step"] = step
-        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._save_s:.2f} s)")
+        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._cadence.save_s:.2f} s)")
         return True
 
     def _no_checkpoint(self, why: str) -> bool:
@@ -392,6 +412,7 @@ class Agent:
             return
         self._status_at = self._monotonic()
         content = {key: _finite(value) for key, value in self._status.items()}
+        content["note"] = "; ".join(filter(None, (self._status["note"], self._cadence.words())))
         draft = self.settings.run_dir / (STATUS + ".tmp")
         try:
             draft.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")

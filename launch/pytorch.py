@@ -54,7 +54,7 @@ class SynergyTask:
     are counted in (examples, progress; "": progress under adascale, else examples). With `batch_range` (low, high)
     the run chooses its batch itself, unless a daemon does.
     `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in
-    steps, 0: on request and at the end. `scheduler` is kept with the optimizer and stepped once for every
+    steps, 0: on request and at the end, None: as often as loses least. `scheduler` is kept with the optimizer and stepped once for every
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
     one. `tokens_per_sample` turns samples into the tokens that are reported.
 
@@ -71,7 +71,7 @@ class SynergyTask:
         micro_batch: int | None = None,
         seed: int = 0,
         checkpoint: str | Path | None = None,
-        checkpoint_interval: int = 0,
+        checkpoint_interval: int | None = None,
         scheduler: Any = None,
         clip: float | None = None,
         scaler: Any = None,

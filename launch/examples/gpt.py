@@ -46,8 +46,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
     parser.add_argument(
-        "--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end"
-    )
+        "--checkpoint-interval", type=int, metavar="STEPS",
+        help="0: on request and at the end (default: from what a checkpoint takes and how often runs fail)",
+    )  # fmt: skip
     parser.add_argument(
         "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
     )

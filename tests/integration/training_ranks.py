@@ -141,7 +141,7 @@ def gpt(
         checkpoint=found.checkpoint if found else None,
     )
     if decay is not None and run.noise is not None:
-        run.noise.scale._decay = decay
+        run.noise.scale.decay = decay
     first = run.step
     losses = [run.train_step() for _ in range(first, steps)]
     if save and store:
