@@ -64,6 +64,24 @@ def run(
     code: int = 0,
 ) -> tuple[Any, str]:
     """Run `call` in `world` ranks; (rank 0's result, all ranks' output). Raises Failed with that output."""
+    ranks = start(folder, world, call, environment)
+    deadline = time.monotonic() + timeout_s
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    output = "".join((folder / f"rank{rank}.out").read_text(errors="replace") for rank in range(world))
+    codes = [process.exitcode for process in ranks]
+    if any(answer != code for answer in codes):
+        raise Failed(f"exit codes {codes} instead of {code}\n{output[-6000:]}")
+    result = folder / "result"
+    return (pickle.loads(result.read_bytes()) if code == 0 and result.exists() else None), output
+
+
+def start(folder: Path, world: int, call: Call, environment: Mapping[str, str] | None = None) -> list[Any]:
+    """The processes of `world` ranks, started; their output and rank 0's result go to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -82,19 +100,7 @@ def run(
         ranks.append(server.Process(target=_rank, args=(folder, rank, values, call)))
     for process in ranks:
         process.start()
-    deadline = time.monotonic() + timeout_s
-    for process in ranks:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    output = "".join((folder / f"rank{rank}.out").read_text(errors="replace") for rank in range(world))
-    codes = [process.exitcode for process in ranks]
-    if any(answer != code for answer in codes):
-        raise Failed(f"exit codes {codes} instead of {code}\n{output[-6000:]}")
-    result = folder / "result"
-    return (pickle.loads(result.read_bytes()) if code == 0 and result.exists() else None), output
+    return ranks
 
 
 def _rank(folder: Path, rank: int, values: Mapping[str, str], call: Call) -> None:
