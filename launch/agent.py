@@ -35,11 +35,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from launch import straggler
 from launch.agent_settings import AgentSettings
 from launch.cadence import Cadence
 from launch.checkpoint import CheckpointError, Checkpoints, Found
 from launch.ranks import Alone, Ranks
 from launch.run_folder import proposed_batch
+from launch.straggler import Stragglers
 from launch.tuning import Tuner
 from synergyd.errors import SynergyError, one_line
 from synergyd.records import ModelSpec, Plan
@@ -100,6 +102,7 @@ class Agent:
         self._save: Callable[[Path], Mapping[str, Any]] | None = None
         self._cadence = Cadence()
         self._tuner: Tuner | None = None
+        self._stragglers: Stragglers | None = None
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
         self._refused: tuple[int, int] | None = None
         self._status: dict[str, Any] = {
@@ -115,6 +118,7 @@ class Agent:
             "restarts": settings.restarts,
             "resharding": False,
             "rebatching": False,
+            "slow_nodes": [],
             "model": None,
             "state": "starting",
             "note": "",
@@ -151,11 +155,14 @@ class Agent:
         model: ModelSpec | None = None,
         tokens: int | None = None,
         base_batch: int | None = None,
+        peers: int | None = None,
     ) -> None:
         """Training goes on after `step` finished steps.
 
         `checkpoint_interval` in steps; 0: only when asked, and at the end; None: as often as loses least (interval).
-        `base_batch` (M0) says that the script asks `take_batch` after each step: its batch may change while it runs.
+        `peers` names the ranks that do the same work as this one (such as its pipeline stage): `after_step` is then told
+        each step's `own_s`, on all ranks, and slow nodes are found. `base_batch` (M0) says that the script asks
+        `take_batch` after each step: its batch may change while it runs.
         """
         self._save = save
         self._status.update(
@@ -169,6 +176,8 @@ class Agent:
         )
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
             self._tuner = Tuner(self.settings.batch_range, base_batch)
+        if peers is not None and self.ranks.world > 1:
+            self._stragglers = Stragglers(self.ranks, peers)
         plan = self.plan
         self.say(
             f"step {step}: tp={plan.tp} pp={plan.pp} dp={plan.dp} micro_batch={plan.micro_batch} "
@@ -181,9 +190,18 @@ class Agent:
     # -- each step --------------------------------------------------------------------------------------------------
 
     def after_step(
-        self, step: int, *, loss: float | None, tokens: int | None = None, noise_scale: float | None = None
+        self,
+        step: int,
+        *,
+        loss: float | None,
+        tokens: int | None = None,
+        noise_scale: float | None = None,
+        own_s: float | None = None,
     ) -> bool:
-        """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM)."""
+        """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM).
+
+        `own_s`: seconds of this rank's own work in the step, up to its first collective.
+        """
         now = self._monotonic()
         self._timer.add(now - self._mark)
         self._cadence.trained(now - self._mark)
@@ -192,6 +210,8 @@ class Agent:
             step=step, step_s=self._timer.median_s, loss=loss, tokens=tokens, noise_scale=noise_scale, state="training"
         )
         self._log_step(step, loss)
+        if self._stragglers is not None and own_s is not None and self._stragglers.add(own_s):
+            self._status["slow_nodes"] = sorted(self._stragglers.slow)
         request, stop, due = self._agree(noise_scale)
         if stop:
             self._end(step)
@@ -412,7 +432,8 @@ class Agent:
             return
         self._status_at = self._monotonic()
         content = {key: _finite(value) for key, value in self._status.items()}
-        content["note"] = "; ".join(filter(None, (self._status["note"], self._cadence.words())))
+        slow = straggler.words(self._stragglers.slow) if self._stragglers else ""
+        content["note"] = "; ".join(filter(None, (self._status["note"], slow, self._cadence.words())))
         draft = self.settings.run_dir / (STATUS + ".tmp")
         try:
             draft.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")

@@ -61,7 +61,7 @@ def choose(gpus: int, save_s: float, run_s: float, failures: int) -> Interval:
 
 
 def _span(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+    for size, unit in ((365 * 86_400, "years"), (86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"

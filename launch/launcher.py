@@ -31,6 +31,7 @@ from launch.handover import Handover
 from launch.megatron_batch import Trained
 from launch.report import status_to_report
 from launch.reporter import Reporter
+from launch.stall import Stall
 from launch.tuning import batch_range
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
@@ -39,7 +40,7 @@ from synergyd.records import Plan
 DEFAULT_STATE_DIR = "/var/lib/synergy"
 POLL_S = 0.2
 ASK_AGAIN_S = 15.0
-URGENT = ("checkpoint_requests", "state", "note")
+URGENT = ("checkpoint_requests", "state", "note", "stalled_s")
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     every_s = ASK_AGAIN_S
     ask_again_s = time.monotonic() + every_s
     seen: dict[str, object] = {}
+    stall = Stall(time.monotonic())
     told = 0
     while child.poll() is None:
         if requests > told:
@@ -240,7 +242,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             except OSError as error:  # a full or cleaned /tmp must not end the training
                 click.echo(f"synergy-launch: {run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
         if reporter:
-            seen = _offer(reporter, run_dir, where, seen)
+            seen = _offer(reporter, run_dir, where, seen, stall)
         elif reports and time.monotonic() > ask_again_s:
             # started as a plain job: a daemon that comes later says where to report
             every_s = min(
@@ -262,8 +264,12 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _offer(reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object]) -> dict[str, object]:
+def _offer(
+    reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object], stall: Stall | None = None
+) -> dict[str, object]:
     status = run_folder.read_status(run_dir)
+    if status is not None and stall is not None:
+        status["stalled_s"] = stall.check(status, time.monotonic())
     if status is None or status == seen or where.job_id is None:
         return seen
     urgent = any(status.get(k) != seen.get(k) for k in URGENT) or (status.get("step_s") and not seen.get("step_s"))

@@ -28,6 +28,7 @@ from launch.agent_settings import check_degrees
 from launch.batch_rule import Following, at_batch
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import rank_samples
+from launch.own_time import OwnTime
 from launch.ranks import TorchRanks
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
@@ -145,9 +146,11 @@ class MegatronRun:
         self.distributed_optimizer = distributed_optimizer
         self.device = torch.device("cuda", torch.cuda.current_device()) if CPU is None else torch.device("cpu")
         self.step = 0
+        self.own = OwnTime()  # of the forward passes, without the waits for other stages
         parallel_state.initialize_model_parallel(plan.tp, plan.pp, create_gloo_process_groups=True)
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
         self.dp_rank: int = parallel_state.get_data_parallel_rank()
+        self.stage: int = parallel_state.get_pipeline_model_parallel_rank()
         self.first = bool(parallel_state.is_pipeline_first_stage())
         self.last = bool(parallel_state.is_pipeline_last_stage())
         self.tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
@@ -292,7 +295,10 @@ class MegatronRun:
         tokens, labels = window[:, :-1].contiguous(), window[:, 1:].contiguous()
         positions = torch.arange(self.spec.seq, device=self.device).expand(len(rows), -1)
         mask = torch.ones((1, 1, self.spec.seq, self.spec.seq), dtype=torch.bool, device=self.device).triu(1)
-        return model(tokens, positions, mask, labels=labels), partial(_mean_loss)
+        self.own.begin()
+        output = model(tokens, positions, mask, labels=labels)
+        self.own.end()
+        return output, partial(_mean_loss)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from launch.checkpoint import Checkpoint, reason
 from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
 from launch.memory import peak_memory
+from launch.own_time import OwnTime
 from launch.pytorch_noise import GradientNorms
 from launch.random_state import load_random, save_random
 from launch.ranks import Alone, Ranks, TorchRanks
@@ -109,7 +110,9 @@ class SynergyTask:
             resharding=False,
             tokens=self.samples * tokens_per_sample,
             base_batch=self.following.base,
+            peers=0,
         )
+        self._own = OwnTime()
         self._say_batch()
 
     def __enter__(self) -> SynergyTask:
@@ -145,7 +148,9 @@ class SynergyTask:
                 before = self.step_count
                 for micro_step in range(plan.micro_batches):
                     with self._norms.synchronised(micro_step):
-                        yield next(ahead)
+                        batch = next(ahead)
+                        self._own.begin()
+                        yield batch
                 if self.step_count != before + 1:
                     raise UsageError("SynergyTask", "step(loss) was not called for each batch", "call it once for each")
                 if not self._go_on:
@@ -159,6 +164,7 @@ class SynergyTask:
 
     def step(self, loss: torch.Tensor) -> None:
         """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
+        self._own.end()
         count = self.plan.micro_batches
         scaled = loss / count if self.scaler is None else self.scaler.scale(loss / count)
         scaled.backward()
@@ -195,6 +201,7 @@ class SynergyTask:
             loss=loss_all,
             tokens=self.samples * self._tokens_per_sample,
             noise_scale=self.noise.value,
+            own_s=self._own.take(),
         )
         changed = self.agent.take_batch()
         if changed is not None:

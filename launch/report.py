@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import socket
 from typing import Any
 
@@ -14,10 +15,12 @@ from synergyd.records import ModelSpec, Plan, Report
 
 MAX_BYTES = 64 * 1024
 _MAX_ANSWER = 1024
+_MAX_NODES = 16
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
-    "job_id": (1, 2**32),
+    "job_id": (1, 2**32), "stalled_s": (0, 1e9),
 }  # fmt: skip
 _WHOLE = frozenset(
     {"job_id", "restarts", "step", "tokens", "peak_memory_bytes", "checkpoint_step", "checkpoint_requests"}
@@ -57,6 +60,7 @@ def from_json(payload: bytes) -> Report:
     values["resharding"] = data.get("resharding") is True
     values["rebatching"] = data.get("rebatching") is True
     values["note"] = _note(data.get("note"))
+    values["slow_nodes"] = _nodes(data.get("slow_nodes"))
     return Report(**values)
 
 
@@ -80,6 +84,7 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
         resharding=status.get("resharding") is True,
         rebatching=status.get("rebatching") is True,
         note=_note(status.get("note")),
+        slow_nodes=_nodes(status.get("slow_nodes")),
     )
 
 
@@ -120,6 +125,12 @@ def send(report: Report, address: str, timeout_s: float = 5.0) -> Plan | None:
 
 def _note(data: Any) -> str:
     return one_line(data[:300], 300) if isinstance(data, str) else ""
+
+
+def _nodes(data: Any) -> tuple[str, ...]:
+    """Node names, without anything that is none."""
+    names = data[:_MAX_NODES] if isinstance(data, list) else []
+    return tuple(n for n in names if isinstance(n, str) and _NODE.match(n))
 
 
 def _model(data: Any) -> ModelSpec | None:

@@ -111,12 +111,15 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             model=spec,
             tokens=run.tokens,
             base_batch=run.following.base,
+            peers=run.stage,
         )
         while not run.following.finished(args.steps):
             loss = run.train_step()
             if args.step_delay:
                 time.sleep(args.step_delay)
-            if not agent.after_step(run.step, loss=loss, tokens=run.tokens, noise_scale=run.noise_scale):
+            if not agent.after_step(
+                run.step, loss=loss, tokens=run.tokens, noise_scale=run.noise_scale, own_s=run.own.take()
+            ):
                 return
             changed = agent.take_batch()
             if changed is not None:

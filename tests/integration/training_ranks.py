@@ -321,3 +321,27 @@ def rebatched_by_hand(batches: list[int]) -> Any:
         optimizer.zero_grad()
         seen += batch
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def straggling(steps: int, delay_s: float) -> dict[str, Any]:
+    """Each rank as if on a node of its own, the last of which takes `delay_s` longer for its forward pass."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from launch import SynergyTask
+    from launch.examples.ddp import ByteModel
+
+    dist.init_process_group("gloo")
+    os.environ["SLURMD_NODENAME"] = f"node{dist.get_rank()}"
+    late = dist.get_rank() == dist.get_world_size() - 1
+    model = DistributedDataParallel(ByteModel(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with SynergyTask(model, optimizer, global_batch=2 * dist.get_world_size()) as task:
+        for rows in task.batches(
+            TextWindows(16), steps, collate=lambda items: torch.tensor([list(item) for item in items])
+        ):
+            logits = model(rows[:, :-1])
+            time.sleep(0.01 + late * delay_s)
+            task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+        return {"slow": task.agent._stragglers.slow if task.agent._stragglers else None, "status": task.agent._status}
