@@ -61,7 +61,8 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
     settings = Settings(state_dir=folder, epoch_s=60.0)
     loop.ADOPTED_AN_EPOCH = jobs
     daemon = Daemon(settings, Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}"))  # type: ignore[arg-type]
-    daemon.epoch()
+    while len(daemon.lives) < jobs:  # scripts are read a bounded number an epoch
+        daemon.epoch()
     pipe.send("ready")
     slowest = 0.0
     while True:
@@ -88,7 +89,7 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
 
 def send(pipe: Any, first: int, jobs: int, address: str) -> None:
     """`jobs` jobs: each has made a further step each second, as its report says."""
-    sys.stderr = Path(os.devnull).open("w")  # every launcher says once that the daemon is away
+    sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # every launcher says once that the daemon is away
     rng = random.Random(first)
     plan = Plan(dp=2, micro_batch=4, global_batch=64)
     reporters = []
