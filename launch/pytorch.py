@@ -42,6 +42,7 @@ from launch.own_time import OwnTime
 from launch.pytorch_noise import GradientNorms
 from launch.random_state import load_random, save_random
 from launch.ranks import Alone, Ranks, TorchRanks
+from launch.tuning import fitting
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan
 
@@ -100,6 +101,9 @@ class SynergyTask:
             self.noise = NoiseScale()
             if found.checkpoint is not None:
                 self._load(found.checkpoint)
+                if settings.plan is None and settings.batch_range is not None:
+                    # the run's own choice, which nobody else remembers
+                    self.plan = self.agent.plan = _with_batch(self.plan, found.checkpoint.meta.get("batch"))
         self._losses: list[torch.Tensor] = []
         self._go_on = True
         self._norms = GradientNorms(model, self.plan)
@@ -224,6 +228,7 @@ class SynergyTask:
         save_random(folder, self.ranks)
         return {
             "kind": "pytorch",
+            "batch": [self.plan.global_batch, self.plan.micro_batch],
             **self.following.state(),
             "noise": self.noise.state(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
@@ -266,6 +271,13 @@ def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | 
     return check_plan(
         Plan(dp=world, global_batch=global_batch, micro_batch=micro_batch or max(1, global_batch // world)), world
     )
+
+
+def _with_batch(plan: Plan, batch: Any) -> Plan:
+    """`plan` with a checkpoint's (global, micro) batch, as far as it divides there."""
+    if not isinstance(batch, list) or len(batch) != 2:
+        return plan
+    return fitting(plan, int(batch[0]), int(batch[1])) or plan
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -138,12 +139,55 @@ def measure(case: Case, steps: int, folder: Path, after: int) -> dict[str, float
     return errors(result, after)
 
 
+def overhead(steps: int, hidden: int = 128, seq: int = 128, micro: int = 4) -> dict[str, float]:
+    """Share of a step that the estimate takes: steps with and without it take turns; medians. By the way it is had."""
+    import torch
+
+    from launch import SynergyTask
+    from launch.examples.ddp import ByteModel
+    from launch.examples.text import TextWindows
+    from launch.gradient_noise import SILENT
+
+    found = {}
+    for name, plan in (
+        ("accumulation", Plan(micro_batch=micro, global_batch=2 * micro)),
+        ("consecutive steps", Plan(micro_batch=2 * micro, global_batch=2 * micro)),
+    ):
+        os.environ["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        model = ByteModel(hidden, 4)
+        task = SynergyTask(model, torch.optim.AdamW(model.parameters(), lr=1e-3), global_batch=plan.global_batch)
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        norms = task._norms
+        measure, within = norms.take, norms._within
+        began = time.perf_counter()
+        for rows in task.batches(TextWindows(seq), steps, collate=lambda i: torch.tensor([list(x) for x in i])):
+            before = task.step_count
+            logits = model(rows[:, :-1])
+            task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+            if task.step_count == before:
+                continue
+            now = time.perf_counter()
+            # pairs: two consecutive steps are what the last way needs
+            taken[(before // 2) % 2 == 0].append(now - began)
+            on = (task.step_count // 2) % 2 == 0
+            norms._within = within and on
+            norms.take = measure if on else lambda unscale=1.0: SILENT  # type: ignore[method-assign]
+            began = time.perf_counter()
+        found[name] = statistics.median(taken[True][4:]) / statistics.median(taken[False][4:]) - 1
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--after", type=int, default=200, help="steps that only fill the averages (default 200)")
     parser.add_argument("--case", action="append", help="by name; default: all")
+    parser.add_argument("--overhead", action="store_true", help="measure what the estimate costs, and stop")
     args = parser.parse_args(argv)
+    if args.overhead:
+        for name, share in overhead(args.steps).items():
+            print(f"{name:<24} {share:.1%} of a step")
+        return 0
     print(f"{'case':<24} {'bias':>7} {'median':>7} {'p90':>7} {'of now':>7}   true noise scale, first to last")
     for case in CASES:
         if args.case and case.name not in args.case:

@@ -67,6 +67,11 @@ def test_the_run_chooses_its_own_batch_where_it_may(tmp_path: Path) -> None:
     result, _ = training_ranks.run(tmp_path / "run", 2, call, environment=environment)
     assert result["noise"] > 8, result["noise"]  # so that a larger batch is worth its examples
     assert 8 < result["plan"]["global_batch"] <= 64 and result["plan"]["micro_batch"] <= 2
+    chosen = result["plan"]["global_batch"]
+    # a restart goes on with it, on other ranks too
+    alone = Call("rebatched", tmp_path / "checkpoints", None, 602)
+    again, _ = training_ranks.run(tmp_path / "again", 1, alone, environment=environment)
+    assert again["plan"]["dp"] == 1 and again["plan"]["global_batch"] == chosen
     assert 8 * 600 <= result["samples"] < 8 * 600 + 64
 
 

@@ -240,9 +240,9 @@ def sharded(checkpoint: Path, steps: int) -> list[float]:
 
 
 def rebatched(
-    checkpoint: Path, plan: Plan, steps: int, *, rule: str = "", optimiser: str = "AdamW", lr: float = 3e-3
+    checkpoint: Path, plan: Plan | None, steps: int, *, rule: str = "", optimiser: str = "AdamW", lr: float = 3e-3
 ) -> dict[str, Any]:
-    """A small model tuned for a global batch of 8, trained under `plan` with SynergyTask up to 8 * `steps` examples.
+    """A small model tuned for a global batch of 8, trained under `plan` (None: none is given) with SynergyTask up to 8 * `steps` examples.
 
     Its learning rate falls by a thirtieth for every 8 examples, to a tenth.
     """
@@ -258,7 +258,8 @@ def rebatched(
     model = DistributedDataParallel(ByteModel(16, 2))
     optimizer = getattr(torch.optim, optimiser)(model.parameters(), lr=lr, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.1, 1 - step / 30))
-    os.environ["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+    if plan is not None:
+        os.environ["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
     rates: list[float] = []
     real_step = optimizer.step
 
