@@ -140,7 +140,8 @@ def measure(case: Case, steps: int, folder: Path, after: int) -> dict[str, float
 
 
 def overhead(steps: int, hidden: int = 128, seq: int = 128, micro: int = 4) -> dict[str, float]:
-    """Share of a step that the estimate takes: steps with and without it take turns; medians. By the way it is had."""
+    """Share of a step that the estimate takes: steps with and without it take turns; medians of
+    CPU time, which other work on the machine disturbs little. By the way it is had."""
     import torch
 
     from launch import SynergyTask
@@ -159,20 +160,20 @@ def overhead(steps: int, hidden: int = 128, seq: int = 128, micro: int = 4) -> d
         taken: dict[bool, list[float]] = {True: [], False: []}
         norms = task._norms
         measure, within = norms.take, norms._within
-        began = time.perf_counter()
+        began = time.process_time()
         for rows in task.batches(TextWindows(seq), steps, collate=lambda i: torch.tensor([list(x) for x in i])):
             before = task.step_count
             logits = model(rows[:, :-1])
             task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
             if task.step_count == before:
                 continue
-            now = time.perf_counter()
+            now = time.process_time()
             # pairs: two consecutive steps are what the last way needs
             taken[(before // 2) % 2 == 0].append(now - began)
             on = (task.step_count // 2) % 2 == 0
             norms._within = within and on
             norms.take = measure if on else lambda unscale=1.0: SILENT  # type: ignore[method-assign]
-            began = time.perf_counter()
+            began = time.process_time()
         found[name] = statistics.median(taken[True][4:]) / statistics.median(taken[False][4:]) - 1
     return found
 
