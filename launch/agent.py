@@ -12,6 +12,8 @@ and stop at the same step boundary. It talks to the launcher through the environ
 | SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: no save is begun that would take longer (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
+| SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range (no daemon does) |
+| batch | file in the run folder: the global and micro-batch to go on with, as JSON; the daemon's choice |
 | SIGUSR2 | checkpoint now and go on |
 | SIGTERM | finish the step, checkpoint, exit 0 |
 
@@ -29,28 +31,34 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from launch import straggler
 from launch.agent_settings import AgentSettings
+from launch.cadence import Cadence
 from launch.checkpoint import CheckpointError, Checkpoints, Found
 from launch.ranks import Alone, Ranks
+from launch.run_folder import proposed_batch
+from launch.straggler import Stragglers
+from launch.tuning import Tuner
 from synergyd.errors import SynergyError, one_line
 from synergyd.records import ModelSpec, Plan
 
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 _STATUS_EVERY_S = 0.5
+_BATCH_BITS = 31
 _WARM_UP_STEPS = 2  # the first steps after a start pay for allocation, compilation and connections
 
 
 class StepTimer:
-    """Median duration of the recent steps; the first two after a start don't count."""
+    """Median duration of the recent steps; the first ones after a start don't count."""
 
-    def __init__(self, window: int = 20) -> None:
+    def __init__(self, window: int = 20, skip: int = _WARM_UP_STEPS) -> None:
         self._recent: deque[float] = deque(maxlen=window)
-        self._skip = _WARM_UP_STEPS
+        self._skip = skip
 
     def add(self, seconds: float) -> None:
         if self._skip:
@@ -92,8 +100,11 @@ class Agent:
         self._signalled = False  # set by the SIGUSR2 handler
         self._acknowledged = 0
         self._save: Callable[[Path], Mapping[str, Any]] | None = None
-        self._interval = 0
-        self._save_s = 0.0  # what the last save took
+        self._cadence = Cadence()
+        self._tuner: Tuner | None = None
+        self._stragglers: Stragglers | None = None
+        self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
+        self._refused: tuple[int, int] | None = None
         self._status: dict[str, Any] = {
             "step": 0,
             "step_s": None,
@@ -106,6 +117,8 @@ class Agent:
             "plan": asdict(plan),
             "restarts": settings.restarts,
             "resharding": False,
+            "rebatching": False,
+            "slow_nodes": [],
             "model": None,
             "accepts": settings.accepts,
             "state": "starting",
@@ -129,6 +142,8 @@ class Agent:
         found = self.checkpoints.find()
         if found.note:
             self.note(found.note)
+        if found.checkpoint is not None:
+            self._cadence.take(found.checkpoint.meta.get("agent"))
         return found
 
     def start(
@@ -136,22 +151,34 @@ class Agent:
         step: int,
         *,
         save: Callable[[Path], Mapping[str, Any]] | None = None,
-        checkpoint_interval: int = 0,
+        checkpoint_interval: int | None = 0,
         resharding: bool = False,
         model: ModelSpec | None = None,
         tokens: int | None = None,
+        base_batch: int | None = None,
+        peers: int | None = None,
     ) -> None:
-        """Training goes on after `step` finished steps. `checkpoint_interval` 0: only when asked, and at the end."""
+        """Training goes on after `step` finished steps.
+
+        `checkpoint_interval` in steps; 0: only when asked, and at the end; None: as often as loses least (interval).
+        `peers` names the ranks that do the same work as this one (such as its pipeline stage): `after_step` is then told
+        each step's `own_s`, on all ranks, and slow nodes are found. `base_batch` (M0) says that the script asks
+        `take_batch` after each step: its batch may change while it runs.
+        """
         self._save = save
-        self._interval = checkpoint_interval
         self._status.update(
             step=step,
             tokens=tokens,
             resharding=resharding,
+            rebatching=base_batch is not None,
             model=asdict(model) if model else None,
             checkpoint_step=step if step and self.checkpoints else None,
             state="training",
         )
+        if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
+            self._tuner = Tuner(self.settings.batch_range, base_batch)
+        if peers is not None and self.ranks.world > 1:
+            self._stragglers = Stragglers(self.ranks, peers)
         plan = self.plan
         self.say(
             f"step {step}: tp={plan.tp} pp={plan.pp} dp={plan.dp} micro_batch={plan.micro_batch} "
@@ -159,21 +186,34 @@ class Agent:
         )
         self._write_status()
         self._mark = self._monotonic()
+        self._cadence.start(checkpoint_interval, self.plan.gpus, self._mark)
 
     # -- each step --------------------------------------------------------------------------------------------------
 
     def after_step(
-        self, step: int, *, loss: float | None, tokens: int | None = None, noise_scale: float | None = None
+        self,
+        step: int,
+        *,
+        loss: float | None,
+        tokens: int | None = None,
+        noise_scale: float | None = None,
+        own_s: float | None = None,
     ) -> bool:
-        """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM)."""
+        """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM).
+
+        `own_s`: seconds of this rank's own work in the step, up to its first collective.
+        """
         now = self._monotonic()
         self._timer.add(now - self._mark)
+        self._cadence.trained(now - self._mark)
         self._mark = now
         self._status.update(
             step=step, step_s=self._timer.median_s, loss=loss, tokens=tokens, noise_scale=noise_scale, state="training"
         )
         self._log_step(step, loss)
-        request, stop = self._agree()
+        if self._stragglers is not None and own_s is not None and self._stragglers.add(own_s):
+            self._status["slow_nodes"] = sorted(self._stragglers.slow)
+        request, stop, due = self._agree(noise_scale)
         if stop:
             self._end(step)
             return False
@@ -181,14 +221,30 @@ class Agent:
             go_on = self._requested(step, request)
             self._mark = self._monotonic()
             return go_on
-        if self._interval and step % self._interval == 0:
-            self._checkpoint(step)
+        if due or (self._cadence.steps and step % self._cadence.steps == 0):
+            self._checkpoint(step, planned=False)
             self._status["state"] = "training"
             self._write_status()
             self._mark = self._monotonic()
         elif now - self._status_at >= _STATUS_EVERY_S:
             self._write_status()
         return True
+
+    def take_batch(self) -> Plan | None:
+        """The plan to go on with where its batch is to change now, the same on all ranks; only its batch differs."""
+        wanted, self._batch = self._batch, None
+        if wanted is None or wanted == (self.plan.global_batch, self.plan.micro_batch):
+            return None
+        plan = replace(self.plan, global_batch=wanted[0], micro_batch=wanted[1])
+        if plan.global_batch % (plan.dp * plan.micro_batch):
+            if wanted != self._refused:
+                self.note(f"global batch {wanted[0]} in micro-batches of {wanted[1]} does not divide on dp={plan.dp}")
+            self._refused = wanted
+            return None
+        self.plan = plan
+        self._timer = StepTimer(skip=1)
+        self._status.update(plan=asdict(plan), step_s=None)
+        return plan
 
     def finish(self) -> None:
         """All steps are done: a last checkpoint, and state `done`."""
@@ -238,12 +294,38 @@ class Agent:
     def _on_usr2(self, number: int, frame: object) -> None:
         self._signalled = True
 
-    def _agree(self) -> tuple[int, bool]:
-        """(newest checkpoint request, whether to stop), the same on all ranks: one all-reduce of three integers."""
+    def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool]:
+        """(newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks: one
+        all-reduce of five integers."""
         memory = self._peak_memory()
-        answer = self.ranks.maximum([self._wanted(), int(self._stop), memory or 0])
+        answer = self.ranks.maximum(
+            [self._wanted(), int(self._stop), memory or 0, self._proposal(noise_scale), int(self._due())]
+        )
         self._status["peak_memory_bytes"] = answer[2] or None
-        return answer[0], bool(answer[1])
+        self._batch = (answer[3] >> _BATCH_BITS, answer[3] & (1 << _BATCH_BITS) - 1) if answer[3] else None
+        return answer[0], bool(answer[1]), bool(answer[4])
+
+    def _due(self) -> bool:
+        """Rank 0's clock says that it is time for a checkpoint."""
+        return (
+            self.settings.rank == 0
+            and self._save is not None
+            and self.checkpoints is not None
+            and self._cadence.due(self._monotonic())
+        )
+
+    def _proposal(self, noise_scale: float | None) -> int:
+        """Rank 0's batch to go on with as one number, 0 for none: the daemon's, else the run's own choice."""
+        if self.settings.rank != 0 or not self._status["rebatching"]:
+            return 0
+        wanted = proposed_batch(self.settings.run_dir) if self.settings.run_dir is not None else None
+        if wanted is None and self._tuner is not None:
+            # larger micro-batches could run out of memory, so only their number changes
+            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, self.plan.micro_batch)
+            wanted = plan.global_batch, plan.micro_batch
+        if wanted is None or wanted == (self.plan.global_batch, self.plan.micro_batch):
+            return 0
+        return wanted[0] << _BATCH_BITS | wanted[1]
 
     def _wanted(self) -> int:
         """The request number this rank knows of. Where a file counts them, a signal only says: look at the file."""
@@ -290,29 +372,33 @@ class Agent:
     def _end(self, step: int) -> None:
         """SIGTERM: save if there is time, say where training stopped."""
         # Rank 0's estimate decides for all, or some would save and others leave.
-        in_time = self.ranks.broadcast(self._save_s * 1.2 < self.settings.grace_s)
+        in_time = self.ranks.broadcast(self._cadence.save_s * 1.2 < self.settings.grace_s)
         if in_time:
             self._checkpoint(step)
         saved = self._status["checkpoint_step"]
         self._status["state"] = "waiting"
         self.note(f"stopped by SIGTERM at step {step}, last checkpoint: {'none' if saved is None else f'step {saved}'}")
 
-    def _checkpoint(self, step: int) -> bool:
-        """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why."""
+    def _checkpoint(self, step: int, planned: bool = True) -> bool:
+        """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why.
+
+        `planned`: the run may end with it, and that is no failure.
+        """
         if self._status["checkpoint_step"] == step:
             return True
         if self._save is None or self.checkpoints is None:
             return self._no_checkpoint("no checkpoint folder was named: nothing was saved")
         self._status["state"] = "checkpointing"
         self._write_status()
-        began = self._monotonic()
+        self._cadence.tried(self._monotonic())
+        save, history = self._save, self._cadence.history(planned)
         try:
-            self.checkpoints.save(step, self._save)
+            self.checkpoints.save(step, lambda folder: {**save(folder), "agent": history})
         except CheckpointError as error:
             return self._no_checkpoint(str(error))
-        self._save_s = self._monotonic() - began
+        self._cadence.saved(self.plan.gpus, self._monotonic())
         self._status["checkpoint_step"] = step
-        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._save_s:.2f} s)")
+        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._cadence.save_s:.2f} s)")
         return True
 
     def _no_checkpoint(self, why: str) -> bool:
@@ -333,6 +419,7 @@ class Agent:
             "tp": self.plan.tp,
             "pp": self.plan.pp,
             "dp": self.plan.dp,
+            "global_batch": self.plan.global_batch,
             "time": self._clock(),
         }
         try:
@@ -346,6 +433,8 @@ class Agent:
             return
         self._status_at = self._monotonic()
         content = {key: _finite(value) for key, value in self._status.items()}
+        slow = straggler.words(self._stragglers.slow) if self._stragglers else ""
+        content["note"] = "; ".join(filter(None, (self._status["note"], slow, self._cadence.words())))
         draft = self.settings.run_dir / (STATUS + ".tmp")
         try:
             draft.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from launch.tuning import batch_range
 from synergyd.errors import UsageError
 from synergyd.records import Plan
 
@@ -29,6 +30,7 @@ class AgentSettings:
     local_rank: int = 0
     world: int = 1
     accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
+    batch_range: tuple[int, int] | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -44,6 +46,7 @@ class AgentSettings:
             step_log = Path(env["SYNERGY_STEP_LOG"])
         text = env.get("SYNERGY_PLAN_JSON")
         world = _number(env, "WORLD_SIZE", int, 1)
+        limits = env.get("SYNERGY_GLOBAL_BATCH", "")
         return cls(
             run_dir=run_dir,
             plan=parse_plan(text, world) if text else None,
@@ -56,6 +59,7 @@ class AgentSettings:
             local_rank=_number(env, "LOCAL_RANK", int, 0),
             world=world,
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
+            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits else None,
         )
 
 

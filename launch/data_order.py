@@ -7,7 +7,11 @@ is skipped or seen twice when the data-parallel degree, or even the global batch
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from synergyd.records import Plan
 
 _ROUNDS = 4
 
@@ -52,3 +56,19 @@ def rank_samples(start: int, global_batch: int, dp: int, rank: int, micro_batch:
     """
     steps = global_batch // (dp * micro_batch)
     return [[start + (m * dp + rank) * micro_batch + j for j in range(micro_batch)] for m in range(steps)]
+
+
+@dataclass(frozen=True)
+class RankIndices:
+    """The examples of one rank's micro-batches from sample `start` of the run on, without an end: a batch sampler."""
+
+    order: SampleOrder
+    plan: Plan
+    rank: int
+    start: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        plan = self.plan
+        for start in itertools.count(self.start, plan.global_batch):
+            for numbers in rank_samples(start, plan.global_batch, plan.dp, self.rank, plan.micro_batch):
+                yield [self.order.index(number) for number in numbers]

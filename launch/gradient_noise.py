@@ -13,13 +13,27 @@ average of ratios: S and G2 are averaged apart.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Squared gradient norms over `b_small` and over `b_big` samples (or one rank's shares of them)."""
+
+    small: float
+    big: float
+    b_small: int
+    b_big: int
+
+
+SILENT = Norms(0.0, 0.0, 0, 0)  # a step that says nothing
 
 
 class NoiseScale:
     """Running estimate; `decay` per step of the two exponential averages, with the start corrected as in Adam."""
 
-    def __init__(self, decay: float = 0.95) -> None:
-        self._decay = decay
+    def __init__(self, decay: float = 0.99) -> None:
+        self.decay = decay
         self._trace = 0.0
         self._square = 0.0
         self._weight = 0.0
@@ -32,9 +46,9 @@ class NoiseScale:
         if b_big > b_small > 0 and math.isfinite(small) and math.isfinite(big):
             square = (b_big * big - b_small * small) / (b_big - b_small)
             trace = (small - big) / (1.0 / b_small - 1.0 / b_big)
-            self._square = self._decay * self._square + (1.0 - self._decay) * square
-            self._trace = self._decay * self._trace + (1.0 - self._decay) * trace
-            self._weight = self._decay * self._weight + (1.0 - self._decay)
+            self._square = self.decay * self._square + (1.0 - self.decay) * square
+            self._trace = self.decay * self._trace + (1.0 - self.decay) * trace
+            self._weight = self.decay * self._weight + (1.0 - self.decay)
         return self.value
 
     @property

@@ -25,12 +25,15 @@ import click
 
 from launch import allocation as slurm
 from launch import handover as handovers
-from launch import megatron_args, run_folder
+from launch import megatron_args, megatron_batch, run_folder
 from launch.accepts import accepts
 from launch.allocation import Allocation
 from launch.handover import Handover
+from launch.megatron_batch import Trained
 from launch.report import status_to_report
 from launch.reporter import Reporter
+from launch.stall import Stall
+from launch.tuning import batch_range
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import NOTHING_MORE, Plan
@@ -38,7 +41,7 @@ from synergyd.records import NOTHING_MORE, Plan
 DEFAULT_STATE_DIR = "/var/lib/synergy"
 POLL_S = 0.2
 ASK_AGAIN_S = 15.0
-URGENT = ("checkpoint_requests", "state", "note")
+URGENT = ("checkpoint_requests", "state", "note", "stalled_s")
 
 
 @dataclass(frozen=True)
@@ -130,15 +133,20 @@ def start_of(
     style: str = "auto",
     step_log: str = "",
     threads: str = "1",
+    batch_limits: str = "",
+    trained: Trained = megatron_args.NOTHING_YET,
 ) -> Start:
-    """What this node runs; `threads` becomes OMP_NUM_THREADS. Pure."""
+    """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.
+
+    `trained`: where a Megatron-LM checkpoint stands. Pure.
+    """
     world = where.processes * len(where.nodes)
     plan, remark = fit(given.plan if given else None, world)
     checkpoint = checkpoint or (given.checkpoint if given else "")
     name, arguments = script[0], list(script[1:])
     taken = accepts(arguments) if style in ("auto", "megatron") else NOTHING_MORE
-    if plan and (style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))):
-        arguments = megatron_args.with_plan(arguments, plan, checkpoint)
+    if plan and _is_megatron(style, arguments):
+        arguments = megatron_args.with_plan(arguments, plan, checkpoint, trained)
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_RESTARTS": str(where.restarts),
@@ -147,6 +155,8 @@ def start_of(
     }
     if taken != NOTHING_MORE:
         environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(taken))
+    # where a daemon is told of the run, it chooses
+    environment["SYNERGY_GLOBAL_BATCH"] = "" if given and given.report else batch_limits
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
         # Megatron wants it for tp and cp, and refuses it where parameters are shared out
@@ -167,6 +177,22 @@ def start_of(
         "--nproc-per-node", str(where.processes), *rendezvous, *target, *arguments,
     )  # fmt: skip
     return Start(command, environment, (remark,) if remark else ())
+
+
+def _is_megatron(style: str, arguments: Sequence[str]) -> bool:
+    return style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))
+
+
+def _keep_batch(folder: Path, trained: Trained, plan: Plan) -> str:
+    """Notes from which iteration on Megatron-LM runs with the plan's batch; why not, "" if it did."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        megatron_batch.write(folder, trained.with_batch(plan.global_batch))
+    except OSError as error:
+        return (
+            f"{folder}: the batch can't be noted ({error.strerror}): after a change the run may end too early or late"
+        )
+    return ""
 
 
 def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: Path) -> int:
@@ -200,10 +226,17 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         found, _ = find_handover(where.job_id, os.environ)
         return found.report if found else ""
 
-    reporter = Reporter(given.report, find=address) if reports and given and given.report else None
+    def heard(plan: Plan) -> None:
+        try:
+            run_folder.propose_batch(run_dir, plan)
+        except OSError as error:  # as with a checkpoint's request
+            click.echo(f"synergy-launch: {run_dir}: batch can't be handed over ({error.strerror})", err=True)
+
+    reporter = Reporter(given.report, find=address, heard=heard) if reports and given and given.report else None
     every_s = ASK_AGAIN_S
     ask_again_s = time.monotonic() + every_s
     seen: dict[str, object] = {}
+    stall = Stall(time.monotonic())
     told = 0
     while child.poll() is None:
         if requests > told:
@@ -213,7 +246,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             except OSError as error:  # a full or cleaned /tmp must not end the training
                 click.echo(f"synergy-launch: {run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
         if reporter:
-            seen = _offer(reporter, run_dir, where, seen)
+            seen = _offer(reporter, run_dir, where, seen, stall)
         elif reports and time.monotonic() > ask_again_s:
             # started as a plain job: a daemon that comes later says where to report
             every_s = min(
@@ -221,7 +254,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             )  # each may cost slurmctld an RPC, and there may never be a daemon
             ask_again_s = time.monotonic() + every_s
             late = address()
-            reporter = Reporter(late, find=address) if late else None
+            reporter = Reporter(late, find=address, heard=heard) if late else None
         time.sleep(POLL_S)
     if reporter:
         _offer(reporter, run_dir, where, {})
@@ -235,8 +268,12 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _offer(reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object]) -> dict[str, object]:
+def _offer(
+    reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object], stall: Stall | None = None
+) -> dict[str, object]:
     status = run_folder.read_status(run_dir)
+    if status is not None and stall is not None:
+        status["stalled_s"] = stall.check(status, time.monotonic())
     if status is None or status == seen or where.job_id is None:
         return seen
     urgent = any(status.get(k) != seen.get(k) for k in URGENT) or (status.get("step_s") and not seen.get("step_s"))
@@ -266,12 +303,21 @@ def run_leader(where: Allocation, arguments: Sequence[str]) -> int:
 @click.option("--style", type=click.Choice(["auto", "megatron", "env"]), default="auto", show_default=True,
               help="How the script learns its degrees: Megatron's arguments, or SYNERGY_PLAN_JSON alone.")  # fmt: skip
 @click.option("--module", "-m", is_flag=True, help="SCRIPT is a module name, as with python -m.")
+@click.option("--global-batch", "batch_limits", default="", metavar="LO:HI",
+              help="Without a daemon: the script may choose its global batch in this range as its gradient noise grows.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would be run on this node, and stop.")
 @click.version_option(__version__, prog_name="synergy-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    checkpoint: str, runner: str, style: str, module: bool, dry_run: bool, script: str, arguments: tuple[str, ...]
+    checkpoint: str,
+    runner: str,
+    style: str,
+    module: bool,
+    batch_limits: str,
+    dry_run: bool,
+    script: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Run SCRIPT with the degrees, batch and GPUs that Synergy chose for this job.
 
@@ -288,6 +334,8 @@ def command(
     Shell completion: eval "$(_SYNERGY_LAUNCH_COMPLETE=bash_source synergy-launch)"
     """
     name = f"module:{script}" if module else script
+    if batch_limits:
+        batch_range(batch_limits, "--global-batch")
     if not module and not dry_run and not os.access(script, os.R_OK):
         raise UsageError(
             "synergy-launch", f"script {script!r} does not exist or can't be read", "give a path, or -m MODULE"
@@ -301,6 +349,10 @@ def command(
     # a dry run beside a running one must leave that one's folder alone
     place = run_folder.path_of if dry_run else run_folder.make
     run_dir = place(where.job_id, where.restarts, where.node_rank)
+    # what lies in the checkpoint folder counts, or is begun, by iterations of a batch that may change
+    folder = checkpoint or (given.checkpoint if given else "")
+    megatron = bool(folder) and _is_megatron(style, arguments)
+    trained = megatron_batch.read(Path(folder)) if megatron else Trained()
     several = len(where.nodes) > 1
     master = slurm.address_of(where.nodes[0]) if several else ""
     start = start_of(
@@ -314,13 +366,17 @@ def command(
         style=style,
         # one compute thread a process unless the user says otherwise: torchrun's own default, without its warning
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
+        trained=trained,
+        batch_limits=batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
     )
     if dry_run:
         for key, value in sorted(start.environment.items()):
             click.echo(f"{key}={shlex.quote(value)} \\")
         click.echo(shlex.join(start.command))
         return
-    for text in filter(None, (remark, *start.remarks)):
+    plan, _ = fit(given.plan if given else None, where.processes * len(where.nodes))
+    problem = _keep_batch(Path(folder), trained, plan) if megatron and plan and where.node_rank == 0 else ""
+    for text in filter(None, (remark, problem, *start.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     sys.exit(run_node(start, where, given, run_dir))
 

@@ -25,8 +25,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from launch import megatron_cpu
 from launch.agent_settings import check_degrees
+from launch.batch_rule import Following, at_batch
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import rank_samples
+from launch.own_time import OwnTime
 from launch.ranks import TorchRanks
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
@@ -107,6 +109,8 @@ class MegatronRun:
 
     `sample(number)` gives the `seq + 1` token ids of that sample of the run. `distributed_optimizer` None: as the plan
     says on GPUs, the plain one on CPUs, whose state reshards without repair; a checkpoint's kind comes before both.
+    `lr` was tuned for `base_batch` (None: the plan's own), and follows `lr_rule` at the plan's batch; `schedule` gives a
+    factor on it from the examples seen, as `count` counts them (launch.batch_rule).
     """
 
     def __init__(
@@ -124,8 +128,15 @@ class MegatronRun:
         distributed_optimizer: bool | None = None,
         checkpoint: Checkpoint | None = None,
         noise: bool = True,
+        base_batch: int | None = None,
+        lr_rule: str = "sqrt",
+        count: str = "examples",
+        schedule: Callable[[float], float] = lambda examples: 1.0,
     ) -> None:
         check_model(spec, plan)
+        self.following = Following(base_batch or plan.global_batch, lr_rule, count)
+        self.schedule = schedule
+        self.note = ""  # what a user should know of how the run goes on
         self.spec, self.plan, self.ranks, self.sample, self.lr = spec, plan, ranks, sample, lr
         if distributed_optimizer is None:
             distributed_optimizer = plan.distributed_optimizer and torch.cuda.is_available()
@@ -135,10 +146,11 @@ class MegatronRun:
         self.distributed_optimizer = distributed_optimizer
         self.device = torch.device("cuda", torch.cuda.current_device()) if CPU is None else torch.device("cpu")
         self.step = 0
-        self.samples = 0
+        self.own = OwnTime()  # of the forward passes, without the waits for other stages
         parallel_state.initialize_model_parallel(plan.tp, plan.pp, create_gloo_process_groups=True)
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
         self.dp_rank: int = parallel_state.get_data_parallel_rank()
+        self.stage: int = parallel_state.get_pipeline_model_parallel_rank()
         self.first = bool(parallel_state.is_pipeline_first_stage())
         self.last = bool(parallel_state.is_pipeline_last_stage())
         self.tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
@@ -195,8 +207,6 @@ class MegatronRun:
         numbers = rank_samples(self.samples, plan.global_batch, plan.dp, self.dp_rank, plan.micro_batch)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
         losses = get_forward_backward_func()(
             forward_step_func=self._forward,
             data_iterator=iter(numbers),
@@ -206,10 +216,15 @@ class MegatronRun:
             micro_batch_size=plan.micro_batch,
             forward_only=False,
         )
-        self.optimizer.step()
+        rate = self.lr * self.schedule(self.following.done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        # decoupled: Megatron's own default, which Apex's and Transformer Engine's groups do not tell
+        with at_batch(self.optimizer.param_groups, self.following, plan.global_batch, self.noise_scale, True):
+            self.optimizer.step()
         mine = math.fsum(float(entry["loss"]) for entry in losses) if self.last and self.tp_rank == 0 else 0.0
         self.step += 1
-        self.samples += plan.global_batch
+        self.following.advance(plan.global_batch, self.noise_scale)
         return self.ranks.total([mine / (plan.micro_batches * plan.dp)])[0]
 
     def save(self, folder: Path) -> Mapping[str, Any]:
@@ -221,7 +236,7 @@ class MegatronRun:
             dist_checkpointing.save(self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA)
         return {
             "kind": "megatron",
-            "samples": self.samples,
+            **self.following.state(),
             "distributed_optimizer": self.distributed_optimizer,
             "noise": self.noise.scale.state() if self.noise else None,
         }
@@ -229,6 +244,16 @@ class MegatronRun:
     def close(self) -> None:
         """Take Megatron's groups down; another run may follow in this process."""
         parallel_state.destroy_model_parallel()
+
+    def follow(self, plan: Plan) -> None:
+        """From the next step on train with this plan, which differs in its batch alone."""
+        self.plan = plan
+        if self.noise:
+            self.noise.follow(plan)
+
+    @property
+    def samples(self) -> int:
+        return self.following.samples
 
     @property
     def tokens(self) -> int:
@@ -253,7 +278,8 @@ class MegatronRun:
             raise UsageError(f"checkpoint {checkpoint.path}", what, "use the model sizes it was made with") from error
         self.model.module.load_state_dict(loaded["model"])
         load_optimizer(self.optimizer, loaded["optimizer"])
-        self.step, self.samples = checkpoint.step, int(checkpoint.meta["samples"])
+        self.step = checkpoint.step
+        self.note = self.following.restore(checkpoint.meta)
         if self.noise and checkpoint.meta.get("noise"):
             self.noise.scale.restore(checkpoint.meta["noise"])
 
@@ -269,7 +295,10 @@ class MegatronRun:
         tokens, labels = window[:, :-1].contiguous(), window[:, 1:].contiguous()
         positions = torch.arange(self.spec.seq, device=self.device).expand(len(rows), -1)
         mask = torch.ones((1, 1, self.spec.seq, self.spec.seq), dtype=torch.bool, device=self.device).triu(1)
-        return model(tokens, positions, mask, labels=labels), partial(_mean_loss)
+        self.own.begin()
+        output = model(tokens, positions, mask, labels=labels)
+        self.own.end()
+        return output, partial(_mean_loss)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from launch.megatron_batch import Trained, with_batch
+from launch.megatron_words import drop, has, number, values
 from synergyd.records import Plan
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
@@ -16,6 +17,7 @@ _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
 )  # fmt: skip
+NOTHING_YET = Trained()
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 # They lay the layers out for one pp and vpp.
@@ -27,27 +29,25 @@ _LAYOUT = (
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # Megatron FSDP's names of the ZeRO stages
 
 
-_OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
-
-
 def is_megatron(arguments: Sequence[str]) -> bool:
     """Whether a script's arguments are Megatron-LM's."""
-    return sum(_has(arguments, k) for k in KNOWN) >= 2
+    return sum(has(arguments, k) for k in KNOWN) >= 2
 
 
-def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "") -> list[str]:
+def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "", trained: Trained = NOTHING_YET) -> list[str]:
     """`arguments` with the plan's degrees and what a later reshard needs; all else as the user wrote it.
 
     Option names are those of Megatron-LM core_v0.16.1. Virtual stages, context and expert parallelism are set where the
     plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
-    shrinks as tp grows.
+    shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (megatron_batch);
+    `trained` is where the checkpoint stands.
     """
-    rest = _without(arguments)
-    padded = _number(arguments, "--make-vocab-size-divisible-by", 128)
-    padded *= _number(arguments, "--tensor-model-parallel-size", 1)
+    rest = _without(with_batch(arguments, plan.global_batch, trained))
+    padded = number(arguments, "--make-vocab-size-divisible-by", 128)
+    padded *= number(arguments, "--tensor-model-parallel-size", 1)
     out = [
-        *_drop(rest, ("--make-vocab-size-divisible-by",) if padded % plan.tp == 0 else ()),
+        *drop(rest, ("--make-vocab-size-divisible-by",) if padded % plan.tp == 0 else ()),
         "--tensor-model-parallel-size", str(plan.tp), "--pipeline-model-parallel-size", str(plan.pp),
         "--micro-batch-size", str(plan.micro_batch), "--global-batch-size", str(plan.global_batch),
     ]  # fmt: skip
@@ -62,27 +62,27 @@ def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "") -> lis
         out += ["--recompute-granularity", "selective"]
     out = _with_sharding(out, plan)
     if plan.precision == "fp8":
-        form = next((a for a in ("e4m3", "hybrid") if a in _values(out, "--fp8-format")), "hybrid")
-        out = [*_drop(out, ("--fp8-format",)), "--fp8-format", form]
+        form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
+        out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
     out += ["--override-opt_param-scheduler", "--exit-signal-handler"]
     if checkpoint:
-        out = [*_drop(out, ("--save", "--load")), "--save", checkpoint, "--load", checkpoint]
+        out = [*drop(out, ("--save", "--load")), "--save", checkpoint, "--load", checkpoint]
     return out
 
 
 def is_sharded(arguments: Sequence[str]) -> bool:
     """Whether the parameters are shared out too: Megatron FSDP or PyTorch's FSDP2."""
-    return _has(arguments, "--use-megatron-fsdp") or _has(arguments, "--use-torch-fsdp2")
+    return has(arguments, "--use-megatron-fsdp") or has(arguments, "--use-torch-fsdp2")
 
 
 def _with_sharding(out: list[str], plan: Plan) -> list[str]:
     """What data-parallel ranks share out, and the checkpoint format that goes with it."""
-    if _has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
+    if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
         return [*out, "--ckpt-format", "torch_dist"]
     if plan.zero_stage in _SHARDING:
-        out = _drop(out, ("--data-parallel-sharding-strategy", "--use-megatron-fsdp"))
+        out = drop(out, ("--data-parallel-sharding-strategy", "--use-megatron-fsdp"))
         out += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDING[plan.zero_stage]]
-    if _has(out, "--use-megatron-fsdp"):  # fsdp_dtensor is the only format that it writes
+    if has(out, "--use-megatron-fsdp"):  # fsdp_dtensor is the only format that it writes
         return [*out, "--use-distributed-optimizer", "--ckpt-format", "fsdp_dtensor"]
     if plan.distributed_optimizer:
         out = [*out, "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
@@ -92,59 +92,27 @@ def _with_sharding(out: list[str], plan: Plan) -> list[str]:
 def _with_degrees(out: list[str], plan: Plan) -> list[str]:
     """Virtual stages, context and expert parallelism as the plan has them, else the user's own while they divide."""
     # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
-    cp = plan.cp if plan.cp > 1 else _number(out, _CONTEXT, 1)
+    cp = plan.cp if plan.cp > 1 else number(out, _CONTEXT, 1)
     if plan.cp > 1 or plan.dp % cp:
-        out = _drop(out, (_CONTEXT,))
+        out = drop(out, (_CONTEXT,))
         out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
-    if plan.ep > 1 or plan.dp * plan.cp % _number(out, _EXPERT, 1):
-        out = _drop(out, (_EXPERT,))
+    if plan.ep > 1 or plan.dp * plan.cp % number(out, _EXPERT, 1):
+        out = drop(out, (_EXPERT,))
         out += [_EXPERT, str(plan.ep)] if plan.ep > 1 else []
-    layers = _number(out, "--num-layers", 0)
+    layers = number(out, "--num-layers", 0)
     if plan.vpp > 1:
-        out = _drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT))
+        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT))
         # the first one is known to every version
         each = layers // (plan.pp * plan.vpp)
         out += [_VIRTUAL_LAYERS, str(each)] if each else [_VIRTUAL_STAGES, str(plan.vpp)]
         return out
     stage = layers // plan.pp if layers % plan.pp == 0 else 0
-    by_layers, by_stages = _number(out, _VIRTUAL_LAYERS, 1), _number(out, _VIRTUAL_STAGES, 1)
+    by_layers, by_stages = number(out, _VIRTUAL_LAYERS, 1), number(out, _VIRTUAL_STAGES, 1)
     interleaved = plan.pp > 1 and plan.micro_batches % plan.pp == 0
     if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
-        out = _drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
     return out
-
-
-def _values(arguments: Sequence[str], name: str) -> list[str]:
-    """The words given for `name`."""
-    pairs = zip(arguments, (*arguments[1:], ""), strict=False)
-    return [w.partition("=")[2] or after for w, after in pairs if w.partition("=")[0] == name]
-
-
-def _number(arguments: Sequence[str], name: str, default: int) -> int:
-    """The last positive number given for `name`."""
-    # Megatron refuses 0 itself
-    numbers = [int(v) for v in _values(arguments, name) if v.isascii() and v.isdecimal() and int(v)]
-    return numbers[-1] if numbers else default
-
-
-def _has(arguments: Sequence[str], name: str) -> bool:
-    return any(a == name or a.startswith(name + "=") for a in arguments)
 
 
 def _without(arguments: Sequence[str]) -> list[str]:
-    return [a for a in _drop(list(arguments), _FLAGS_WITH_VALUE) if a not in _FLAGS]
-
-
-def _drop(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Removes `--name value...` and `--name=value` of each name; values are what follows up to the next option."""
-    out: list[str] = []
-    skipping = False
-    for word in arguments:
-        if _OPTION.match(word):
-            skipping = word.partition("=")[0] in names
-            if skipping:
-                continue
-        elif skipping:
-            continue
-        out.append(word)
-    return out
+    return [a for a in drop(list(arguments), _FLAGS_WITH_VALUE) if a not in _FLAGS]

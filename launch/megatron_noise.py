@@ -2,6 +2,7 @@
 
 Small batch: every micro-batch's own gradient, seen by a hook on each parameter as it is accumulated (so that it works
 on every schedule, and for one replica as well as many). Big batch: the averaged gradient after Megatron has reduced it.
+Where one micro-batch of one replica is all of a step, two consecutive steps are compared, every other step.
 """
 
 from __future__ import annotations
@@ -34,14 +35,21 @@ class GradientNoise:
                 continue
             # A parameter that every tensor-parallel rank holds whole is counted by each of them.
             self._weights[parameter] = 1.0 if getattr(parameter, "tensor_model_parallel", False) else 1.0 / plan.tp
-        self._useful = plan.global_batch > plan.micro_batch
         self._small: list[torch.Tensor] = []
-        if self._useful:
-            for parameter in self._weights:
-                parameter.register_post_accumulate_grad_hook(self._seen)
+        self._before: tuple[list[torch.Tensor], float] | None = None
+        self.follow(plan)
+        for parameter in self._weights:
+            parameter.register_post_accumulate_grad_hook(self._seen)
+
+    def follow(self, plan: Plan) -> None:
+        """From the next step on the run has this plan, of the same degrees."""
+        self._plan = plan
+        self._within = plan.global_batch > plan.micro_batch
+        self._small.clear()
+        self._before = None
 
     def _seen(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
+        if self._within and parameter.grad is not None:
             norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
             self._small.append(norm * norm * self._weights[parameter])
 
@@ -50,8 +58,10 @@ class GradientNoise:
 
         def finalize_and_measure(*args: Any, **kwargs: Any) -> None:
             finalize(*args, **kwargs)
-            if self._useful:
+            if self._within:
                 self._measure()
+            else:
+                self._measure_consecutive()
 
         return finalize_and_measure
 
@@ -64,6 +74,23 @@ class GradientNoise:
         big = self._sharded_square() if self._distributed else self._whole_square() / plan.dp
         small, big = self._ranks.total([small, big])
         self.scale.update(small, big, plan.micro_batch, plan.global_batch)
+
+    def _measure_consecutive(self) -> None:
+        """dp is 1: the gradients here are whole, as far as tp and pp leave them so."""
+        now = self._whole_square()
+        before, self._before = self._before, None
+        # every rank comes here at the same steps, so that they sum together
+        if before is None:
+            self._before = ([p.main_grad.detach().clone() for p in self._weights], now)
+            return
+        terms = [
+            torch.sum(old * p.main_grad) * weight
+            for old, (p, weight) in zip(before[0], self._weights.items(), strict=True)
+        ]
+        product = float(torch.stack(terms).sum()) if terms else 0.0
+        small, product = self._ranks.total([(before[1] + now) / 2, product])
+        batch = self._plan.global_batch
+        self.scale.update(small, (small + product) / 2, batch, 2 * batch)
 
     def _whole_square(self) -> float:
         terms = [

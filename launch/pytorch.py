@@ -7,7 +7,8 @@
         for inputs, labels in task.batches(dataset, steps=1000):
             task.step(loss_function(model(inputs), labels))
 
-The data-parallel degree may differ from one start to the next: the global batch and the order of the examples do not.
+The data-parallel degree and the global batch may differ from one start to the next, and the batch from one step to the
+next: the order of the examples does not, the learning rate follows (launch.batch_rule).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,17 +29,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 from launch.agent import Agent
 from launch.agent_settings import AgentSettings, check_degrees, check_plan
+from launch.batch_rule import Following, at_batch, rule_of
 from launch.checkpoint import Checkpoint, reason
-from launch.data_order import SampleOrder, rank_samples
+from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
 from launch.memory import peak_memory
+from launch.own_time import OwnTime
+from launch.pytorch_noise import GradientNorms
+from launch.random_state import load_random, save_random
 from launch.ranks import Alone, Ranks, TorchRanks
+from launch.tuning import fitting
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan
 
@@ -45,11 +50,15 @@ from synergyd.records import Plan
 class SynergyTask:
     """One rank's side of a run. All ranks make it, after the process group, with the same arguments.
 
-    `global_batch` and `micro_batch` (examples; None: the global batch over the ranks) hold where Synergy gave no plan.
+    `global_batch` (examples) is the batch that the optimizer's learning rate was tuned for. It and `micro_batch` (None:
+    the global batch over the ranks) hold where Synergy gave no plan. At another batch the rate follows `lr_rule`
+    (adascale, sqrt, linear, none; "": the usual one of the optimizer), and `count` says what schedules and the run's end
+    are counted in (examples, progress; "": progress under adascale, else examples). With `batch_range` (low, high)
+    the run chooses its batch itself, unless a daemon does.
     `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in
-    steps, 0: on request and at the end. `scheduler` is stepped and kept with the optimizer. `clip` bounds the norm of
-    the gradient.
-    `tokens_per_sample` turns samples into the tokens that are reported.
+    steps, 0: on request and at the end, None: as often as loses least. `scheduler` is kept with the optimizer and stepped once for every
+    `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
+    one. `tokens_per_sample` turns samples into the tokens that are reported.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.
@@ -64,18 +73,26 @@ class SynergyTask:
         micro_batch: int | None = None,
         seed: int = 0,
         checkpoint: str | Path | None = None,
-        checkpoint_interval: int = 0,
+        checkpoint_interval: int | None = None,
         scheduler: Any = None,
         clip: float | None = None,
+        scaler: Any = None,
         tokens_per_sample: int = 1,
+        lr_rule: str = "",
+        count: str = "",
+        batch_range: tuple[int, int] | None = None,
     ) -> None:
         self.model, self.optimizer, self.scheduler, self.seed, self.clip = model, optimizer, scheduler, seed, clip
+        self.scaler = scaler
         self.step_count = 0
-        self.samples = 0
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
         with _one_line(int(os.environ.get("RANK", "0"))):
             settings = AgentSettings.from_environment()
+            if batch_range is not None and settings.batch_range is None:
+                settings = replace(settings, batch_range=batch_range)
+            rule = rule_of(optimizer, lr_rule)
+            self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             self.plan = _plan(settings.plan, dist.get_world_size() if together else 1, global_batch, micro_batch)
             self.ranks: Ranks = TorchRanks() if together else Alone()
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory)
@@ -84,16 +101,23 @@ class SynergyTask:
             self.noise = NoiseScale()
             if found.checkpoint is not None:
                 self._load(found.checkpoint)
+                if settings.plan is None and settings.batch_range is not None:
+                    # the run's own choice, which nobody else remembers
+                    self.plan = self.agent.plan = _with_batch(self.plan, found.checkpoint.meta.get("batch"))
         self._losses: list[torch.Tensor] = []
         self._go_on = True
-        self._norms = _GradientNorms(model, self.plan)
+        self._norms = GradientNorms(model, self.plan)
         self.agent.start(
             self.step_count,
             save=self._save,
             checkpoint_interval=checkpoint_interval,
             resharding=False,
             tokens=self.samples * tokens_per_sample,
+            base_batch=self.following.base,
+            peers=0,
         )
+        self._own = OwnTime()
+        self._say_batch()
 
     def __enter__(self) -> SynergyTask:
         self._watching = self.agent.watching()
@@ -113,53 +137,86 @@ class SynergyTask:
         collate: Callable[[list[Any]], Any] = default_collate,
         workers: int = 0,
     ) -> Iterator[Any]:
-        """This rank's micro-batches from where the run stands up to `steps` optimizer steps in all.
+        """This rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
 
+        At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps.
         `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch.
         """
         order = SampleOrder(len(dataset), self.seed)
-        loader = DataLoader(
-            dataset, batch_sampler=_Indices(order, self, steps), num_workers=workers, collate_fn=collate
-        )
-        ahead = iter(loader)
-        while self.step_count < steps:
-            before = self.step_count
-            for micro_step in range(self.plan.micro_batches):
-                with self._norms.synchronised(micro_step):
-                    yield next(ahead)
-            if self.step_count != before + 1:
-                raise UsageError("SynergyTask", "step(loss) was not called for each batch", "call it once for each")
-            if not self._go_on:
-                raise SystemExit(0)
+        while not self.following.finished(steps):
+            plan = self.plan
+            indices = RankIndices(order, plan, self.ranks.rank, self.samples)
+            ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
+            # what was loaded ahead for one batch is of no use to the next
+            while self.plan is plan and not self.following.finished(steps):
+                before = self.step_count
+                for micro_step in range(plan.micro_batches):
+                    with self._norms.synchronised(micro_step):
+                        batch = next(ahead)
+                        self._own.begin()
+                        yield batch
+                if self.step_count != before + 1:
+                    raise UsageError("SynergyTask", "step(loss) was not called for each batch", "call it once for each")
+                if not self._go_on:
+                    raise SystemExit(0)
         self.agent.finish()
+
+    @property
+    def samples(self) -> int:
+        """Examples seen so far."""
+        return self.following.samples
 
     def step(self, loss: torch.Tensor) -> None:
         """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
+        self._own.end()
         count = self.plan.micro_batches
-        (loss / count).backward()  # type: ignore[no-untyped-call]
+        scaled = loss / count if self.scaler is None else self.scaler.scale(loss / count)
+        scaled.backward()
         self._losses.append(loss.detach())
         self._norms.after_backward(len(self._losses))
         if len(self._losses) < count:
             return
-        sums = self._norms.take()
+        if self.scaler is not None:
+            scale = float(self.scaler.get_scale())
+            sums = self._norms.take(1.0 / scale if scale > 0 else 1.0)
+            self.scaler.unscale_(self.optimizer)
+        else:
+            sums = self._norms.take()
         mean = float(torch.stack(self._losses).mean())
         self._losses.clear()
-        loss_all, small, big = self.ranks.total([mean / self.plan.dp, *sums])
-        self.noise.update(small, big, self._norms.b_small, self.plan.global_batch)
+        loss_all, small, big = self.ranks.total([mean / self.plan.dp, sums.small, sums.big])
+        self.noise.update(small, big, sums.b_small, sums.b_big)
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimizer.step()
+        batch = self.plan.global_batch
+        with at_batch(self.optimizer.param_groups, self.following, batch, self.noise.value):
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
         self.optimizer.zero_grad()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        for _ in range(self.following.advance(batch, self.noise.value)):
+            if self.scheduler is not None:
+                self.scheduler.step()
         self.step_count += 1
-        self.samples += self.plan.global_batch
         self._go_on = self.agent.after_step(
             self.step_count,
             loss=loss_all,
             tokens=self.samples * self._tokens_per_sample,
             noise_scale=self.noise.value,
+            own_s=self._own.take(),
         )
+        changed = self.agent.take_batch()
+        if changed is not None:
+            self.plan = changed
+            self._norms.follow(changed)
+            self._say_batch()
+
+    def _say_batch(self) -> None:
+        words = self.following.words(self.plan.global_batch, self.noise.value)
+        if words:
+            self.agent.note(words)
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
@@ -168,11 +225,14 @@ class SynergyTask:
     def _save(self, folder: Path) -> Mapping[str, Any]:
         with _quiet():
             dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, Alone))
+        save_random(folder, self.ranks)
         return {
             "kind": "pytorch",
-            "samples": self.samples,
+            "batch": [self.plan.global_batch, self.plan.micro_batch],
+            **self.following.state(),
             "noise": self.noise.state(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
         }
 
     def _load(self, found: Checkpoint) -> None:
@@ -192,79 +252,14 @@ class SynergyTask:
             raise UsageError(where, what, "use what it was made with, or another folder") from error
         if self.scheduler is not None and found.meta.get("scheduler"):
             self.scheduler.load_state_dict(found.meta["scheduler"])
-        self.step_count, self.samples = found.step, int(found.meta["samples"])
+        if self.scaler is not None and found.meta.get("scaler"):
+            self.scaler.load_state_dict(found.meta["scaler"])
+        self.step_count = found.step
+        kept = self.following.restore(found.meta)
+        if kept:
+            self.agent.note(kept)
         self.noise.restore(found.meta["noise"])
-
-
-class _GradientNorms:
-    """Squared norms of the gradient over few and over many samples, and when gradients are averaged over the ranks.
-
-    DDP and one process: each parameter's hook sees the micro-batch's own gradient before it is added or averaged.
-    FSDP2 never shows a rank's own gradient; there the averaged gradient of the first micro-batch is the small one.
-    """
-
-    def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
-        self._model, self._plan = model, plan
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._sharded = any(isinstance(p, DTensor) for p in self._parameters)
-        self.b_small = plan.micro_batch * (plan.dp if self._sharded else 1)
-        self._useful = plan.global_batch > self.b_small
-        self._small: list[torch.Tensor] = []
-        if self._useful and not self._sharded:
-            for parameter in self._parameters:
-                parameter.register_hook(self._seen)  # type: ignore[no-untyped-call]
-
-    def synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
-        """DDP averages on the last micro-batch of a step only."""
-        if isinstance(self._model, DistributedDataParallel) and micro_step < self._plan.micro_batches - 1:
-            return self._model.no_sync()
-        return contextlib.nullcontext()
-
-    def _seen(self, gradient: torch.Tensor) -> None:
-        self._small.append(_square(gradient))
-
-    def after_backward(self, done: int) -> None:
-        if self._useful and self._sharded and done == 1:
-            self._small.extend(_square(p.grad) for p in self._parameters if p.grad is not None)
-
-    def take(self) -> tuple[float, float]:
-        """This rank's shares of the two squared norms of the step; their sums over the ranks are the norms."""
-        plan = self._plan
-        if not self._useful or not self._small:
-            return 0.0, 0.0
-        small = float(torch.stack(self._small).sum())
-        self._small.clear()
-        big = float(torch.stack([_square(p.grad) for p in self._parameters if p.grad is not None]).sum())
-        count = plan.micro_batches
-        # Each loss was divided by the number of micro-batches.
-        if self._sharded:
-            return small * count * count, big
-        return small * count / plan.dp, big / plan.dp
-
-
-class _Indices:
-    """The indices of this rank's micro-batches, from where `task` stands."""
-
-    def __init__(self, order: SampleOrder, task: SynergyTask, steps: int) -> None:
-        self._order, self._plan, self._rank = order, task.plan, task.ranks.rank
-        self._first, self._steps = task.samples, steps - task.step_count
-
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self._plan
-        for step in range(self._steps):
-            start = self._first + step * plan.global_batch
-            for numbers in rank_samples(start, plan.global_batch, plan.dp, self._rank, plan.micro_batch):
-                yield [self._order.index(number) for number in numbers]
-
-    def __len__(self) -> int:
-        return self._steps * self._plan.micro_batches
-
-
-def _square(tensor: torch.Tensor) -> torch.Tensor:
-    """Squared norm of what this rank holds of `tensor`."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    square: torch.Tensor = torch.linalg.vector_norm(local.detach(), dtype=torch.float32).square()
-    return square
+        load_random(found.path, self.ranks)
 
 
 def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:
@@ -276,6 +271,13 @@ def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | 
     return check_plan(
         Plan(dp=world, global_batch=global_batch, micro_batch=micro_batch or max(1, global_batch // world)), world
     )
+
+
+def _with_batch(plan: Plan, batch: Any) -> Plan:
+    """`plan` with a checkpoint's (global, micro) batch, as far as it divides there."""
+    if not isinstance(batch, list) or len(batch) != 2:
+        return plan
+    return fitting(plan, int(batch[0]), int(batch[1])) or plan
 
 
 @contextlib.contextmanager

@@ -27,6 +27,9 @@ class Ranks(Protocol):
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank. Small picklable values only."""
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value in the order of ranks, on every rank. Small picklable values only."""
+
     def barrier(self) -> None: ...
 
 
@@ -44,6 +47,9 @@ class Alone:
 
     def broadcast(self, value: Any) -> Any:
         return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
     def barrier(self) -> None:
         return None
@@ -81,6 +87,11 @@ class TorchRanks:
         box = [value]
         self._dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world
+        self._dist.all_gather_object(found, value, group=self.group)
+        return found
 
     def barrier(self) -> None:
         # An all-reduce rather than dist.barrier(): the latter takes the GPU's device where there is one.

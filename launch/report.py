@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import socket
 from typing import Any
 
 from launch import munge
-from launch.handover import PRECISIONS, plan_from, shown
+from launch.handover import PRECISIONS, plan_from, plan_from_text, plan_text, shown
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan, Report
 
 MAX_BYTES = 64 * 1024
+_MAX_ANSWER = 1024
+_MAX_NODES = 16
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
-    "job_id": (1, 2**32),
+    "job_id": (1, 2**32), "stalled_s": (0, 1e9),
 }  # fmt: skip
 _WHOLE = frozenset(
     {"job_id", "restarts", "step", "tokens", "peak_memory_bytes", "checkpoint_step", "checkpoint_requests"}
@@ -55,7 +59,9 @@ def from_json(payload: bytes) -> Report:
     values["model"] = _model(data.get("model"))
     values["resharding"] = data.get("resharding") is True
     values["accepts"] = accepts_from(data.get("accepts"))
+    values["rebatching"] = data.get("rebatching") is True
     values["note"] = _note(data.get("note"))
+    values["slow_nodes"] = _nodes(data.get("slow_nodes"))
     return Report(**values)
 
 
@@ -78,19 +84,43 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
         model=model,
         resharding=status.get("resharding") is True,
         accepts=accepts_from(status.get("accepts")),
+        rebatching=status.get("rebatching") is True,
         note=_note(status.get("note")),
+        slow_nodes=_nodes(status.get("slow_nodes")),
     )
 
 
-def send(report: Report, address: str, timeout_s: float = 5.0) -> None:
-    """Sends one report to `host:port`. Raises UnavailableError; the job never depends on it."""
+def answer_line(plan: Plan | None) -> bytes:
+    """What the daemon says to a report it took: `ok`, and the plan whose batch the job should go on with."""
+    return b"ok\n" if plan is None else f"ok {plan_text(plan)}\n".encode()
+
+
+def plan_of_answer(line: bytes) -> Plan | None:
+    """The inverse; None for anything that is none, such as an older daemon's."""
+    word, _, text = line.decode("ascii", "replace").strip().partition(" ")
+    if word != "ok" or not text:
+        return None
+    try:
+        return plan_from_text(text, "answer")
+    except UsageError:
+        return None
+
+
+def send(report: Report, address: str, timeout_s: float = 5.0) -> Plan | None:
+    """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it says one.
+
+    Raises UnavailableError; the job never depends on it.
+    """
     host, _, port = address.rpartition(":")
     line = munge.encode(to_json(report)).encode() + b"\n"
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
             connection.sendall(line)
             connection.shutdown(socket.SHUT_WR)
-            connection.recv(64)
+            answer = b""
+            while b"\n" not in answer and len(answer) < _MAX_ANSWER and (more := connection.recv(_MAX_ANSWER)):
+                answer += more
+            return plan_of_answer(answer)
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
 
@@ -107,6 +137,12 @@ def accepts_from(data: Any) -> Accepts:
 
 def _note(data: Any) -> str:
     return one_line(data[:300], 300) if isinstance(data, str) else ""
+
+
+def _nodes(data: Any) -> tuple[str, ...]:
+    """Node names, without anything that is none."""
+    names = data[:_MAX_NODES] if isinstance(data, list) else []
+    return tuple(n for n in names if isinstance(n, str) and _NODE.match(n))
 
 
 def _model(data: Any) -> ModelSpec | None:

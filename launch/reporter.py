@@ -9,18 +9,25 @@ from dataclasses import replace
 
 from launch import report
 from synergyd.errors import SynergyError
-from synergyd.records import Report
+from synergyd.records import Plan, Report
 
 
 class Reporter:
     """`offer` keeps the newest report only; a thread sends it, at most one each `every_s` unless it is urgent.
 
     `find` tells the address anew after a failure: another daemon may have taken over.
+    `heard` is called, in the reporter's thread, with the plan whose batch the daemon's answer names.
     What could not be delivered is sent again, until something newer takes its place: the latest state is never lost.
     """
 
-    def __init__(self, address: str, every_s: float = 10.0, find: Callable[[], str] = lambda: "") -> None:
-        self._address, self._every_s, self._find = address, every_s, find
+    def __init__(
+        self,
+        address: str,
+        every_s: float = 10.0,
+        find: Callable[[], str] = lambda: "",
+        heard: Callable[[Plan], None] = lambda plan: None,
+    ) -> None:
+        self._address, self._every_s, self._find, self._heard = address, every_s, find, heard
         self._newest: Report | None = None
         self._urgent = False
         self._closing = False
@@ -67,11 +74,13 @@ class Reporter:
 
     def _send(self, newest: Report) -> bool:
         try:
-            report.send(newest, self._address)
+            answer = report.send(newest, self._address)
         except SynergyError as error:
             if not self._failures:
                 print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)
             self._failures += 1
             return False
         self._failures = 0
+        if answer is not None:
+            self._heard(answer)
         return True

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from synergyd.errors import UsageError
+from synergyd.records import Plan
 
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
+BATCH = "batch"
 
 
 def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
@@ -44,6 +46,25 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 def request_checkpoint(folder: Path, number: int) -> None:
     """Asks the training processes for their `number`th checkpoint on request."""
-    fresh = folder / f".{REQUEST}"
-    fresh.write_text(f"{number}\n")
-    fresh.replace(folder / REQUEST)
+    _write(folder, REQUEST, f"{number}\n")
+
+
+def propose_batch(folder: Path, plan: Plan) -> None:
+    """Asks the training processes to go on with `plan`'s batch from their next step."""
+    _write(folder, BATCH, json.dumps({"global_batch": plan.global_batch, "micro_batch": plan.micro_batch}) + "\n")
+
+
+def proposed_batch(folder: Path) -> tuple[int, int] | None:
+    """(global batch, micro-batch) that was proposed last, None if none was."""
+    try:
+        data = json.loads((folder / BATCH).read_bytes())
+        found = data["global_batch"], data["micro_batch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if all(type(n) is int and 0 < n < 1 << 27 for n in found) else None
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    fresh = folder / f".{name}"
+    fresh.write_text(text)
+    fresh.replace(folder / name)

@@ -280,6 +280,9 @@ class Report:
     model: ModelSpec | None = None
     note: str = ""
     accepts: Accepts = NOTHING_MORE
+    slow_nodes: tuple[str, ...] = ()  # that hold the job's other nodes up, by its ranks' own times
+    stalled_s: float | None = None  # without a step for so long, which is longer than its steps take
+    rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
 
 
 @dataclass(frozen=True)

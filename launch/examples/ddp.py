@@ -19,7 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from launch import SynergyTask
+from launch.batch_rule import COUNTS
 from launch.examples.text import TextWindows
+from synergyd.rates import RULES
 
 
 class ByteModel(nn.Module):
@@ -48,15 +50,25 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--seq", type=int, default=64, help="bytes a sample (default 64)")
-    parser.add_argument("--steps", type=int, default=100, help="steps in all, those before a restart included")
-    parser.add_argument("--global-batch", type=int, default=16, help="without a plan (default 16)")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="steps of --global-batch in all, those before a restart included"
+    )
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        default=16,
+        help="what --lr was tuned for, and the batch without a plan (default 16)",
+    )
     parser.add_argument("--micro-batch", type=int, help="without a plan (default: the global batch over the processes)")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr-rule", choices=RULES, default="", help="at another global batch (default: AdamW's, sqrt)")
+    parser.add_argument("--count", choices=COUNTS, default="", help="what --steps count (default examples)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
     parser.add_argument(
-        "--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end"
-    )
+        "--checkpoint-interval", type=int, metavar="STEPS",
+        help="0: on request and at the end (default: from what a checkpoint takes and how often runs fail)",
+    )  # fmt: skip
     parser.add_argument(
         "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
     )
@@ -86,6 +98,8 @@ def main(argv: list[str] | None = None) -> int:
         checkpoint=args.checkpoint,
         checkpoint_interval=args.checkpoint_interval,
         tokens_per_sample=args.seq,
+        lr_rule=args.lr_rule,
+        count=args.count,
     ) as task:
         for rows in task.batches(text, args.steps, collate=lambda samples: torch.tensor([list(s) for s in samples])):
             window = rows.to(device)

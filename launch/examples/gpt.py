@@ -17,7 +17,9 @@ from pathlib import Path
 
 from launch.agent import Agent
 from launch.agent_settings import AgentSettings, check_plan
+from launch.batch_rule import COUNTS, Schedule
 from synergyd.errors import SynergyError
+from synergyd.rates import RULES
 from synergyd.records import ModelSpec, Plan
 
 
@@ -28,16 +30,25 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--seq", type=int, default=64, help="bytes a sample (default 64)")
     parser.add_argument("--gated", action="store_true", help="SwiGLU, RMSNorm and untied embeddings, as Llama has")
-    parser.add_argument("--steps", type=int, default=100, help="steps in all, those before a restart included")
-    parser.add_argument("--global-batch", type=int, default=8, help="without a plan (default 8)")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="steps of --global-batch in all, those before a restart included"
+    )
+    parser.add_argument(
+        "--global-batch", type=int, default=8, help="what --lr was tuned for, and the batch without a plan (default 8)"
+    )
     parser.add_argument("--micro-batch", type=int, default=1, help="without a plan (default 1)")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr-rule", choices=RULES, default="sqrt", help="at another global batch (default sqrt)")
+    parser.add_argument("--count", choices=COUNTS, default="examples", help="what --steps and the schedule count")
+    parser.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="steps of --global-batch (default 0)")
+    parser.add_argument("--cosine", action="store_true", help="to a tenth of --lr at the end (default: constant)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
     parser.add_argument(
-        "--checkpoint-interval", type=int, default=0, metavar="STEPS", help="0: on request and at the end"
-    )
+        "--checkpoint-interval", type=int, metavar="STEPS",
+        help="0: on request and at the end (default: from what a checkpoint takes and how often runs fail)",
+    )  # fmt: skip
     parser.add_argument(
         "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
     )
@@ -76,8 +87,22 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
         found = agent.find_checkpoint(args.checkpoint)
         text = TextWindows(args.seq, args.seed)
         run = MegatronRun(
-            spec, plan, ranks, text.sample, lr=args.lr, seed=args.seed, bf16=args.bf16, checkpoint=found.checkpoint
+            spec,
+            plan,
+            ranks,
+            text.sample,
+            lr=args.lr,
+            seed=args.seed,
+            bf16=args.bf16,
+            checkpoint=found.checkpoint,
+            base_batch=args.global_batch,
+            lr_rule=args.lr_rule,
+            count=args.count,
+            schedule=Schedule(args.warmup * args.global_batch, args.steps * args.global_batch if args.cosine else 0),
         )
+        for text_of in (run.note, run.following.words(plan.global_batch, run.noise_scale)):
+            if text_of:
+                agent.note(text_of)
         agent.start(
             run.step,
             save=run.save,
@@ -85,13 +110,21 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             resharding=True,
             model=spec,
             tokens=run.tokens,
+            base_batch=run.following.base,
+            peers=run.stage,
         )
-        while run.step < args.steps:
+        while not run.following.finished(args.steps):
             loss = run.train_step()
             if args.step_delay:
                 time.sleep(args.step_delay)
-            if not agent.after_step(run.step, loss=loss, tokens=run.tokens, noise_scale=run.noise_scale):
+            if not agent.after_step(
+                run.step, loss=loss, tokens=run.tokens, noise_scale=run.noise_scale, own_s=run.own.take()
+            ):
                 return
+            changed = agent.take_batch()
+            if changed is not None:
+                run.follow(changed)
+                agent.note(run.following.words(changed.global_batch, run.noise_scale) or "back at the tuned batch")
         agent.finish()
 
 

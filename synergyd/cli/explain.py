@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from synergyd.cli.context import JOB_ID, Context, pass_context
+from synergyd.daemon.watch import warnings
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Cell
 from synergyd.store.codec import encode
@@ -45,6 +46,11 @@ def collect(store: Store, job_id: int) -> dict[str, Any]:
         "lifecycle": life.state if life else None,
         "report": encode(report.report) if report else None,
         "note": report.report.note if report else "",
+        "warnings": [
+            w.text for w in warnings(report.report, report.received_s, time.time()) if life and life.state == "RUNNING"
+        ]
+        if report
+        else [],
         "paused": job_id in store.paused(),
         "story": [{"at_s": e.at_s, "state": e.state, "event": e.event, "detail": e.detail} for e in story],
     }
@@ -93,6 +99,7 @@ def lines(data: dict[str, Any]) -> list[str]:
     if data["alternatives"]:
         out.append("alternatives")
         out += [f"  {one_line(text)}" for text in data["alternatives"]]
+    out += [f"warning: {one_line(text)}" for text in data["warnings"]]
     if data["note"]:
         out.append(f"the job says: {one_line(data['note'])}")
     out.append("story" if data["story"] else "story: none yet")

@@ -6,12 +6,13 @@ import logging
 import socketserver
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launch import munge
-from launch.report import MAX_BYTES, from_json
+from launch.report import MAX_BYTES, answer_line, from_json
 from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Report
+from synergyd.records import Plan, Report
 
 log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
@@ -27,12 +28,16 @@ class Received:
 
 
 class Inbox:
-    """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile."""
+    """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
+
+    `answers` is what jobs are told when they report, by (job id, restarts): the plan whose batch they should go on with.
+    """
 
     def __init__(self, host: str, port: int, munge_socket: str = "") -> None:
         """Raises UsageError when the port can't be had."""
         self._waiting: deque[Received] = deque(maxlen=MAX_WAITING)
         self.arrived = threading.Event()
+        self.answers: Mapping[tuple[int, int], Plan] = {}  # replaced as a whole: handlers read it meanwhile
         inbox = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -41,8 +46,8 @@ class Inbox:
             def handle(self) -> None:
                 try:
                     line = self.rfile.readline(2 * MAX_BYTES)
-                    inbox._accept(line, munge_socket)
-                    self.wfile.write(b"ok\n")
+                    taken = inbox._accept(line, munge_socket)
+                    self.wfile.write(answer_line(inbox.answers.get((taken.job_id, taken.restarts))))
                 except (SynergyError, OSError) as error:
                     log.warning("report from %s refused: %s", self.client_address[0], error)
 
@@ -77,7 +82,9 @@ class Inbox:
         self._server.shutdown()
         self._server.server_close()
 
-    def _accept(self, line: bytes, munge_socket: str) -> None:
+    def _accept(self, line: bytes, munge_socket: str) -> Report:
         credential = munge.decode(line.decode("ascii", "replace").strip(), munge_socket)
-        self._waiting.append(Received(from_json(credential.payload), credential.uid))
+        report = from_json(credential.payload)
+        self._waiting.append(Received(report, credential.uid))
         self.arrived.set()
+        return report

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from launch import handover
 from synergyd.daemon import heartbeat, lives
-from synergyd.daemon.forecast import Forecast
+from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.news import News, present
+from synergyd.daemon.rebatch import better_batch
 from synergyd.daemon.registry import Registry
+from synergyd.daemon.watch import warnings
 from synergyd.errors import SynergyError, UsageError
 from synergyd.lifecycle import (
     IN_TRANSIT,
@@ -88,6 +90,9 @@ class Daemon:
         self.ages_s: dict[int, float] = {}
         self._leaves: dict[str, str] = {}
         self._switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
+        self._batches: dict[tuple[int, int], Plan] = {}  # told to (job, restarts)
+        self._heard_s: dict[int, float] = {}  # when the latest report of each job came
+        self._warned: dict[tuple[int, int], frozenset[str]] = {}
         self._told: set[tuple[int, int]] = set()
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
@@ -159,6 +164,8 @@ class Daemon:
             self.tools.store.save_epoch(record)
         if self._acts:
             self._adopt()
+            self._tell_batches(snapshot, forecasts, began)
+            self._warn(began)
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
             self._beat(always=True)
         self.tools.store.flush()
@@ -223,6 +230,7 @@ class Daemon:
                 self.profiles.setdefault(int(text), profile)
         for job_id, kept in remembered.reports.items():
             self.reports.setdefault(job_id, kept.report)
+            self._heard_s.setdefault(job_id, kept.received_s)
 
     def _observe(self, in_queue: Container[int], now_s: float) -> None:
         for job_id, row in self._rows.items():
@@ -325,6 +333,7 @@ class Daemon:
             if life is None or report.restarts != max(life.restarts, row.restarts):
                 continue  # of an incarnation that has ended, or that Slurm has not shown yet
             self.reports[report.job_id] = report
+            self._heard_s[report.job_id] = now_s
             kept[report.job_id] = StoredReport(report, now_s)
             profile, job = self._profile(report.job_id), self._jobs.get(report.job_id)
             same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
@@ -378,6 +387,40 @@ class Daemon:
                 again += self._keep_parked(job, life, True, now_s)
         if again:
             self._tell_park(again[0], self.actuator.park_again(again, self.limits.park_s))
+
+    def _warn(self, now_s: float) -> None:
+        """Running jobs whose steps have stopped, or that wait for a slow node: into their story, once."""
+        warned: dict[tuple[int, int], frozenset[str]] = {}
+        for job_id, report in self.reports.items():
+            life, row = self.lives.get(job_id), self._rows.get(job_id)
+            if life is None or row is None or life.state is not State.RUNNING or report.restarts != row.restarts:
+                continue
+            found = warnings(report, self._heard_s.get(job_id, now_s), now_s)
+            key = job_id, row.restarts
+            fresh = [w.text for w in found if w.kind not in self._warned.get(key, frozenset())]
+            if fresh:
+                self._remember(life, fresh, "Warning", now_s)
+            warned[key] = frozenset(w.kind for w in found)
+        self._warned = warned
+
+    def _tell_batches(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> None:
+        """Jobs that would gain by another batch on what they hold are told in the answer to their next report."""
+        told: dict[tuple[int, int], Plan] = {}
+        for job in snapshot.jobs:
+            life, found = self.lives.get(job.job_id), forecasts.get(job.job_id)
+            if life is None or found is None or life.state is not State.RUNNING:
+                continue
+            plan = better_batch(job, self.reports.get(job.job_id), found.cells, self._profile(job.job_id).noise_scale)
+            if plan is None:
+                continue
+            key = job.job_id, job.restarts
+            told[key] = plan
+            if self._batches.get(key) != plan:
+                text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
+                self._remember(life, (text,), "Batch", now_s)
+        self._batches = told
+        if self.tools.inbox is not None:
+            self.tools.inbox.answers = told
 
     def _want(self, decision: Decision, job: Job, life: Life) -> None:
         assert decision.cell is not None
@@ -458,6 +501,7 @@ class Daemon:
             return
         self.lives.pop(life.job_id, None)
         self.reports.pop(life.job_id, None)
+        self._heard_s.pop(life.job_id, None)
         self.profiles.pop(life.job_id, None)
         self.ages_s.pop(life.job_id, None)
         self.forecast.forget(life.job_id)

@@ -92,6 +92,7 @@ def test_corrupt_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints"
     what = plan(1, 1, 1)
     arguments = ["--hidden", "32", "--seq", "32", "--checkpoint", str(checkpoint), "--checkpoint-interval", "2"]
+    arguments += ["--global-batch", "4"]
     run_dir = tmp_path / "job" / "run"
     run_dir.mkdir(parents=True)
     environment = {"SYNERGY_RUN_DIR": str(run_dir), "SYNERGY_PLAN_JSON": json.dumps({"global_batch": 4})}

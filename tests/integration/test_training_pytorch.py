@@ -26,6 +26,7 @@ def ddp(folder: Path, dp: int, steps: int, checkpoint: Path, run_dir: Path, code
         "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": 8, "micro_batch": 1}),
     }
     arguments = ["--steps", str(steps), "--hidden", "32", "--layers", "2", "--seq", "32", "--checkpoint", "/unused"]
+    arguments += ["--global-batch", "8"]
     call = Call("example", "launch.examples.ddp", arguments)
     _, output = training_ranks.run(folder, dp, call, environment=environment, code=code)
     return output
@@ -118,6 +119,16 @@ def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     status = status_of(run_dir)
-    assert status["note"] == f"stopped by SIGTERM at step {status['step']}, last checkpoint: step {status['step']}"
+    said = f"stopped by SIGTERM at step {status['step']}, last checkpoint: step {status['step']}"
+    assert status["note"].startswith(said + "; checkpoints every ")
     assert status["state"] == "waiting"
     assert log_of(run_dir)[-1]["step"] == status["step"]
+
+
+def test_a_slow_node_is_named_by_its_own_time(tmp_path: Path) -> None:
+    run_dir = make_run_dir(tmp_path / "job")
+    environment = {"SYNERGY_RUN_DIR": str(run_dir)}
+    result, _ = training_ranks.run(tmp_path / "run", 3, Call("straggling", 45, 0.04), environment=environment)
+    assert set(result["slow"]) == {"node2"} and result["slow"]["node2"] > 2
+    status = status_of(run_dir)
+    assert status["slow_nodes"] == ["node2"] and "slow: node2 takes" in status["note"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -16,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,24 @@ def run(
     code: int = 0,
 ) -> tuple[Any, str]:
     """Run `call` in `world` ranks; (rank 0's result, all ranks' output). Raises Failed with that output."""
+    ranks = start(folder, world, call, environment)
+    deadline = time.monotonic() + timeout_s
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    output = "".join((folder / f"rank{rank}.out").read_text(errors="replace") for rank in range(world))
+    codes = [process.exitcode for process in ranks]
+    if any(answer != code for answer in codes):
+        raise Failed(f"exit codes {codes} instead of {code}\n{output[-6000:]}")
+    result = folder / "result"
+    return (pickle.loads(result.read_bytes()) if code == 0 and result.exists() else None), output
+
+
+def start(folder: Path, world: int, call: Call, environment: Mapping[str, str] | None = None) -> list[Any]:
+    """The processes of `world` ranks, started; their output and rank 0's result go to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -80,19 +100,7 @@ def run(
         ranks.append(server.Process(target=_rank, args=(folder, rank, values, call)))
     for process in ranks:
         process.start()
-    deadline = time.monotonic() + timeout_s
-    for process in ranks:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    output = "".join((folder / f"rank{rank}.out").read_text(errors="replace") for rank in range(world))
-    codes = [process.exitcode for process in ranks]
-    if any(answer != code for answer in codes):
-        raise Failed(f"exit codes {codes} instead of {code}\n{output[-6000:]}")
-    result = folder / "result"
-    return (pickle.loads(result.read_bytes()) if code == 0 and result.exists() else None), output
+    return ranks
 
 
 def _rank(folder: Path, rank: int, values: Mapping[str, str], call: Call) -> None:
@@ -139,7 +147,7 @@ def gpt(
         checkpoint=found.checkpoint if found else None,
     )
     if decay is not None and run.noise is not None:
-        run.noise.scale._decay = decay
+        run.noise.scale.decay = decay
     first = run.step
     losses = [run.train_step() for _ in range(first, steps)]
     if save and store:
@@ -229,3 +237,112 @@ def sharded(checkpoint: Path, steps: int) -> list[float]:
                 losses.append(float(task.agent._status["loss"]))
         assert task.noise.state()["weight"] > 0  # every step had two norms to compare
     return losses
+
+
+def rebatched(
+    checkpoint: Path, plan: Plan | None, steps: int, *, rule: str = "", optimiser: str = "AdamW", lr: float = 3e-3
+) -> dict[str, Any]:
+    """A small model tuned for a global batch of 8, trained under `plan` (None: none is given) with SynergyTask up to 8 * `steps` examples.
+
+    Its learning rate falls by a thirtieth for every 8 examples, to a tenth.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from launch import SynergyTask
+    from launch.examples.ddp import ByteModel
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(ByteModel(16, 2))
+    optimizer = getattr(torch.optim, optimiser)(model.parameters(), lr=lr, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.1, 1 - step / 30))
+    if plan is not None:
+        os.environ["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+    rates: list[float] = []
+    real_step = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        return real_step(*args, **kwargs)
+
+    losses: list[float] = []
+    with SynergyTask(
+        model, optimizer, global_batch=8, checkpoint=checkpoint, scheduler=scheduler, lr_rule=rule, seed=3
+    ) as task:
+        optimizer.step = step  # not before: loading makes an empty step
+        for rows in task.batches(
+            TextWindows(32), steps, collate=lambda items: torch.tensor([list(item) for item in items])
+        ):
+            before = task.step_count
+            logits = model(rows[:, :-1])
+            task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+            if task.step_count > before:
+                losses.append(float(task.agent._status["loss"]))
+        return {
+            "rates": rates[: len(losses)],  # saving a state that is empty makes an empty step too
+            "losses": losses,
+            "samples": task.samples,
+            "progress": task.following.progress,
+            "noise": task.noise.value,
+            "schedule": scheduler.last_epoch,
+            "tuned": float(optimizer.param_groups[0]["lr"]),
+            "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
+            "plan": asdict(task.plan),
+            "note": task.agent._status["note"],
+        }
+
+
+def rebatched_by_hand(batches: list[int]) -> Any:
+    """What `rebatched` with AdamW and its usual rule must come to, written out: the weights after those steps."""
+    import math
+
+    import torch
+
+    from launch.data_order import SampleOrder
+    from launch.examples.ddp import ByteModel
+
+    torch.manual_seed(0)
+    model = ByteModel(16, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    text = TextWindows(32)
+    order = SampleOrder(len(text), 3)
+    seen = 0
+    for batch in batches:
+        scale = batch / 8
+        group = optimizer.param_groups[0]
+        group["lr"] = 3e-3 * (1 - (seen // 8) / 30) * math.sqrt(scale)
+        group["weight_decay"] = 0.1 * math.sqrt(scale)
+        group["betas"] = (1 - scale * 0.1, 1 - scale * 0.001)
+        rows = torch.tensor([list(text[order.index(seen + i)]) for i in range(batch)])
+        logits = model(rows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += batch
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def straggling(steps: int, delay_s: float) -> dict[str, Any]:
+    """Each rank as if on a node of its own, the last of which takes `delay_s` longer for its forward pass."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from launch import SynergyTask
+    from launch.examples.ddp import ByteModel
+
+    dist.init_process_group("gloo")
+    os.environ["SLURMD_NODENAME"] = f"node{dist.get_rank()}"
+    late = dist.get_rank() == dist.get_world_size() - 1
+    model = DistributedDataParallel(ByteModel(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with SynergyTask(model, optimizer, global_batch=2 * dist.get_world_size()) as task:
+        for rows in task.batches(
+            TextWindows(16), steps, collate=lambda items: torch.tensor([list(item) for item in items])
+        ):
+            logits = model(rows[:, :-1])
+            time.sleep(0.01 + late * delay_s)
+            task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+        return {"slow": task.agent._stragglers.slow if task.agent._stragglers else None, "status": task.agent._status}

@@ -16,6 +16,7 @@ import pytest
 from launch.agent import Agent, StepTimer
 from launch.agent_settings import AgentSettings, check_degrees, check_plan, parse_plan
 from launch.ranks import Alone
+from launch.run_folder import propose_batch
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
 
@@ -99,7 +100,7 @@ def test_status_says_what_is_going_on(rig: Rig, tmp_path: Path) -> None:
     assert status["plan"]["tp"] == 1 and status["model"]["layers"] == 2 and status["resharding"] is True
     log = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in log] == [1, 2, 3, 4, 5]
-    assert set(log[0]) == {"step", "loss", "restarts", "tp", "pp", "dp", "time"}
+    assert set(log[0]) == {"step", "loss", "restarts", "tp", "pp", "dp", "global_batch", "time"}
 
 
 def test_status_is_written_at_most_twice_a_second(rig: Rig) -> None:
@@ -371,3 +372,101 @@ def test_the_agent_needs_neither_torch_nor_the_server() -> None:
     code = "import sys, launch, launch.agent; print([m for m in sys.modules if m in ('torch', 'numpy', 'sqlalchemy')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+# -- batch and checkpoint interval ------------------------------------------------------------------------------------
+
+
+def test_a_proposed_batch_is_offered_once_and_only_to_who_takes_it(rig: Rig) -> None:
+    rig.start(base_batch=4)
+    assert rig.step(1) and rig.agent.take_batch() is None
+    propose_batch(rig.run_dir, Plan(micro_batch=2, global_batch=8))
+    assert rig.step(2)
+    changed = rig.agent.take_batch()
+    assert changed == Plan(micro_batch=2, global_batch=8) == rig.agent.plan
+    assert rig.status["rebatching"] is True
+    assert rig.step(3) and rig.agent.take_batch() is None
+    rig.clock.now += 1
+    rig.step(4)
+    assert rig.status["plan"]["global_batch"] == 8
+
+
+def test_a_batch_is_not_offered_to_who_never_asks(rig: Rig) -> None:
+    rig.start()
+    propose_batch(rig.run_dir, Plan(micro_batch=2, global_batch=8))
+    assert rig.step(1) and rig.agent.take_batch() is None
+    assert rig.status["rebatching"] is False
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"global_batch": 8}', '{"global_batch": 8, "micro_batch": true}'])
+def test_a_proposal_that_makes_no_sense_is_none(rig: Rig, text: str) -> None:
+    rig.start(base_batch=4)
+    (rig.run_dir / "batch").write_text(text)
+    assert rig.step(1) and rig.agent.take_batch() is None
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_a_note(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.agent.plan = Plan(dp=3, global_batch=3)
+    rig.start(base_batch=3)
+    propose_batch(rig.run_dir, Plan(micro_batch=2, global_batch=8))
+    assert rig.step(1) and rig.agent.take_batch() is None
+    assert rig.agent.plan.global_batch == 3 and "does not divide on dp=3" in rig.status["note"]
+
+
+def test_the_agent_chooses_a_batch_in_its_range(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, batch_range=(1, 8))
+    rig.start(base_batch=1)
+    number, batches = 0, []
+    while number < 200:
+        number += 1
+        rig.step(number, 1.0 + 0.01 * rig.agent.plan.global_batch, noise_scale=1e4)
+        rig.agent.take_batch()
+        batches.append(rig.agent.plan.global_batch)
+    assert sorted(set(batches)) == [1, 2, 4, 8] and batches == sorted(batches)
+
+
+def test_without_an_interval_checkpoints_come_as_often_as_loses_least(rig: Rig) -> None:
+    rig.start(checkpoint_interval=None)
+    number = 0
+    while rig.save.saved == 0:
+        number += 1
+        rig.step(number, 10.0)
+    assert number == 30  # five minutes, to learn what one takes
+
+    real = rig.save.__call__
+
+    def slow(folder: Path) -> Mapping[str, Any]:
+        rig.clock.now += 20.0
+        return real(folder)
+
+    rig.agent._save = slow
+    rig.request(1)
+    rig.step(number + 1, 1.0)
+    assert ": one takes 20 s, a failure is expected every" in rig.status["note"]
+    chosen = rig.agent._cadence.every
+    assert chosen is not None and chosen.save_s == 20.0
+    assert not rig.agent._due()
+    rig.clock.now += chosen.every_s
+    assert rig.agent._due()
+
+
+def test_failures_are_counted_from_checkpoints_that_nobody_asked_for(tmp_path: Path) -> None:
+    def incarnation(number: int) -> Rig:
+        rig = Rig(tmp_path)
+        found = rig.agent.find_checkpoint(None)
+        rig.agent.start(found.checkpoint.step if found.checkpoint else 0, save=rig.save, checkpoint_interval=2)
+        for step in range(2 * number + 1, 2 * number + 3):
+            rig.step(step, 5.0)
+        return rig
+
+    for number in range(3):
+        killed = incarnation(number)
+    assert killed.agent._cadence.history(True)["failures"] == 2
+    assert killed.agent._cadence.history(True)["run_s"] == pytest.approx(30.0)
+    killed.agent._checkpoint(6)  # there already
+    killed.step(7)
+    killed.request(1)
+    killed.step(8)
+    following = incarnation(4)
+    assert following.agent._cadence.history(True)["failures"] == 2

@@ -43,6 +43,7 @@ def offending(folder: str, forbidden: tuple[str, ...]) -> list[str]:
     [
         ("synergyd/records.py", ("synergyd", "launch", *PURE, *HEAVY)),
         ("synergyd/errors.py", ("synergyd", "launch", *PURE, *HEAVY)),
+        ("synergyd/rates.py", (*SERVER, "launch", *PURE, *HEAVY)),
         ("synergyd/lifecycle.py", (*SERVER, "launch", *PURE, *HEAVY)),
         (
             "synergyd/task/*.py",

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
+from synergyd.rates import adam_betas, adascale, factor, learning_rate, linear, square_root, usual_rule
 from synergyd.task.efficiency import efficiency
-from synergyd.task.rates import adam_betas, adascale, factor, learning_rate, linear, square_root, usual_rule
 
 positive = st.floats(1, 1e6)
 

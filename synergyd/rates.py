@@ -7,10 +7,12 @@ tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), S = batch / base
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from synergyd.errors import UsageError
 
 RULES = ("adascale", "sqrt", "linear", "none")
+FLOORS = (0.5, 0.9)  # below them Adam is no longer what it is taken for: averages over a few steps
 # optimiser -> rule with a known noise scale, and without one
 _USUAL = {
     "sgd": ("adascale", "linear"),
@@ -87,3 +89,48 @@ def learning_rate(
     optimiser's usual one. Without a noise scale the batch itself should stay (Limits do so). Raises UsageError."""
     chosen = rule or usual_rule(optimiser, noise_scale is not None)
     return tuned * factor(chosen, base, batch, noise_scale)
+
+
+def worth(base: float, batch: float, noise_scale: float | None) -> float:
+    """Sequences at batch `base` that make the progress of one step of `batch`: base times AdaScale's gain, which is
+    batch times the statistical efficiency (phi + base) / (phi + batch) of Pollux.
+
+    Without a noise scale no gain is claimed: a larger batch counts as `base`, a smaller one as itself.
+    """
+    return min(base, batch) if noise_scale is None else base * adascale(base, batch, noise_scale)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What an optimiser's settings are multiplied with, or replaced by, at another batch. `betas` None: as they are."""
+
+    rate: float = 1.0
+    decoupled_decay: float = 1.0
+    betas: tuple[float, float] | None = None
+
+
+def factors(
+    rule: str,
+    base: float,
+    batch: float,
+    noise_scale: float | None = None,
+    betas: tuple[float, float] | None = None,
+) -> Factors:
+    """All of `rule` at `batch`, for settings tuned at `base`. Raises UsageError as `factor` does.
+
+    AdaScale without an estimate keeps the tuned rate. Momentum of SGD stays (Goyal et al. 2017, section 3); Adam's
+    `betas` follow `adam_betas` under the square-root rule, as far as that holds: with S (1 - beta) near 1 the average
+    forgets everything between two steps, so they stop at FLOORS. Decoupled weight decay keeps its reach in sequences
+    (Wang and Aitchison 2024, section 2: rate x decay is one over it in steps): factor S / rate under `sqrt` and
+    `linear`; under `adascale` a step counts as `rate` steps of base and decays by as much: 1.
+    """
+    if rule == "adascale" and noise_scale is None:
+        return Factors()
+    rate = factor(rule, base, batch, noise_scale)
+    if rule not in ("sqrt", "linear"):
+        return Factors(rate)
+    scaled = None
+    if rule == "sqrt" and betas is not None:
+        first, second = adam_betas(betas, base, batch)
+        scaled = max(min(betas[0], FLOORS[0]), first), max(min(betas[1], FLOORS[1]), second)
+    return Factors(rate, batch / base / rate, scaled)

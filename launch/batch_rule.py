@@ -1,0 +1,159 @@
+"""How a run follows its batch: the rule for the learning rate, and how far a step brings it.
+
+M0 is the batch that the script's own learning rate was tuned for: the batch the script itself names, kept in the
+checkpoint. What is tuned for it (rate, betas, weight decay) stays in the optimiser; the rule is applied for the
+duration of a step, so that a change between two incarnations finds M0's settings again.
+
+Schedules and the run's end are counted in examples, one of two ways: `examples` as they are, so that a run of N steps
+of M0 sees N x M0 examples whatever the batch; or `progress`, examples at batch M0 (synergyd.rates.worth), so that it
+gets as far as N steps of M0 do: larger batches then see more examples in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from synergyd.errors import UsageError
+from synergyd.rates import RULES, Factors, factors, usual_rule, worth
+
+COUNTS = ("examples", "progress")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up over `warmup` examples, then half a cosine down to `floor` at `total` examples (0: constant).
+
+    Loshchilov and Hutter 2017, equation 5, without restarts; a function of examples, so the same at every batch.
+    """
+
+    warmup: float = 0.0
+    total: float = 0.0
+    floor: float = 0.1
+
+    def __call__(self, examples: float) -> float:
+        """The factor on the tuned rate, in (0, 1]."""
+        if examples < self.warmup:
+            return max(examples, 1.0) / self.warmup
+        if self.total <= self.warmup:
+            return 1.0
+        way = min(1.0, (examples - self.warmup) / (self.total - self.warmup))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * way)) / 2
+
+
+@dataclass
+class Following:
+    """Where a run stands in examples, and its rule. `samples` are raw examples, `progress` examples at batch `base`."""
+
+    base: int
+    rule: str
+    count: str = "examples"
+    samples: int = 0
+    progress: float = 0.0
+    _schedule_steps: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.base < 1:
+            raise UsageError("global_batch", str(self.base), "a whole number of 1 or more")
+        if self.rule not in RULES:
+            raise UsageError("lr_rule", f"{self.rule} is not known", f"it may be {', '.join(RULES)}")
+        if self.count not in COUNTS:
+            raise UsageError("count", f"{self.count} is not known", f"it may be {' or '.join(COUNTS)}")
+
+    def factors(self, batch: int, noise: float | None, betas: tuple[float, float] | None = None) -> Factors:
+        """For a step of `batch` examples."""
+        return Factors() if batch == self.base else factors(self.rule, self.base, batch, noise, betas)
+
+    def advance(self, batch: int, noise: float | None) -> int:
+        """A step of `batch` examples is done; how many steps a schedule made for M0 goes on by (0 or more)."""
+        self.samples += batch
+        self.progress += worth(self.base, batch, noise)
+        return self._due()
+
+    @property
+    def done(self) -> float:
+        """Examples, as this run counts them."""
+        return self.samples if self.count == "examples" else self.progress
+
+    def finished(self, steps: int) -> bool:
+        """Whether a run of `steps` steps of M0 has reached its end."""
+        # half an example: sums of fractions must not cost a whole step
+        return self.done > steps * self.base - 0.5
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint's metadata."""
+        return {
+            "samples": self.samples,
+            "progress": self.progress,
+            "base_batch": self.base,
+            "count": self.count,
+        }
+
+    def restore(self, meta: Mapping[str, Any]) -> str:
+        """From a checkpoint's metadata, its M0 and count included; a sentence where they differ from the script's."""
+        told = (self.base, self.count)
+        self.samples = int(meta["samples"])
+        self.progress = float(meta.get("progress", self.samples))
+        self.base = int(meta.get("base_batch", self.base))
+        self.count = str(meta.get("count", self.count))
+        self._due()
+        if told == (self.base, self.count):
+            return ""
+        return f"the checkpoint was tuned for global batch {self.base}, counted in {self.count}: that is kept"
+
+    def words(self, batch: int, noise: float | None) -> str:
+        """Such as `global batch 64 in place of 16: learning rate x 2 (sqrt)`; "" at M0."""
+        if batch == self.base:
+            return ""
+        rate = self.factors(batch, noise).rate
+        return f"global batch {batch} in place of {self.base}: learning rate x {rate:.3g} ({self.rule})"
+
+    def _due(self) -> int:
+        steps = int((self.done + 1e-6) // self.base)
+        due, self._schedule_steps = steps - self._schedule_steps, steps
+        return max(0, due)
+
+
+def rule_of(optimizer: Any, rule: str) -> str:
+    """`rule`, or where it is "" the usual one for a torch optimiser by the name of its class.
+
+    One that is not known keeps its rate.
+    """
+    if rule:
+        return rule
+    for kind in type(optimizer).__mro__:
+        name = kind.__name__.lower()
+        name = "adam" if name in ("nadam", "radam", "adamax", "fusedadam") else name
+        with contextlib.suppress(UsageError):
+            return usual_rule(name, noise_known=True)
+    return "none"
+
+
+@contextlib.contextmanager
+def at_batch(
+    groups: list[dict[str, Any]], following: Following, batch: int, noise: float | None, decoupled: bool | None = None
+) -> Iterator[None]:
+    """An optimiser's param groups with the rule applied; the tuned settings return afterwards.
+
+    `decoupled`: whether weight decay is apart from the gradient (AdamW), None: as torch's groups say.
+    """
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for group in groups:
+        betas = group.get("betas")
+        found = following.factors(batch, noise, tuple(betas) if betas is not None else None)
+        kept.append((group, {name: group[name] for name in ("lr", "weight_decay", "betas") if name in group}))
+        if "lr" in group:
+            group["lr"] = group["lr"] * found.rate
+        if found.betas is not None:
+            group["betas"] = found.betas
+        apart = group.get("decoupled_weight_decay") if decoupled is None else decoupled
+        if apart and "weight_decay" in group:
+            group["weight_decay"] = group["weight_decay"] * found.decoupled_decay
+    try:
+        yield
+    finally:
+        for group, values in kept:
+            group.update(values)

@@ -1,0 +1,68 @@
+"""When a run's next checkpoint is due, and what its checkpoints tell the next incarnation about failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launch import interval
+from launch.interval import Interval
+
+
+class Cadence:
+    """`steps` between two checkpoints, 0: none by itself; None: as often as loses least (launch.interval).
+
+    Times are seconds of one monotonic clock. `run_s` seconds of training and `failures` go over all incarnations.
+    """
+
+    def __init__(self) -> None:
+        self.steps: int | None = 0
+        self.save_s = 0.0  # what the last save took
+        self.every: Interval | None = None
+        self._run_s = 0.0
+        self._failures = 0
+        self._saved_at = 0.0
+
+    def take(self, history: Any) -> None:
+        """What a checkpoint's metadata says of the incarnations before this one."""
+        if not isinstance(history, dict):
+            return
+        self._run_s, self._failures = float(history.get("run_s", 0.0)), int(history.get("failures", 0))
+        self.save_s = float(history.get("save_s", 0.0))
+        # whoever goes on from a checkpoint that nobody asked for has died after it
+        self._failures += not history.get("planned", True)
+
+    def start(self, steps: int | None, gpus: int, now_s: float) -> None:
+        """Training begins."""
+        self.steps, self._saved_at = steps, now_s
+        if self.save_s:
+            self._choose(gpus)
+
+    def trained(self, seconds: float) -> None:
+        self._run_s += seconds
+
+    def due(self, now_s: float) -> bool:
+        """By the clock; the caller knows of steps."""
+        every_s = self.every.every_s if self.every else interval.FIRST_S
+        return self.steps is None and now_s - self._saved_at >= every_s
+
+    def history(self, planned: bool) -> dict[str, Any]:
+        """For a checkpoint's metadata. `planned`: the run may end with it, and that is no failure."""
+        return {"run_s": self._run_s, "failures": self._failures, "save_s": self.save_s, "planned": planned}
+
+    def tried(self, now_s: float) -> None:
+        """A save begins, whether it succeeds or not: a full disk must not be tried again at every step."""
+        self._saved_at = now_s
+
+    def saved(self, gpus: int, now_s: float) -> None:
+        """It succeeded."""
+        self.save_s = now_s - self._saved_at
+        self._saved_at = now_s
+        self._choose(gpus)
+
+    def words(self) -> str:
+        """For explain; "" where the interval is the script's."""
+        return self.every.words() if self.every else ""
+
+    def _choose(self, gpus: int) -> None:
+        if self.steps is None:
+            self.every = interval.choose(gpus, self.save_s, self._run_s, self._failures)

@@ -1,0 +1,52 @@
+"""Words of a command line: what is given for an option, and the line without it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Sequence
+
+OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
+
+
+def values(arguments: Sequence[str], name: str) -> list[str]:
+    """The words given for `name`."""
+    pairs = zip(arguments, (*arguments[1:], ""), strict=False)
+    return [w.partition("=")[2] or after for w, after in pairs if w.partition("=")[0] == name]
+
+
+def number(arguments: Sequence[str], name: str, default: int) -> int:
+    """The last positive number given for `name`."""
+    # Megatron refuses 0 itself
+    numbers = [int(v) for v in values(arguments, name) if v.isascii() and v.isdecimal() and int(v)]
+    return numbers[-1] if numbers else default
+
+
+def real(arguments: Sequence[str], name: str, default: float) -> float:
+    """The last finite number given for `name`."""
+    found = default
+    for text in values(arguments, name):
+        with contextlib.suppress(ValueError):
+            found = float(text) if math.isfinite(float(text)) else found
+    return found
+
+
+def has(arguments: Sequence[str], name: str) -> bool:
+    """Whether the option is there."""
+    return any(a == name or a.startswith(name + "=") for a in arguments)
+
+
+def drop(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Removes `--name value...` and `--name=value` of each name; values are what follows up to the next option."""
+    out: list[str] = []
+    skipping = False
+    for word in arguments:
+        if OPTION.match(word):
+            skipping = word.partition("=")[0] in names
+            if skipping:
+                continue
+        elif skipping:
+            continue
+        out.append(word)
+    return out
