@@ -26,15 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
-from synergyd.sim.records import Pace, Placed, placed_on
+from synergyd.sim.records import Floats, Pace, Placed
 from synergyd.sim.tables import read_table
 
-Floats = npt.NDArray[np.float64]
 _EPS = 1e-8
 _MAX_NODES = 16
 _BATCHES = 24  # looked at by oracles
@@ -63,6 +61,7 @@ class Measured:
     largest_local: int
     _times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, repr=False)
     _paces: dict[tuple[int, tuple[int, ...], Plan], Pace | None] = field(default_factory=dict, repr=False)
+    _gain: dict[int, Floats] = field(default_factory=dict, repr=False)
     _plans: dict[Shape, tuple[Plan, ...]] = field(default_factory=dict, repr=False)
 
     @property
@@ -107,20 +106,40 @@ class Measured:
         if placed.gpu_type != self.gpu_type or plan.gpus != placed.gpus or plan.dp != plan.gpus:
             return None
         step, sync = self.times(placed.per_node, plan.micro_batch)
-        sqr, var = self.gradient(stage, min(max(plan.global_batch, self.low), self.high))
-        scale = plan.global_batch / self.low
-        below = var / scale + sqr
-        gain = (var + sqr) / below if below > 0 else 1.0
+        gain, noise_scale = self._one_gain(stage, plan.global_batch)
         step_s = step + (step - sync) * (plan.micro_batches - 1)
-        # a gradient that was measured as pure noise has no finite scale
-        return Pace(gain / step_s, step_s, self.low * var / sqr if sqr > 0 else None)
+        return Pace(gain / step_s, step_s, noise_scale)
 
-    def plans(self, shape: Shape) -> tuple[Plan, ...]:
+    def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
+        if batch is not None:
+            return (self.split(batch, shape.gpus),)
         if shape not in self._plans:
             low = max(self.low, min(self.high, self.smallest_local * shape.gpus))
             batches = np.unique(np.geomspace(low, self.high, _BATCHES).round().astype(int))
             self._plans[shape] = tuple(dict.fromkeys(self.split(int(b), shape.gpus) for b in batches))
         return self._plans[shape]
+
+    def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
+        if shape.gpu_type != self.gpu_type:
+            return None
+        best = np.zeros(self.stages)
+        for plan in self.plans(shape, batch):
+            step, sync = self.times((shape.gpus_per_node,) * shape.nodes, plan.micro_batch)
+            step_s = step + (step - sync) * (plan.micro_batches - 1)
+            best = np.maximum(best, self._gains(plan.global_batch) / step_s)
+        return best
+
+    def _gains(self, batch: int) -> Floats:
+        """(stages,) progress of one step, in steps of the smallest batch."""
+        if batch not in self._gain:
+            self._gain[batch] = np.array([self._one_gain(stage, batch)[0] for stage in range(self.stages)])
+        return self._gain[batch]
+
+    def _one_gain(self, stage: int, batch: int) -> tuple[float, float | None]:
+        """(progress of one step, noise scale). A gradient that was measured as pure noise has no finite scale."""
+        sqr, var = self.gradient(stage, min(max(batch, self.low), self.high))
+        below = var / (batch / self.low) + sqr
+        return (var + sqr) / below if below > 0 else 1.0, self.low * var / sqr if sqr > 0 else None
 
     def gradient(self, stage: int, batch: int) -> tuple[float, float]:
         """(|G|^2, tr Sigma) at a batch in [low, high] during a stage."""
@@ -240,10 +259,3 @@ def _validation(folder: Path) -> dict[int, Validation]:
     if not found:
         raise UsageError(str(folder), "has no validation-<batch size>.csv")
     return dict(sorted(found.items()))
-
-
-def best_pace(truth: Any, stage: int, shape: Shape) -> tuple[Plan, Pace] | None:
-    """The plan that truly moves a job fastest on `shape`."""
-    placed = placed_on(shape)
-    paces = [(plan, pace) for plan in truth.plans(shape) if (pace := truth.pace(stage, placed, plan)) is not None]
-    return max(paces, key=lambda found: found[1].rate, default=None)

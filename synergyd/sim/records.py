@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from synergyd.records import Cluster, Node, Plan, Shape
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,12 @@ class Truth(Protocol):
         """None where the plan can't run there."""
         ...
 
-    def plans(self, shape: Shape) -> tuple[Plan, ...]:
-        """Plans worth looking at on `shape`, for oracles and bounds."""
+    def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
+        """Plans worth looking at on `shape` (with that batch, if one is given), for oracles and bounds."""
+        ...
+
+    def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
+        """(stages,) the highest rate of those plans in each stage; None where nothing can run."""
         ...
 
 
