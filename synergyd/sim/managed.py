@@ -221,7 +221,10 @@ class Managed:
 
     def _expect(self, world: World, life: Life, limits: Limits) -> None:
         """The tick that a state waits for."""
-        due_s = {State.RESIZED: life.ended_s + limits.restart_delay_s, State.RELEASED: life.since_s + limits.release_timeout_s}
+        due_s = {
+            State.RESIZED: life.ended_s + limits.restart_delay_s,
+            State.RELEASED: life.since_s + limits.release_timeout_s,
+        }
         if life.state in due_s and due_s[life.state] >= world.now_s:
             job_id = life.job_id
             world.at(due_s[life.state], ACTION, lambda: self._advance(world, job_id, Tick()))
@@ -281,5 +284,3 @@ class Managed:
             grant = tuple((name, each) for name in target.nodes)
             world.begin(live, grant, target.plan, costs.start_s if live.starts else costs.first_start_s)
             self._advance(world, job_id, Observed("RUNNING", live.restarts))
-
-

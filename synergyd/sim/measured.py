@@ -226,7 +226,9 @@ def read_application(folder: Path, gpu_type: str) -> Measured:
             means[len(placement), sum(placement), local].append((step, sync))
     coordinates = [tuple(map(float, key)) for key in sorted(means)]
     values = [tuple(np.mean(np.array(means[key]), axis=0)) for key in sorted(means)]
-    for row in read_table(folder / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
+    for row in read_table(
+        folder / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+    ):
         coordinates.append((row.number("num_nodes", 1), row.number("num_replicas", 1), row.number("local_bsz", 1)))
         values.append((row.number("step_time", 1e-9), row.number("sync_time", 0)))
     validation = _validation(folder)

@@ -15,6 +15,7 @@ Matched to it, and checked to the digit (tests/benchmarks/fidelity.py):
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from synergyd.records import Plan
@@ -31,6 +32,7 @@ class Tiresias:
     first: list[int] = field(default_factory=list)
     second: list[int] = field(default_factory=list)
     served_s: dict[int, float] = field(default_factory=dict)
+    decisions_s: list[float] = field(default_factory=list)  # wall time of each
     _runs: set[int] = field(default_factory=set)
     _seen_s: float = 0.0
 
@@ -48,6 +50,11 @@ class Tiresias:
         self._runs.discard(live.job_id)
 
     def epoch(self, world: World) -> None:
+        began = time.perf_counter()
+        self._decide(world)
+        self.decisions_s.append(time.perf_counter() - began)
+
+    def _decide(self, world: World) -> None:
         for job_id in world.jobs:
             if job_id in self._runs:
                 self.served_s[job_id] += world.now_s - self._seen_s

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from synergyd.errors import UsageError
@@ -38,8 +38,7 @@ class Live:
     granted_s: float = 0.0
     started_s: float | None = None
     finished_s: float | None = None
-    saved: tuple[int, float] = (0, 0.0)  # stage and progress of the last checkpoint
-    saved_s: float = 0.0
+    saved_s: float = 0.0  # when its last checkpoint was asked for, or this incarnation began
     starts: int = 0
     gpu_s: float = 0.0
     idle_s: float = 0.0
@@ -77,6 +76,9 @@ class World:
     results: dict[int, JobResult] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     goodput: list[tuple[float, float]] = field(default_factory=list)
+    worth: Callable[[Live], float] = field(
+        default=lambda live: 1.0
+    )  # least GPU seconds of one unit of a job's progress
 
     def __post_init__(self) -> None:
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -134,7 +136,8 @@ class World:
         if self.now_s > live.granted_s:
             self.held.append(Held(live.job_id, live.granted_s, self.now_s, live.grant))
         live.gpu_s += live.gpus * (self.now_s - live.granted_s)
-        live.idle_s -= max(0.0, live.ready_s - self.now_s) if math.isfinite(live.ready_s) else 0.0
+        # a start cut short counts as far as it came, and so does what passed since it paused
+        live.idle_s += self.now_s - live.synced_s if live.pace is None else min(0.0, self.now_s - live.ready_s)
         for name, gpus in live.grant:
             self.free[name] += gpus
         live.grant, live.plan, live.pace, live.ready_s = (), None, None, math.inf
@@ -144,8 +147,7 @@ class World:
         """Training stops (it writes its checkpoint); the GPUs stay with it."""
         self.sync(live)
         live.version += 1
-        live.saved, live.saved_s = (live.stage, live.progress), self.now_s
-        live.idle_s += max(0.0, self.now_s - live.ready_s) * 0.0
+        live.synced_s, live.saved_s = max(self.now_s, live.ready_s), self.now_s
         live.pace = None
 
     def resume(self, live: Live) -> None:
@@ -199,7 +201,7 @@ class World:
         if not self.jobs:
             return
         self.director.epoch(self)
-        speed = sum(live.pace.rate * alone(live) for live in self.running() if live.pace is not None)
+        speed = sum(live.pace.rate * self.worth(live) for live in self.running() if live.pace is not None)
         self.goodput.append((self.now_s, speed))
         if not any(live.grant for live in self.jobs.values()) and self.now_s - self._changed_s > STUCK_S:
             names = ", ".join(live.job.where or live.job.name for live in list(self.jobs.values())[:3])
@@ -272,16 +274,7 @@ class World:
         self._changed_s = self.now_s
         self.wake()
 
-    def nodes_now(self) -> tuple[tuple[str, int, bool], ...]:
-        """(name, free GPUs, up) of every node."""
-        return tuple((name, free, name not in self.down) for name, free in self.free.items())
-
-
-def alone(live: Live) -> float:
-    """Seconds of the best single shape's work in one unit of progress: makes jobs' paces comparable."""
-    return live.job.truth.unit / max(1.0, live.job.truth.unit)
-
 
 def results_in_order(world: World) -> tuple[JobResult, ...]:
     """Every job's result, in the trace's order."""
-    return tuple(replace(world.results[i]) for i in range(1, len(world.scenario.jobs) + 1))
+    return tuple(world.results[i] for i in range(1, len(world.scenario.jobs) + 1))
