@@ -153,6 +153,7 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
     return Directive(
         model=job.model,
         global_batch=(low, high),
+        max_micro_batch=None if rigid else job.max_micro_batch,
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,

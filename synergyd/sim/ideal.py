@@ -160,7 +160,7 @@ def one_machine(
             middles[i] = now
         now += spent
         left[i] -= spent
-        if left[i] > 0 and now < until or left[i] <= 1e-9 * max(1.0, lengths[i]):
+        if (left[i] > 0 and now < until) or left[i] <= 1e-9 * max(1.0, lengths[i]):
             ends[i] = now
         else:
             heapq.heappush(ready, (left[i] if by_remaining else key, i))

@@ -36,7 +36,7 @@ from synergyd.lifecycle import (
     Wanted,
     advance,
 )
-from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Plan, Profile, Shape, Snapshot
+from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.policy import Policy, Progress
@@ -44,6 +44,9 @@ from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.sim.belief import asked_shape, directive_of
 from synergyd.sim.world import ACTION, Live, World
+
+
+REBATCH_GAIN = 1.05  # predicted over measured goodput from which another batch is worth its trouble
 
 
 class Belief(Protocol):
@@ -148,11 +151,35 @@ class Managed:
             {i: self._progress(world, live) for i, live in world.jobs.items()},
         )
         self.decisions_s.append(time.perf_counter() - began)
+        self._rebatch(world, jobs, offers)
         for decision in decisions:
             life = self.lives[decision.job_id]
             wanted = decision.action in (Action.START, Action.RESIZE) and decision.cell is not None
             if wanted and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot):
                 self._want(world, decision, jobs[decision.job_id])
+
+    def _rebatch(
+        self, world: World, jobs: Mapping[int, Job], offers: Mapping[int, tuple[tuple[Cell, ...], str]]
+    ) -> None:
+        """Jobs go on with another batch on the same GPUs, told in the answer to a report, where that gains enough."""
+        for job_id, job in jobs.items():
+            live, profile = world.jobs[job_id], self.belief.known().get(job_id)
+            if live.plan is None or live.pace is None or job_id not in self._reported or world.now_s <= live.ready_s:
+                continue
+            if self.lives[job_id].state is not State.RUNNING:
+                continue
+            same = [
+                c
+                for c in offers[job_id][0]
+                if c.shape == job.shape
+                and replace(c.plan, micro_batch=live.plan.micro_batch, global_batch=live.plan.global_batch) == live.plan
+            ]
+            if not same:
+                continue
+            best = max(same, key=lambda cell: cell.goodput)
+            noise = profile.noise_scale if profile is not None else live.pace.noise_scale
+            if noise and best.plan != live.plan and best.goodput >= REBATCH_GAIN * _measured(live, noise):
+                world.replan(live, best.plan)
 
     def _progress(self, world: World, live: Live) -> Progress:
         found = self.belief.progress(live)
@@ -284,3 +311,10 @@ class Managed:
             grant = tuple((name, each) for name in target.nodes)
             world.begin(live, grant, target.plan, costs.start_s if live.starts else costs.first_start_s)
             self._advance(world, job_id, Observed("RUNNING", live.restarts))
+
+
+def _measured(live: Live, noise_scale: float) -> float:
+    """Goodput of a job by its own step time: sequences/s x (phi + M0) / (phi + M)."""
+    assert live.pace is not None and live.plan is not None
+    low, batch = live.job.truth.low, live.plan.global_batch
+    return batch / live.pace.step_s * (noise_scale + low) / (noise_scale + batch)

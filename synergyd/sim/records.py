@@ -95,6 +95,7 @@ class TraceJob:
     model: str | None = None  # as a directive names it; None: a plain data-parallel job
     batch_fixed: bool = False  # its user lets nobody change the batch
     max_gpus: int | None = None
+    max_micro_batch: int | None = None  # as its user knows it
     deadline_s: float | None = None
     weight: float = 1.0
 

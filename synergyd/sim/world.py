@@ -156,6 +156,13 @@ class World:
         live.synced_s = max(live.ready_s, self.now_s)
         self._plan_stage(live)
 
+    def replan(self, live: Live, plan: Plan) -> None:
+        """Another batch from the next step on, on the same GPUs."""
+        self.sync(live)
+        live.plan = live.job.truth.executed(plan)
+        live.synced_s = max(self.now_s, live.ready_s)
+        self._plan_stage(live)
+
     def sync(self, live: Live) -> None:
         """Brings `progress` up to now."""
         if live.pace is not None and self.now_s > live.synced_s:

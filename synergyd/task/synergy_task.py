@@ -165,6 +165,7 @@ class SynergyTask:
             low,
             high,
             micro_batch=directive.micro_batch,
+            max_micro_batch=directive.max_micro_batch,
             tp=directive.tp,
             pp=directive.pp,
             vpp=None if said.vpp else present.vpp,

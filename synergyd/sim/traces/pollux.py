@@ -46,6 +46,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str = "t4") -> tuple[Trace
                 row.where,
                 gpu_type,
                 batch_fixed=kind in FIXED_BATCH,
+                max_micro_batch=truth.largest_local,  # the reference's jobs state it too
             )
         )
     if not jobs:
