@@ -20,7 +20,7 @@ from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
 from synergyd.sim.metrics import Metrics, metrics_of
 from synergyd.sim.records import Costs, Run, Scenario, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
-from synergyd.sim.traces.kinds import KINDS, read_trace
+from synergyd.sim.traces.kinds import KINDS, gpu_type_of, read_trace
 
 MAX_NODES = 100_000
 
@@ -103,12 +103,12 @@ def simulate_verb(
     """
     try:
         chosen = policy_names(names)
-        loaded = read_trace(trace, profiles, gpu_type, seed)
-        cluster = cluster_of(groups(types) if types else {loaded.gpu_type: (nodes, gpus_per_node)})
+        told = groups(types) if types else {gpu_type or gpu_type_of(trace): (nodes, gpus_per_node)}
+        cluster = cluster_of(told)
+        first, (_, each) = next(iter(told.items()))
+        loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
-        scenario = checked(
-            Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, outages=loaded.outages, seed=seed)
-        )
+        scenario = checked(Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, seed=seed))
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)
         runs = run_all(scenario, chosen, Settings(fairness=fairness), oracle, ideals)

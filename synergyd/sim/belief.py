@@ -17,6 +17,8 @@ from synergyd.task import GpuFigures, SynergyTask, figures, load_model, update_p
 from synergyd.task.learning import coarse
 from synergyd.task.shapes import job_shapes
 
+REPORT_EVERY_S = 10.0  # what the agent keeps to
+_AT_MOST = 12  # of one pace: more of them teach nothing more
 REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
 
 
@@ -29,27 +31,38 @@ class Learnt:
     profiles: dict[int, Profile] = field(default_factory=dict)
     _kept: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
+    _told_s: dict[int, float] = field(default_factory=dict)
     _plans: dict[int, Plan] = field(default_factory=dict)  # as last reported
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def report(self, live: Live, job: Job) -> None:
-        """One report of a running job, as its agent would send it."""
+    def report(self, live: Live, job: Job, until_s: float) -> bool:
+        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet."""
         assert live.pace is not None and live.plan is not None
-        step_s = live.pace.step_s * math.exp(self._random.gauss(0.0, REPORT_NOISE))
-        noise = live.pace.noise_scale
-        if noise is not None:
-            noise *= math.exp(self._random.gauss(0.0, REPORT_NOISE))
-        report = Report(
-            job.job_id, job.restarts, step=0, step_s=step_s, noise_scale=noise, plan=live.plan, resharding=False
-        )
+        since_s = max(live.ready_s, self._told_s.get(job.job_id, 0.0))
+        due = int((until_s - since_s) / REPORT_EVERY_S)
+        if due < 1:
+            return False
+        self._told_s[job.job_id] = since_s + due * REPORT_EVERY_S
         profile = self.profiles.get(job.job_id, Profile())
         task = SynergyTask(job, profile, self._model(live.job), self._all(job.shape.gpu_type))
-        predicted = task.predict(job.shape, live.plan)
-        step, memory = predicted or (None, None)
-        self.profiles[job.job_id] = update_profile(profile, report, step, memory or None, job.shape)
-        self._plans[job.job_id] = live.plan
+        step, memory = task.predict(job.shape, live.plan) or (None, None)
+        for _ in range(min(due, _AT_MOST)):
+            report = Report(
+                job.job_id,
+                job.restarts,
+                step=0,
+                step_s=live.pace.step_s * self._noisy(),
+                noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
+                plan=live.plan,
+            )
+            profile = update_profile(profile, report, step, memory or None, job.shape)
+        self.profiles[job.job_id], self._plans[job.job_id] = profile, live.plan
+        return True
+
+    def _noisy(self) -> float:
+        return math.exp(self._random.gauss(0.0, REPORT_NOISE))
 
     def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
@@ -74,7 +87,7 @@ class Learnt:
         return dict(self.profiles)
 
     def forget(self, job_id: int) -> None:
-        for one in (self.profiles, self._kept, self._plans):
+        for one in (self.profiles, self._kept, self._plans, self._told_s):
             one.pop(job_id, None)
 
     def _all(self, gpu_type: str) -> Mapping[str, GpuFigures]:
@@ -96,8 +109,9 @@ class Oracle:
 
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
-    def report(self, live: Live, job: Job) -> None:
-        """An oracle learns nothing."""
+    def report(self, live: Live, job: Job, until_s: float) -> bool:
+        """An oracle learns nothing; its jobs report at once."""
+        return True
 
     def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
         key = live.stage, live.plan, job.shape, job.directive, _kinds(cluster)

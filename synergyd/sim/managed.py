@@ -45,14 +45,13 @@ from synergyd.settings import Settings
 from synergyd.sim.belief import asked_shape, directive_of
 from synergyd.sim.world import ACTION, Live, World
 
-
 REBATCH_GAIN = 1.05  # predicted over measured goodput from which another batch is worth its trouble
 
 
 class Belief(Protocol):
     """Where Cells come from: `belief.Learnt` or `belief.Oracle`."""
 
-    def report(self, live: Live, job: Job) -> None: ...
+    def report(self, live: Live, job: Job, until_s: float) -> bool: ...
     def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]: ...
     def progress(self, live: Live) -> Progress: ...
     def known(self) -> dict[int, Profile]: ...
@@ -107,6 +106,17 @@ class Managed:
         )
         self.lives[live.job_id] = Life(live.job_id, job.submit_s, since_s=world.now_s)
 
+    def moved(self, world: World, live: Live) -> None:
+        self._report(world, live)
+
+    def _report(self, world: World, live: Live) -> bool:
+        """Takes the reports that are due of a job; whether there were any in this incarnation."""
+        if live.pace is None or world.now_s <= live.ready_s:
+            return False
+        if self.belief.report(live, self._job(world, live), world.now_s):
+            self._reported.add(live.job_id)
+        return live.job_id in self._reported
+
     def finished(self, world: World, live: Live) -> None:
         self._advance(world, live.job_id, Observed("GONE"))
         for one in (self.lives, self._jobs, self._shapes, self._released, self._acks):
@@ -124,9 +134,7 @@ class Managed:
     def epoch(self, world: World) -> None:
         jobs = {live.job_id: self._job(world, live) for live in world.jobs.values()}
         for live in world.running():
-            if live.pace is not None and world.now_s > live.ready_s:
-                self.belief.report(live, jobs[live.job_id])
-                self._reported.add(live.job_id)
+            if self._report(world, live):
                 jobs[live.job_id] = replace(jobs[live.job_id], fixed="")
         for job_id, life in list(self.lives.items()):
             if life.target and life.state in IN_TRANSIT and set(life.target.nodes) & world.down:

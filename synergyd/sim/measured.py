@@ -97,13 +97,15 @@ class Measured:
         return self.split(plan.global_batch, plan.dp, plan.micro_batches)
 
     def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
+        if placed.gpu_type != self.gpu_type:
+            return None
         key = stage, placed.per_node, plan
         if key not in self._paces:
             self._paces[key] = self._pace(stage, placed, plan)
         return self._paces[key]
 
     def _pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
-        if placed.gpu_type != self.gpu_type or plan.gpus != placed.gpus or plan.dp != plan.gpus:
+        if plan.gpus != placed.gpus or plan.dp != plan.gpus:
             return None
         step, sync = self.times(placed.per_node, plan.micro_batch)
         gain, noise_scale = self._one_gain(stage, plan.global_batch)

@@ -40,6 +40,9 @@ class Tiresias:
         self.first.append(live.job_id)
         self.served_s[live.job_id] = 0.0
 
+    def moved(self, world: World, live: Live) -> None:
+        """Nothing is learnt."""
+
     def finished(self, world: World, live: Live) -> None:
         for queue in (self.first, self.second):
             if live.job_id in queue:

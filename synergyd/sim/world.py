@@ -57,6 +57,10 @@ class Director(Protocol):
     """Decides. Called by the World; acts through `begin` and `halt`."""
 
     def arrived(self, world: World, live: Live) -> None: ...
+    def moved(self, world: World, live: Live) -> None:
+        """Its pace is about to change: the last moment at which it can report the one it had."""
+        ...
+
     def finished(self, world: World, live: Live) -> None: ...
     def lost(self, world: World, live: Live) -> None:
         """Its node failed: it has been halted."""
@@ -244,6 +248,7 @@ class World:
             return
         truth = live.job.truth
         live.progress, live.synced_s = truth.end(live.stage), self.now_s
+        self.director.moved(self, live)
         live.stage += 1
         if live.stage < truth.stages:
             self._plan_stage(live)

@@ -200,6 +200,7 @@ class SynergyTask:
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
             measured = profile.measured
+            known = tuple(self._figures(m.shape.gpu_type) for m in measured)
             return plain.cells(
                 gpu,
                 shapes,
@@ -208,7 +209,7 @@ class SynergyTask:
                 noise_scale=noise,
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
-                throughput=throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured)),
+                throughput=throughput.fitted(measured, known),
                 # what was measured tells the level too
                 speed=1.0 if measured else speed,
                 samples=samples,

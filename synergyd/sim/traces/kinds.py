@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergyd.errors import UsageError
-from synergyd.sim.records import Costs, Outage, TraceJob
-from synergyd.sim.traces import pollux
+from synergyd.sim.records import Costs, TraceJob
+from synergyd.sim.traces import cluster_logs, generate, pollux
 
-KINDS = ("pollux",)
+KINDS = {
+    "pollux": "a workload of the Pollux artifact, its measurements in ../traces or --profiles",
+    "generate": "JOBS[,HOURS]: made up, no data needed",
+    "philly": "philly.csv as arrivals, sizes and lengths",
+    "sacct": "sacct -X --parsable2 --format=JobID,Submit,ElapsedRaw,AllocTRES of a real cluster",
+}
+_TYPES = {"pollux": "t4"}  # what the measurements are of
+_OTHER = "a100"
 
 
 @dataclass(frozen=True)
@@ -17,15 +24,28 @@ class Loaded:
     """A trace, and what goes with it unless the command line says otherwise."""
 
     jobs: tuple[TraceJob, ...]
-    gpu_type: str
-    costs: Costs = Costs()
-    outages: tuple[Outage, ...] = ()
+    costs: Costs = field(default_factory=Costs)
 
 
-def read_trace(text: str, profiles: Path | None, gpu_type: str = "", seed: int = 0) -> Loaded:
-    """`KIND:PATH`. Raises UsageError."""
+def gpu_type_of(text: str) -> str:
+    """The GPU type that a trace `KIND:PATH` was measured on. Raises UsageError."""
+    return _TYPES.get(_split(text)[0], _OTHER)
+
+
+def read_trace(text: str, profiles: Path | None, gpu_type: str, gpus: int, gpus_per_node: int, seed: int = 0) -> Loaded:
+    """`KIND:PATH` for a cluster of `gpus` GPUs. Raises UsageError."""
+    kind, rest = _split(text)
+    if kind == "pollux":
+        return Loaded(pollux.read(Path(rest), profiles, gpu_type))
+    if kind == "generate":
+        return Loaded(generate.generate(rest, gpu_type, gpus, gpus_per_node, seed))
+    if kind == "philly":
+        return Loaded(cluster_logs.read_philly(Path(rest), gpu_type, gpus_per_node))
+    return Loaded(cluster_logs.read_sacct(Path(rest), gpu_type, gpus_per_node))
+
+
+def _split(text: str) -> tuple[str, str]:
     kind, colon, rest = text.partition(":")
     if not colon or not rest or kind not in KINDS:
         raise UsageError("--trace", f"{text!r} is not KIND:PATH", f"KIND is one of {', '.join(KINDS)}")
-    wanted = gpu_type or "t4"
-    return Loaded(pollux.read(Path(rest), profiles, wanted), wanted)
+    return kind, rest
