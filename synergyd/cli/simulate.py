@@ -29,7 +29,7 @@ MAX_NODES = 100_000
 @click.option("--trace", required=True, metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
 @click.option(
     "--profiles",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Measurements that the jobs' true speeds come from, where they are not beside the workload.",
 )

@@ -10,7 +10,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 from synergyd.sim.measured import read_application
 from synergyd.sim.records import Placed
-from synergyd.sim.traces import cluster_logs, generate, pollux
+from synergyd.sim.traces import cluster_logs, gavel, generate, pollux
 from synergyd.sim.traces.kinds import gpu_type_of, read_trace
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
@@ -161,6 +161,37 @@ def test_philly_and_sacct(tmp_path: Path) -> None:
     log.write_text("JobID|Submit|ElapsedRaw|AllocTRES\n1|soon|50|gres/gpu=2\n")
     with pytest.raises(UsageError, match=r"sacct.txt:2: column Submit: 'soon' is not a time"):
         cluster_logs.read_sacct(log, "a100", 8)
+
+
+def test_gavel(tmp_path: Path) -> None:
+    (tmp_path / "throughputs.json").write_text(
+        """{"v100": {"('LM (batch size 5)', 1)": {"null": 4.0}, "('LM (batch size 5)', 2)": {"null": 6.0}},
+        "v100_unconsolidated": {"('LM (batch size 5)', 2)": {"null": 5.0}}}"""
+    )
+    path = tmp_path / "some.trace"
+    line = "LM (batch size 5)\tx\ty\t--steps\t1\t1200\t2\tstatic\t1\t-1.0\t200\t7\n"
+    path.write_text(line)
+    (only,) = gavel.read(path, None, "v100")
+    assert (only.gpus, only.submit_s, only.batch, only.max_gpus) == (2, 7.0, 40, 2)
+    plan = only.truth.plans(Shape("v100", 1, 2))[0]
+    # 1200 steps of one worker: 200 s together on one node, 240 s on two
+    for per_node, seconds in (((2,), 200.0), ((1, 1), 240.0)):
+        pace = only.truth.pace(0, Placed("v100", per_node), plan)
+        assert pace is not None and only.truth.end(0) / pace.rate == pytest.approx(seconds)
+    assert only.truth.best_rates(Shape("v100", 1, 4)) is None
+    for wrong, message in (
+        (
+            line.replace("LM (", "GPT ("),
+            r"some.trace:1: column job_type: .* no 'GPT \(batch size 5\)' on 2 v100; .* has LM",
+        ),
+        (line.replace("\t2\t", "\t4\t"), "on 4 v100; it has v100 x 1, v100 x 2"),
+        (line.replace("1200", "0"), "some.trace:1: column steps: 0 is out of bounds"),
+        ("a\tb\n", "some.trace:1: column 2: 2 fields instead of 12"),
+        (line + line.replace("\t7\n", "\t6\n"), "some.trace:2: column arrival: 6 is before the row above"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(UsageError, match=message):
+            gavel.read(path, None, "v100")
 
 
 def test_kinds(tmp_path: Path) -> None:

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.sim.records import Costs, TraceJob
-from synergyd.sim.traces import cluster_logs, generate, pollux
+from synergyd.sim.traces import cluster_logs, gavel, generate, pollux
 
 KINDS = {
     "pollux": "a workload of the Pollux artifact, its measurements in ../traces or --profiles",
     "generate": "JOBS[,HOURS]: made up, no data needed",
+    "gavel": "a trace of Gavel's or Shockwave's, *throughputs.json beside it or --profiles",
     "philly": "philly.csv as arrivals, sizes and lengths",
     "sacct": "sacct -X --parsable2 --format=JobID,Submit,ElapsedRaw,AllocTRES of a real cluster",
 }
-_TYPES = {"pollux": "t4"}  # what the measurements are of
+_TYPES = {"pollux": "t4", "gavel": "v100"}  # what the measurements are of
 _OTHER = "a100"
 
 
@@ -39,6 +40,8 @@ def read_trace(text: str, profiles: Path | None, gpu_type: str, gpus: int, gpus_
         return Loaded(pollux.read(Path(rest), profiles, gpu_type))
     if kind == "generate":
         return Loaded(generate.generate(rest, gpu_type, gpus, gpus_per_node, seed))
+    if kind == "gavel":
+        return Loaded(gavel.read(Path(rest), profiles, gpu_type))
     if kind == "philly":
         return Loaded(cluster_logs.read_philly(Path(rest), gpu_type, gpus_per_node))
     return Loaded(cluster_logs.read_sacct(Path(rest), gpu_type, gpus_per_node))
