@@ -4,6 +4,7 @@
 to: a checkpoint that takes its time, a requeue, a start once its nodes are free, and reports. As in the daemon,
   - an epoch every `epoch_s`, and what is decided there and not yet possible (GPUs still held) is decided anew at the next;
   - a job is resized only after its agent has reported in this incarnation;
+  - a running job is told of a better batch on the same GPUs in the answer to a report, and goes on without a restart;
   - a resize goes checkpoint, requeue, update, release, start; other jobs' GPUs are spoken for meanwhile.
 """
 
