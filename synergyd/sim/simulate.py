@@ -57,6 +57,10 @@ def simulate(
     checked(scenario)
     director: Tiresias | Managed
     if policy == REFERENCE:
+        if len(scenario.cluster.gpu_types()) > 1:
+            raise UsageError(
+                "--policy", f"{REFERENCE} knows one GPU type only", "give one of --types, or another policy"
+            )
         director = Tiresias(scenario.costs.first_start_s)
     else:
         told = settings or Settings()

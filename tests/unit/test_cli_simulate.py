@@ -44,6 +44,7 @@ def test_json_on_stdout_is_all_there_is() -> None:
         (["--trace", "pollux:/nowhere.csv"], "/nowhere.csv: can't be read"),
         ([*SMALL, "--policy", "best"], "--policy: no policy is called 'best'"),
         ([*SMALL, "--types", "a100=2"], "--types: 'a100=2' is not TYPE=NODESxGPUS"),
+        ([*SMALL, "--types", "a100=2x4,t4=1x1", "--policy", "tiresias"], "--policy: tiresias knows one GPU type only"),
         ([*SMALL, "--policy", "fifo", "--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written"),
     ],
 )

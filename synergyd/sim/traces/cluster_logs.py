@@ -11,7 +11,7 @@ from pathlib import Path
 from synergyd.errors import UsageError
 from synergyd.sim.records import Placed, TraceJob
 from synergyd.sim.scaling import Scaling
-from synergyd.sim.tables import Row, in_order, read_table
+from synergyd.sim.tables import Row, read_table
 
 PHILLY = ("timestamp", "duration", "num_gpus")
 SACCT = ("JobID", "Submit", "ElapsedRaw", "AllocTRES")
@@ -22,7 +22,7 @@ _GPUS = re.compile(r"(?:^|,)gres/gpu(?::[^=,]+)?=(\d+)")
 def read_philly(path: Path, gpu_type: str, gpus_per_node: int, most: int | None = None) -> tuple[TraceJob, ...]:
     """philly.csv: timestamp,duration,num_gpus; times count from the first one. `most`: only the first rows."""
     rows = [row for row in read_table(path, PHILLY)[:most] if row.number("duration", 0) > 0]
-    in_order(rows, "timestamp", lambda row: _when(row, "timestamp"))
+    rows.sort(key=lambda row: _when(row, "timestamp"))  # the published file is in no order
     return _jobs(
         rows, "timestamp", "duration", lambda row: row.whole("num_gpus", 1, 1_000_000), gpu_type, gpus_per_node
     )
