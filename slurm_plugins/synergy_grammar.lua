@@ -12,6 +12,8 @@ local keys = {
    takes = "LO:HI or one number, from 1 to 16777216, for example global_batch=64:512"},
   {name = "micro_batch", kind = "int", low = 1, high = 65536, max_bytes = 0, default = "",
    takes = "a whole number from 1 to 65536, for example micro_batch=4"},
+  {name = "max_micro_batch", kind = "int", low = 1, high = 65536, max_bytes = 0, default = "",
+   takes = "a whole number from 1 to 65536, for example max_micro_batch=32"},
   {name = "tp", kind = "int", low = 1, high = 1024, max_bytes = 0, default = "",
    takes = "a whole number from 1 to 1024, for example tp=2"},
   {name = "pp", kind = "int", low = 1, high = 1024, max_bytes = 0, default = "",

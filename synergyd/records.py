@@ -42,6 +42,7 @@ class Directive:
     gpu_types: tuple[str, ...] = ()
     global_batch: tuple[int, int] | None = None  # (low, high) sequences; low == high fixes it
     micro_batch: int | None = None
+    max_micro_batch: int | None = None  # sequences a GPU of a job without a known model holds at once
     tp: int | None = None
     pp: int | None = None
     weight: float = 1.0

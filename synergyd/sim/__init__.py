@@ -1,1 +1,1 @@
-"""Simulators over the same task and scheduler code."""
+"""The simulator: recorded or made-up clusters run through the very code of the daemon, on ground truth of their own."""

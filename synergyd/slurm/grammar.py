@@ -73,6 +73,7 @@ KEYS: tuple[Key, ...] = (
     Key("gpu_types", "names", example="a100,h100"),
     Key("global_batch", "range", 1, 16777216, example="64:512"),
     Key("micro_batch", "int", 1, 65536, example="4"),
+    Key("max_micro_batch", "int", 1, 65536, example="32"),
     Key("tp", "int", 1, 1024, example="2"),
     Key("pp", "int", 1, 1024, example="2"),
     Key("weight", "float", 1_000, 1_000_000_000, default="1", example="1.5"),

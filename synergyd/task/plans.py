@@ -35,6 +35,7 @@ class Limits:
     high: int
     points: int = 12
     micro_batch: int | None = None
+    max_micro_batch: int | None = None  # of jobs whose memory can't be predicted
     tp: int | None = None
     pp: int | None = None
     vpp: int | None = 1

@@ -170,6 +170,7 @@ class SynergyTask:
             low,
             high,
             micro_batch=directive.micro_batch,
+            max_micro_batch=directive.max_micro_batch,
             tp=directive.tp,
             pp=directive.pp,
             vpp=None if said.vpp else present.vpp,
@@ -204,6 +205,7 @@ class SynergyTask:
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
             measured = profile.measured
+            known = tuple(self._figures(m.shape.gpu_type) for m in measured)
             return plain.cells(
                 gpu,
                 shapes,
@@ -212,7 +214,7 @@ class SynergyTask:
                 noise_scale=noise,
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
-                throughput=throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured)),
+                throughput=throughput.fitted(measured, known),
                 # what was measured tells the level too
                 speed=1.0 if measured else speed,
                 samples=samples,

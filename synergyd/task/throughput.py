@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from synergyd.records import Measurement, Shape
-from synergyd.task.arrays import Floats
+from synergyd.task.arrays import Floats, Ints
 from synergyd.task.hardware import GpuFigures
 
 _EFFICIENCY = 0.3  # of peak, for code that nobody tuned
@@ -43,6 +43,11 @@ class Throughput:
         """Seconds of one step of `passes` micro-batches a replica, on `shape`."""
         return float(_steps(np.array([self._theta()]).T, _terms([(gpu, shape, replicas, micro_batch, passes)]))[0])
 
+    def steps_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
+        """`step_s` of many at once. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
+        one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        return _steps(self._theta(), _columns(np.array(one, dtype=np.float64), counts))
+
     def _theta(self) -> Floats:
         *positive, gamma = astuple(self)
         low, high = _GAMMA
@@ -57,17 +62,26 @@ _Point = tuple[GpuFigures, Shape, int, int, int]
 
 
 def _terms(points: Sequence[_Point]) -> Floats:
-    """What the constants are multiplied with, (8, N): samples/rate, node and network bytes' and hops' factors, passes."""
-    columns = []
-    for gpu, shape, replicas, micro_batch, passes in points:
-        rate = gpu.peak_tflops * 1e12 * _EFFICIENCY * max(1, shape.gpus // replicas)
-        across = float(shape.nodes > 1 and replicas > 1)
-        inside = float(shape.nodes == 1 and replicas > 1)
-        near = 1 / (gpu.intra_gbs * 1e9 * gpu.link_efficiency)
-        far = 1 / (min(gpu.intra_gbs, gpu.inter_gbs) * 1e9 * gpu.link_efficiency)
-        hops = max(0, replicas - 2)
-        columns.append([micro_batch / rate, inside * near, across * far, inside * hops, across * hops, passes])
-    return np.array(columns, dtype=np.float64).T
+    """What the constants are multiplied with, (6, N), see `_columns`."""
+    figures = [
+        (gpu.peak_tflops, gpu.intra_gbs, min(gpu.intra_gbs, gpu.inter_gbs), gpu.link_efficiency)
+        for gpu, _, _, _, _ in points
+    ]
+    counts = [(shape.gpus, shape.nodes, *rest) for _, shape, *rest in points]
+    return _columns(np.array(figures, dtype=np.float64).T, np.array(counts, dtype=np.int64).T)
+
+
+def _columns(figures: Floats, counts: Ints) -> Floats:
+    """Samples/rate, node and network bytes' and hops' factors, passes: (6, N). `figures`: (4, N or 1) TFLOP/s, GB/s
+    within a node and between nodes, link efficiency. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
+    tflops, intra, inter, link = figures
+    gpus, nodes, replicas, micro_batch, passes = counts
+    rate = tflops * 1e12 * _EFFICIENCY * np.maximum(1, gpus // replicas)
+    across = ((nodes > 1) & (replicas > 1)).astype(np.float64)
+    inside = ((nodes == 1) & (replicas > 1)).astype(np.float64)
+    hops = np.maximum(0, replicas - 2)
+    near, far = inside / (intra * 1e9 * link), across / (inter * 1e9 * link)
+    return np.array([micro_batch / rate, near, far, inside * hops, across * hops, passes], dtype=np.float64)
 
 
 def _steps(theta: Floats, terms: Floats) -> Floats:

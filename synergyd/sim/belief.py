@@ -1,0 +1,196 @@
+"""What the scheduler believes of the simulated jobs: the daemon's own SynergyTask, taught by reports; or, where a run asks
+for an oracle, the truth itself in the same form."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, ModelSpec, Plan, Profile, Report, Shape
+from synergyd.scheduler.policy import Progress
+from synergyd.sim.records import TraceJob, placed_on
+from synergyd.sim.world import Live
+from synergyd.task import GpuFigures, SynergyTask, figures, load_model, update_profile
+from synergyd.task.learning import coarse
+from synergyd.task.shapes import job_shapes
+
+REPORT_EVERY_S = 10.0  # what the agent keeps to
+_AT_MOST = 12  # of one pace: more of them teach nothing more
+REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
+
+
+@dataclass
+class Learnt:
+    """SynergyTask of every job, its profile filled by reports alone. `figures` by GPU type."""
+
+    figures: dict[str, GpuFigures] = field(default_factory=dict)
+    seed: int = 0
+    profiles: dict[int, Profile] = field(default_factory=dict)
+    _kept: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
+    _models: dict[str, ModelSpec] = field(default_factory=dict)
+    _told_s: dict[int, float] = field(default_factory=dict)
+    _plans: dict[int, Plan] = field(default_factory=dict)  # as last reported
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def report(self, live: Live, job: Job, until_s: float) -> bool:
+        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet."""
+        assert live.pace is not None and live.plan is not None
+        since_s = max(live.ready_s, self._told_s.get(job.job_id, 0.0))
+        due = int((until_s - since_s) / REPORT_EVERY_S)
+        if due < 1:
+            return False
+        self._told_s[job.job_id] = since_s + due * REPORT_EVERY_S
+        profile = self.profiles.get(job.job_id, Profile())
+        task = SynergyTask(job, profile, self._model(live.job), self._all(job.shape.gpu_type))
+        step, memory = task.predict(job.shape, live.plan) or (None, None)
+        for _ in range(min(due, _AT_MOST)):
+            report = Report(
+                job.job_id,
+                job.restarts,
+                step=0,
+                step_s=live.pace.step_s * self._noisy(),
+                noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
+                plan=live.plan,
+            )
+            profile = update_profile(profile, report, step, memory or None, job.shape)
+        self.profiles[job.job_id], self._plans[job.job_id] = profile, live.plan
+        return True
+
+    def _noisy(self) -> float:
+        return math.exp(self._random.gauss(0.0, REPORT_NOISE))
+
+    def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
+        """(Cells, why there are none)."""
+        profile = coarse(self.profiles.get(job.job_id, Profile()))
+        present = self._plans.get(job.job_id)
+        key = (job.directive, job.asked, job.shape, profile, present, _kinds(cluster))
+        kept = self._kept.get(job.job_id)
+        if kept is not None and kept[0] == key:
+            return kept[1], kept[2]
+        for gpu_type in cluster.gpu_types():
+            self._all(gpu_type)
+        task = SynergyTask(job, profile, self._model(live.job), self.figures, present)
+        cells = task.cells(cluster)
+        why = "" if cells else task.why_no_cell(cluster)
+        self._kept[job.job_id] = key, cells, why
+        return cells, why
+
+    def progress(self, live: Live) -> Progress:
+        return Progress(attained_gpu_s=live.gpu_s)
+
+    def known(self) -> dict[int, Profile]:
+        return dict(self.profiles)
+
+    def forget(self, job_id: int) -> None:
+        for one in (self.profiles, self._kept, self._plans, self._told_s):
+            one.pop(job_id, None)
+
+    def _all(self, gpu_type: str) -> Mapping[str, GpuFigures]:
+        if gpu_type not in self.figures:
+            self.figures[gpu_type] = figures(gpu_type)
+        return self.figures
+
+    def _model(self, job: TraceJob) -> ModelSpec | None:
+        if job.model is None:
+            return None
+        if job.model not in self._models:
+            self._models[job.model] = load_model(job.model)
+        return self._models[job.model]
+
+
+@dataclass
+class Oracle:
+    """The truth of each job's present stage as Cells, and what is left of it."""
+
+    _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
+
+    def report(self, live: Live, job: Job, until_s: float) -> bool:
+        """An oracle learns nothing; its jobs report at once."""
+        return True
+
+    def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
+        key = live.stage, live.plan, job.shape, job.directive, _kinds(cluster)
+        kept = self._kept.get(live.job_id)
+        if kept is None or kept[0] != key:
+            shapes = [shape for some in job_shapes(job, cluster).values() for shape in some]
+            cells = [found for shape in shapes if (found := self._best(live, shape, fixed_batch(job)))]
+            if live.plan is not None and job.state is JobState.RUNNING:
+                # what it runs with now, so that a better batch on the same GPUs can be seen
+                cells += [c for c in [_cell(live, job.shape, live.plan)] if c is not None and c not in cells]
+            kept = self._kept[live.job_id] = key, tuple(cells)
+        return kept[1], "" if kept[1] else "nothing was measured within its limits"
+
+    def progress(self, live: Live) -> Progress:
+        truth = live.job.truth
+        left = truth.end(truth.stages - 1) - live.progress
+        return Progress(attained_gpu_s=live.gpu_s, remaining=max(0.0, left * truth.unit))
+
+    def known(self) -> dict[int, Profile]:
+        return {}
+
+    def forget(self, job_id: int) -> None:
+        self._kept.pop(job_id, None)
+
+    def _best(self, live: Live, shape: Shape, batch: int | None) -> Cell | None:
+        found = [c for plan in live.job.truth.plans(shape, batch) if (c := _cell(live, shape, plan))]
+        return max(found, key=lambda c: c.goodput, default=None)
+
+
+def fixed_batch(job: Job) -> int | None:
+    """The batch that a directive fixes; None if it leaves a range."""
+    said = job.directive.global_batch if job.directive else None
+    return said[0] if said is not None and said[0] == said[1] else None
+
+
+def _cell(live: Live, shape: Shape, plan: Plan) -> Cell | None:
+    truth = live.job.truth
+    pace = truth.pace(live.stage, placed_on(shape), plan)
+    if pace is None:
+        return None
+    goodput, throughput = pace.rate * truth.unit, plan.global_batch / pace.step_s
+    return Cell(shape, plan, throughput, goodput / throughput, goodput, pace.step_s, 0)
+
+
+def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
+    """What the job's user would have written. `rigid`: the size is the one asked for, and so is the batch."""
+    if rigid or job.batch_fixed:
+        # a batch that does not divide by its GPUs is rounded up, as the job itself would
+        batch = -(-job.batch // job.gpus) * job.gpus if rigid else job.batch
+        low, high = batch, batch
+    else:
+        low, high = job.truth.low, job.truth.high
+    return Directive(
+        model=job.model,
+        global_batch=(low, high),
+        max_micro_batch=None if rigid else job.max_micro_batch,
+        max_gpus=job.max_gpus,
+        weight=job.weight,
+        deadline_s=job.deadline_s,
+    )
+
+
+def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
+    """The size asked for on the fewest nodes that can share it equally; None where the cluster can't hold it."""
+    types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
+    for gpu_type in types:
+        sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
+        for nodes in range(1, len(sizes) + 1):
+            each, rest = divmod(job.gpus, nodes)
+            if not rest and sum(size >= each for size in sizes) >= nodes:
+                return Shape(gpu_type, nodes, each)
+    return None
+
+
+def _kinds(cluster: Cluster) -> tuple[object, ...]:
+    counts = Counter((n.gpu_type, n.gpus, n.partitions) for n in cluster.nodes if n.up)
+    return tuple(sorted(counts.items()))
+
+
+def with_shape(job: Job, live: Live, shape: Shape) -> Job:
+    """A pending job as it runs on `shape`."""
+    return replace(job, state=JobState.RUNNING, shape=shape, node_names=tuple(name for name, _ in live.grant))

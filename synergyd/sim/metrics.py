@@ -1,0 +1,113 @@
+"""What a run is judged by: every job counts, and nothing is given of a run in which one did not finish."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from synergyd.sim.ideal import Ideals
+from synergyd.sim.records import JobResult, Run
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Seconds unless said otherwise. `utilisation` = GPU time held / (GPUs x makespan); `efficiency` = the least GPU time
+    that the work needs / GPU time held; `goodput_gpus` = that least GPU time / makespan, so many GPUs' worth of work.
+
+    Finish-time fairness of a job (Themis, NSDI 2020): its JCT over the time it would take alone on its fair share, the
+    cluster's GPUs / jobs present on average while it was there; `unfair_share` of the jobs are above 1.
+    """
+
+    jobs: int
+    finished: int
+    avg_jct_s: float
+    median_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    avg_queueing_s: float
+    avg_idle_s: float
+    restarts_per_job: float
+    gpu_hours: float
+    utilisation: float
+    efficiency: float
+    goodput_gpus: float
+    worst_ftf: float | None
+    unfair_share: float | None
+    decision_ms_median: float | None
+    decision_ms_p99: float | None
+    decisions: int
+    wall_s: float
+    simulated_hours_per_s: float
+
+
+def metrics_of(run: Run, ideals: Ideals) -> Metrics:
+    """All of it. p99 is interpolated linearly between the two jobs around it."""
+    jcts = sorted(result.jct_s for result in run.jobs)
+    # from zero of the trace's clock, as the peers print it
+    makespan_s = max(result.finish_s for result in run.jobs)
+    gpu_s = math.fsum(result.gpu_s for result in run.jobs)
+    found = [ideals.of(result.job) for result in run.jobs]
+    work_s = math.fsum(one.work_gpu_s for one in found if one is not None)
+    unfair = fairness(run.jobs, run.scenario.gpus, ideals)
+    count = len(run.jobs)
+    took = sorted(run.decisions_s)
+    return Metrics(
+        jobs=len(run.scenario.jobs),
+        finished=count,
+        avg_jct_s=math.fsum(jcts) / count,
+        median_jct_s=statistics.median(jcts),
+        p99_jct_s=float(np.percentile(jcts, 99)),
+        makespan_s=makespan_s,
+        avg_queueing_s=math.fsum(r.start_s - r.job.submit_s for r in run.jobs) / count,
+        avg_idle_s=math.fsum(r.idle_s for r in run.jobs) / count,
+        restarts_per_job=sum(r.restarts for r in run.jobs) / count,
+        gpu_hours=gpu_s / 3600,
+        utilisation=gpu_s / (run.scenario.gpus * makespan_s) if makespan_s else 0.0,
+        efficiency=min(1.0, work_s / gpu_s) if gpu_s else 0.0,
+        goodput_gpus=work_s / makespan_s if makespan_s else 0.0,
+        worst_ftf=max(unfair) if unfair else None,
+        unfair_share=sum(rho > 1 for rho in unfair) / len(unfair) if unfair else None,
+        decision_ms_median=1e3 * statistics.median(took) if took else None,
+        decision_ms_p99=1e3 * took[math.ceil(0.99 * len(took)) - 1] if took else None,
+        decisions=len(took),
+        wall_s=run.wall_s,
+        simulated_hours_per_s=makespan_s / 3600 / run.wall_s if run.wall_s > 0 else 0.0,
+    )
+
+
+def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals) -> list[float]:
+    """Finish-time fairness of every job, in the order of `results`. Empty where the ideal of one is not known."""
+    present = _Present(results)
+    found = []
+    for result in results:
+        best = ideals.of(result.job)
+        if best is None:
+            return []
+        others = max(1.0, present.mean(result.job.submit_s, result.finish_s))
+        found.append(result.jct_s / best.seconds(gpus / others) if result.jct_s > 0 else 0.0)
+    return found
+
+
+class _Present:
+    """How many jobs are there, as a step function of time with its integral."""
+
+    def __init__(self, results: Sequence[JobResult]) -> None:
+        changes = sorted([(r.job.submit_s, 1) for r in results] + [(r.finish_s, -1) for r in results])
+        self._times = [t for t, _ in changes]
+        self._counts = np.cumsum([n for _, n in changes])
+        areas = np.diff(self._times) * self._counts[:-1]
+        self._areas = np.concatenate([[0.0], np.cumsum(areas)])
+
+    def mean(self, start_s: float, end_s: float) -> float:
+        if end_s <= start_s:
+            return 1.0
+        return (self._until(end_s) - self._until(start_s)) / (end_s - start_s)
+
+    def _until(self, time_s: float) -> float:
+        i = bisect.bisect_right(self._times, time_s) - 1
+        return float(self._areas[i] + self._counts[i] * (time_s - self._times[i])) if i >= 0 else 0.0

@@ -1,0 +1,195 @@
+"""Records of the simulator: what a trace says, what truly happens, and what came of it. Times are simulated seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from synergyd.records import Cluster, Node, Plan, Shape
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """GPUs of one type that a job holds: how many on each node, in the order in which they were given."""
+
+    gpu_type: str
+    per_node: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        return sum(self.per_node)
+
+
+def placed_on(shape: Shape) -> Placed:
+    """A shape as GPUs on nodes."""
+    return Placed(shape.gpu_type, (shape.gpus_per_node,) * shape.nodes)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a job truly moves: `rate` units of progress a second, `step_s` seconds an optimizer step.
+
+    `noise_scale` is the true gradient noise scale in sequences at this point of the training, None where the trace has
+    none (then the batch is fixed).
+    """
+
+    rate: float
+    step_s: float
+    noise_scale: float | None
+
+
+class Truth(Protocol):
+    """Ground truth of one job. Training passes through `stages` stages; within one the pace on given GPUs is constant.
+
+    `unit` sequences (at the smallest batch `low`) are one unit of progress. The scheduler never sees this; it sees
+    reports. Plans may use batches in [low, high].
+    """
+
+    @property
+    def low(self) -> int: ...
+    @property
+    def high(self) -> int: ...
+    @property
+    def unit(self) -> float: ...
+    @property
+    def stages(self) -> int: ...
+
+    def end(self, stage: int) -> float:
+        """Progress (units) at which `stage` (from 0) is over."""
+        ...
+
+    def executed(self, plan: Plan) -> Plan:
+        """The plan as the job runs it: a micro-batch that does not fit a GPU is worked off in more passes."""
+        ...
+
+    def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
+        """None where the plan can't run there."""
+        ...
+
+    def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
+        """Plans worth looking at on `shape` (with that batch, if one is given), for oracles and bounds."""
+        ...
+
+    def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
+        """(stages,) the highest rate of those plans in each stage; None where nothing can run."""
+        ...
+
+
+@dataclass(frozen=True)
+class TraceJob:
+    """One job of a trace. `gpus` and `batch` are what its user asks for; `where` is file:line, for messages."""
+
+    name: str
+    kind: str
+    submit_s: float
+    gpus: int
+    batch: int
+    truth: Truth
+    where: str = ""
+    gpu_type: str = ""
+    model: str | None = None  # as a directive names it; None: a plain data-parallel job
+    batch_fixed: bool = False  # its user lets nobody change the batch
+    max_gpus: int | None = None
+    max_micro_batch: int | None = None  # as its user knows it
+    deadline_s: float | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds without training. A resize costs `checkpoint_s` + `requeue_s` + `start_s`; GPUs are held in the first
+    (the old ones) and the last (the new ones)."""
+
+    first_start_s: float = 30.0
+    checkpoint_s: float = 8.0
+    requeue_s: float = 2.0
+    start_s: float = 20.0
+
+    @property
+    def resize_s(self) -> float:
+        return self.checkpoint_s + self.requeue_s + self.start_s
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A node that can't be used from `start_s` to `end_s`: its jobs lose what they did since their last checkpoint."""
+
+    node: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a run depends on but the policy."""
+
+    jobs: tuple[TraceJob, ...]
+    cluster: Cluster
+    costs: Costs = Costs()
+    epoch_s: float = 60.0
+    whole_seconds: bool = False  # stages end at whole seconds, as in a simulator that counts them
+    outages: tuple[Outage, ...] = ()
+    checkpoint_every_s: float = 1800.0  # of jobs that nobody asks; what a node failure can cost
+    seed: int = 0
+
+    @property
+    def gpus(self) -> int:
+        return sum(node.gpus for node in self.cluster.nodes)
+
+
+def cluster_of(groups: dict[str, tuple[int, int]]) -> Cluster:
+    """GPU type -> (nodes, GPUs a node)."""
+    nodes = [
+        Node(f"{gpu_type}-{i:0{len(str(count - 1))}d}", gpu_type, each)
+        for gpu_type, (count, each) in groups.items()
+        for i in range(count)
+    ]
+    return Cluster(tuple(nodes))
+
+
+@dataclass(frozen=True)
+class Held:
+    """One incarnation: GPUs a job held from `start_s` to `end_s`, on `nodes` (name, GPUs)."""
+
+    job: int
+    start_s: float
+    end_s: float
+    nodes: tuple[tuple[str, int], ...]
+
+    @property
+    def gpus(self) -> int:
+        return sum(gpus for _, gpus in self.nodes)
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What came of one job. `idle_s`: seconds in which it held GPUs without training (starts, checkpoints)."""
+
+    job: TraceJob
+    start_s: float
+    finish_s: float
+    restarts: int
+    gpu_s: float
+    idle_s: float
+
+    @property
+    def jct_s(self) -> float:
+        return self.finish_s - self.job.submit_s
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole simulation, in which every job finished. `goodput` are (time, cluster's goodput in whole-GPU equivalents)."""
+
+    policy: str
+    scenario: Scenario
+    jobs: tuple[JobResult, ...]
+    held: tuple[Held, ...]
+    decisions_s: tuple[float, ...] = ()
+    wall_s: float = 0.0
+    goodput: tuple[tuple[float, float], ...] = field(default=(), repr=False)

@@ -1,0 +1,87 @@
+"""One scenario under one policy, from its name to its Run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from synergyd.errors import UsageError
+from synergyd.scheduler.policies import POLICIES, policy_named
+from synergyd.settings import Settings
+from synergyd.sim.belief import Learnt, Oracle, asked_shape
+from synergyd.sim.ideal import Ideals
+from synergyd.sim.managed import Managed
+from synergyd.sim.records import Run, Scenario
+from synergyd.sim.rigid import Tiresias
+from synergyd.sim.world import Live, World, results_in_order
+
+# Policies that take a job's size and batch as its user asked for them.
+RIGID = frozenset({"fifo", "first-fit", "srtf", "srsf", "tiresias"})
+REFERENCE = "tiresias"  # plays the artifact's own scheduler, uneven placements and all (rigid.py)
+
+
+def policies() -> tuple[str, ...]:
+    """Names that `simulate` takes."""
+    return tuple(sorted({REFERENCE, *POLICIES}))
+
+
+def checked(scenario: Scenario) -> Scenario:
+    """The scenario itself. Raises UsageError: no jobs, no nodes, a job larger than the cluster."""
+    if not scenario.jobs:
+        raise UsageError("--trace", "has no jobs")
+    if not scenario.cluster.nodes:
+        raise UsageError("--nodes", "there are no nodes", "at least 1")
+    for job in scenario.jobs:
+        if asked_shape(job, scenario.cluster) is None:
+            have = {
+                t: sum(n.gpus for n in scenario.cluster.nodes if n.gpu_type == t) for t in scenario.cluster.gpu_types()
+            }
+            there = ", ".join(f"{count} {gpu_type}" for gpu_type, count in have.items())
+            kind = f" of type {job.gpu_type}" if job.gpu_type else ""
+            raise UsageError(job.where or job.name, f"{job.gpus} GPUs{kind} can't be held by the cluster ({there})")
+    return scenario
+
+
+def simulate(
+    scenario: Scenario,
+    policy: str,
+    settings: Settings | None = None,
+    *,
+    oracle: bool = False,
+    ideals: Ideals | None = None,
+    on_progress: Callable[[int, float], None] | None = None,
+) -> Run:
+    """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. Raises UsageError: a policy that is not
+    known, a job that can't run or never starts."""
+    checked(scenario)
+    director: Tiresias | Managed
+    if policy == REFERENCE:
+        if len(scenario.cluster.gpu_types()) > 1:
+            raise UsageError(
+                "--policy", f"{REFERENCE} knows one GPU type only", "give one of --types, or another policy"
+            )
+        director = Tiresias(scenario.costs.first_start_s)
+    else:
+        told = settings or Settings()
+        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s)
+        belief = Oracle() if oracle else Learnt(seed=scenario.seed)
+        director = Managed(told, policy_named(policy), belief, rigid=policy in RIGID)
+    yardsticks = ideals or Ideals(scenario)
+
+    def worth(live: Live) -> float:
+        best = yardsticks.of(live.job)
+        return 0.0 if best is None else float(best.gpu_s[live.stage])
+
+    world = World(scenario, director, worth=worth)
+    began = time.perf_counter()
+    world.run(on_progress)
+    return Run(
+        policy,
+        scenario,
+        results_in_order(world),
+        tuple(world.held),
+        tuple(director.decisions_s),
+        time.perf_counter() - began,
+        tuple(world.goodput),
+    )

@@ -1,0 +1,1 @@
+"""Readers of workloads and of the measurements that are their ground truth."""

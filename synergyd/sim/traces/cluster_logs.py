@@ -1,0 +1,66 @@
+"""Arrivals and lengths as clusters log them: philly.csv (Microsoft's trace) and sacct's output. How the jobs scale is not in
+them: see sim/scaling.py for what is assumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from synergyd.errors import UsageError
+from synergyd.sim.records import Placed, TraceJob
+from synergyd.sim.scaling import Scaling
+from synergyd.sim.tables import Row, read_table
+
+PHILLY = ("timestamp", "duration", "num_gpus")
+SACCT = ("JobID", "Submit", "ElapsedRaw", "AllocTRES")
+_SEQUENCES = 32  # a GPU at the size asked for: what a fixed batch is taken to be
+_GPUS = re.compile(r"(?:^|,)gres/gpu(?::[^=,]+)?=(\d+)")
+
+
+def read_philly(path: Path, gpu_type: str, gpus_per_node: int, most: int | None = None) -> tuple[TraceJob, ...]:
+    """philly.csv: timestamp,duration,num_gpus; times count from the first one. `most`: only the first rows."""
+    rows = [row for row in read_table(path, PHILLY)[:most] if row.number("duration", 0) > 0]
+    rows.sort(key=lambda row: _when(row, "timestamp"))  # the published file is in no order
+    return _jobs(
+        rows, "timestamp", "duration", lambda row: row.whole("num_gpus", 1, 1_000_000), gpu_type, gpus_per_node
+    )
+
+
+def read_sacct(path: Path, gpu_type: str, gpus_per_node: int) -> tuple[TraceJob, ...]:
+    """`sacct -X --parsable2 --format=JobID,Submit,ElapsedRaw,AllocTRES`: its jobs with GPUs that ran."""
+    rows = [row for row in read_table(path, SACCT, "|") if _gpus(row) and row.number("ElapsedRaw", 0) > 0]
+    rows.sort(key=lambda row: _when(row, "Submit"))  # sacct sorts by job id
+    return _jobs(rows, "Submit", "ElapsedRaw", _gpus, gpu_type, gpus_per_node)
+
+
+def _gpus(row: Row) -> int:
+    # a typed and an untyped count of the same GPUs may both stand there
+    return max((int(n) for n in _GPUS.findall(row.values.get("AllocTRES") or "")), default=0)
+
+
+def _when(row: Row, column: str) -> float:
+    text = row.text(column)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise row.wrong(column, f"{text!r} is not a time", "such as 2026-03-01T12:00:00") from None
+
+
+def _jobs(
+    rows: Sequence[Row], submit: str, length: str, gpus: Callable[[Row], int], gpu_type: str, gpus_per_node: int
+) -> tuple[TraceJob, ...]:
+    if not rows:
+        raise UsageError("--trace", "has no jobs with GPUs that ran")
+    first_s = _when(rows[0], submit)
+    jobs = []
+    for row in rows:
+        count = gpus(row)
+        each = max(k for k in range(1, gpus_per_node + 1) if count % k == 0)
+        placed = Placed(gpu_type, (each,) * (count // each))
+        batch = _SEQUENCES * count
+        truth = Scaling((gpu_type,), row.number(length, 0), placed, batch)
+        name = row.values.get("JobID") or f"line {row.line}"
+        jobs.append(TraceJob(name, "log", _when(row, submit) - first_s, count, batch, truth, row.where, gpu_type))
+    return tuple(jobs)

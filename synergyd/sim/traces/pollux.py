@@ -1,0 +1,54 @@
+"""Workloads of the Pollux artifact: name,time,application,num_replicas,batch_size, in order of time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synergyd.errors import UsageError
+from synergyd.sim.measured import Measured, read_application
+from synergyd.sim.records import TraceJob
+from synergyd.sim.tables import in_order, read_table
+
+COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
+# The reference lets nobody change the batch of this application.
+FIXED_BATCH = {"ncf": 32768}
+
+
+def read(path: Path, profiles: Path | None, gpu_type: str = "t4") -> tuple[TraceJob, ...]:
+    """The jobs of a workload; `profiles` holds a folder for each application (default: traces/ beside the workload's own
+    folder). Raises UsageError."""
+    folder = profiles or path.parent.parent / "traces"
+    rows = read_table(path, COLUMNS)
+    in_order(rows, "time", lambda row: row.number("time", 0))
+    known: dict[str, Measured] = {}
+    jobs = []
+    for row in rows:
+        kind = row.text("application")
+        if kind not in known:
+            if not kind.isidentifier() or not (folder / kind).is_dir():
+                have = sorted(p.name for p in folder.glob("*") if p.is_dir())
+                there = f"{folder} has {', '.join(have)}" if have else f"{folder} has no applications: give --profiles"
+                raise row.wrong("application", f"nothing was measured of {kind!r}", there)
+            known[kind] = read_application(folder / kind, gpu_type)
+        truth = known[kind]
+        batch = row.whole("batch_size", 1)
+        if not truth.low <= batch <= truth.high:
+            right = f"{kind} was measured from {truth.low} to {truth.high}"
+            raise row.wrong("batch_size", f"{batch} was not measured", right)
+        jobs.append(
+            TraceJob(
+                row.text("name"),
+                kind,
+                row.number("time", 0),
+                row.whole("num_replicas", 1, 100_000),
+                FIXED_BATCH.get(kind, batch),
+                truth,
+                row.where,
+                gpu_type,
+                batch_fixed=kind in FIXED_BATCH,
+                max_micro_batch=truth.largest_local,  # the reference's jobs state it too
+            )
+        )
+    if not jobs:
+        raise UsageError(str(path), "has no jobs")
+    return tuple(jobs)

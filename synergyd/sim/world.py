@@ -1,0 +1,292 @@
+"""What truly happens: jobs on GPUs, moved from event to event.
+
+Nothing ticks. Between two events every running job moves at a constant pace, so its next event is known exactly: the end
+of a stage of its training. Who decides what runs is the Director's business (`rigid.py`, `managed.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+from synergyd.sim.records import Held, JobResult, Pace, Placed, Scenario, TraceJob
+
+# Order of events at the same instant: what has happened comes before the decision that is to know of it.
+STAGE, NODE, ARRIVAL, ACTION, EPOCH, LATE = range(6)
+STUCK_S = 30 * 24 * 3600.0  # nothing runs and nothing starts for so long: a trace that can't run out
+
+
+@dataclass
+class Live:
+    """A job that has arrived. `grant` is what it holds: (node, GPUs) in the order given; `ready_s` when it trains."""
+
+    job_id: int
+    job: TraceJob
+    grant: tuple[tuple[str, int], ...] = ()
+    plan: Plan | None = None  # as executed
+    pace: Pace | None = None
+    stage: int = 0
+    progress: float = 0.0
+    synced_s: float = 0.0
+    ready_s: float = math.inf
+    granted_s: float = 0.0
+    started_s: float | None = None
+    finished_s: float | None = None
+    saved_s: float = 0.0  # when its last checkpoint was asked for, or this incarnation began
+    starts: int = 0
+    gpu_s: float = 0.0
+    idle_s: float = 0.0
+    version: int = 0  # events of an older one are void
+
+    @property
+    def gpus(self) -> int:
+        return sum(gpus for _, gpus in self.grant)
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.starts - 1)
+
+
+class Director(Protocol):
+    """Decides. Called by the World; acts through `begin` and `halt`."""
+
+    def arrived(self, world: World, live: Live) -> None: ...
+    def moved(self, world: World, live: Live) -> None:
+        """Its pace is about to change: the last moment at which it can report the one it had."""
+        ...
+
+    def finished(self, world: World, live: Live) -> None: ...
+    def lost(self, world: World, live: Live) -> None:
+        """Its node failed: it has been halted."""
+        ...
+
+    def epoch(self, world: World) -> None: ...
+
+
+@dataclass
+class World:
+    """One simulation. `jobs` are those that have arrived and not finished, in order of arrival."""
+
+    scenario: Scenario
+    director: Director
+    now_s: float = 0.0
+    jobs: dict[int, Live] = field(default_factory=dict)
+    results: dict[int, JobResult] = field(default_factory=dict)
+    held: list[Held] = field(default_factory=list)
+    goodput: list[tuple[float, float]] = field(default_factory=list)
+    worth: Callable[[Live], float] = field(
+        default=lambda live: 1.0
+    )  # least GPU seconds of one unit of a job's progress
+
+    def __post_init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.free = {node.name: node.gpus for node in self.scenario.cluster.nodes}
+        self.down: set[str] = set()
+        self._types = {node.name: node.gpu_type for node in self.scenario.cluster.nodes}
+        self._arrivals = iter(enumerate(self.scenario.jobs, start=1))
+        self._left = len(self.scenario.jobs)
+        self._epoch_at_s: float | None = None
+        self._changed_s = 0.0
+
+    def run(self, on_progress: Callable[[int, float], None] | None = None) -> None:
+        """To the end of the last job. Raises UsageError where the rest of the jobs can never run."""
+        for outage in self.scenario.outages:
+            self.at(outage.start_s, NODE, lambda name=outage.node: self._node_down(name))  # type: ignore[misc]
+            self.at(outage.end_s, NODE, lambda name=outage.node: self._node_up(name))  # type: ignore[misc]
+        self._next_arrival()
+        while self._left:
+            time_s, _, _, act = heapq.heappop(self._heap)
+            self.now_s = max(self.now_s, time_s)
+            before = self._left
+            act()
+            if on_progress is not None and self._left != before:
+                on_progress(len(self.scenario.jobs) - self._left, self.now_s)
+
+    def at(self, time_s: float, kind: int, act: Callable[[], None]) -> None:
+        """`act` at `time_s`, after what is of a lower kind at that instant."""
+        heapq.heappush(self._heap, (time_s, kind, next(self._order), act))
+
+    # -- what directors do -------------------------------------------------------------------------------------------
+
+    def begin(self, live: Live, grant: tuple[tuple[str, int], ...], plan: Plan, delay_s: float) -> None:
+        """Gives GPUs to a job that has none; it trains after `delay_s`."""
+        assert not live.grant and grant
+        for name, gpus in grant:
+            assert self.free[name] >= gpus and name not in self.down, f"{name} has not {gpus} GPUs free"
+            self.free[name] -= gpus
+        live.grant = grant
+        live.plan = live.job.truth.executed(plan)
+        live.granted_s, live.ready_s, live.synced_s = self.now_s, self.now_s + delay_s, self.now_s + delay_s
+        live.saved_s = self.now_s
+        live.idle_s += delay_s
+        live.starts += 1
+        live.started_s = self.now_s if live.started_s is None else live.started_s
+        self._changed_s = self.now_s
+        self._plan_stage(live)
+
+    def halt(self, live: Live) -> None:
+        """Takes a job's GPUs; its progress is kept as it stands."""
+        self.sync(live)
+        live.version += 1
+        if not live.grant:
+            return
+        if self.now_s > live.granted_s:
+            self.held.append(Held(live.job_id, live.granted_s, self.now_s, live.grant))
+        live.gpu_s += live.gpus * (self.now_s - live.granted_s)
+        # a start cut short counts as far as it came, and so does what passed since it paused
+        live.idle_s += self.now_s - live.synced_s if live.pace is None else min(0.0, self.now_s - live.ready_s)
+        for name, gpus in live.grant:
+            self.free[name] += gpus
+        live.grant, live.plan, live.pace, live.ready_s = (), None, None, math.inf
+        self._changed_s = self.now_s
+
+    def pause(self, live: Live) -> None:
+        """Training stops (it writes its checkpoint); the GPUs stay with it."""
+        self.sync(live)
+        live.version += 1
+        live.synced_s, live.saved_s = max(self.now_s, live.ready_s), self.now_s
+        live.pace = None
+
+    def resume(self, live: Live) -> None:
+        """A pause that came to nothing ends."""
+        live.idle_s += max(0.0, self.now_s - live.synced_s)
+        live.synced_s = max(live.ready_s, self.now_s)
+        self._plan_stage(live)
+
+    def replan(self, live: Live, plan: Plan) -> None:
+        """Another batch from the next step on, on the same GPUs."""
+        self.sync(live)
+        live.plan = live.job.truth.executed(plan)
+        live.synced_s = max(self.now_s, live.ready_s)
+        self._plan_stage(live)
+
+    def sync(self, live: Live) -> None:
+        """Brings `progress` up to now."""
+        if live.pace is not None and self.now_s > live.synced_s:
+            live.progress += live.pace.rate * (self.now_s - live.synced_s)
+            live.progress = min(live.progress, live.job.truth.end(live.stage))
+            live.synced_s = self.now_s
+
+    def placed(self, live: Live) -> Placed:
+        return Placed(self._types[live.grant[0][0]], tuple(gpus for _, gpus in live.grant))
+
+    def wake(self) -> None:
+        """An epoch at the next point of the period's grid."""
+        period = self.scenario.epoch_s
+        # the grid starts one period after zero: nobody decides before there was anything to see
+        next_s = max(1, math.ceil(self.now_s / period - 1e-9)) * period
+        if self._epoch_at_s is None or next_s < self._epoch_at_s:
+            self._epoch_at_s = next_s
+            self.at(next_s, EPOCH, self._epoch)
+
+    def running(self) -> Iterator[Live]:
+        return (live for live in self.jobs.values() if live.grant)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _next_arrival(self) -> None:
+        found = next(self._arrivals, None)
+        if found is not None:
+            job_id, job = found
+            self.at(job.submit_s, ARRIVAL, lambda: self._arrive(job_id, job))
+
+    def _arrive(self, job_id: int, job: TraceJob) -> None:
+        live = Live(job_id, job)
+        self.jobs[job_id] = live
+        self._changed_s = self.now_s
+        self._next_arrival()
+        self.director.arrived(self, live)
+        self.wake()
+
+    def _epoch(self) -> None:
+        if self._epoch_at_s != self.now_s:
+            return
+        self._epoch_at_s = None
+        if not self.jobs:
+            return
+        self.director.epoch(self)
+        speed = sum(live.pace.rate * self.worth(live) for live in self.running() if live.pace is not None)
+        self.goodput.append((self.now_s, speed))
+        if not any(live.grant for live in self.jobs.values()) and self.now_s - self._changed_s > STUCK_S:
+            names = ", ".join(live.job.where or live.job.name for live in list(self.jobs.values())[:3])
+            raise UsageError(names, "never starts under this policy", "look at its size and at the cluster's")
+        period = self.scenario.epoch_s
+        self._epoch_at_s = (math.floor(self.now_s / period + 1e-9) + 1) * period
+        self.at(self._epoch_at_s, EPOCH, self._epoch)
+
+    def _plan_stage(self, live: Live) -> None:
+        """The event of the end of the present stage."""
+        assert live.plan is not None
+        truth = live.job.truth
+        live.version += 1
+        live.pace = truth.pace(live.stage, self.placed(live), live.plan)
+        if live.pace is None or live.pace.rate <= 0:
+            raise UsageError(
+                live.job.where or live.job.name,
+                f"nothing was measured of {live.plan} on {self.placed(live)}",
+                "the trace's job can't be simulated there",
+            )
+        needed_s = max(0.0, (truth.end(live.stage) - live.progress) / live.pace.rate)
+        exact_s = live.synced_s + needed_s
+        end_s, kind = exact_s, STAGE
+        if self.scenario.whole_seconds:
+            end_s = live.synced_s + round(needed_s)
+            # what is rounded down into a decision's instant was in truth not over when it was taken
+            kind = LATE if end_s < exact_s else STAGE
+        version = live.version
+        self.at(end_s, kind, lambda: self._stage_over(live, version))
+
+    def _stage_over(self, live: Live, version: int) -> None:
+        if live.version != version:
+            return
+        truth = live.job.truth
+        live.progress, live.synced_s = truth.end(live.stage), self.now_s
+        self.director.moved(self, live)
+        live.stage += 1
+        if live.stage < truth.stages:
+            self._plan_stage(live)
+            return
+        live.stage = truth.stages - 1
+        live.finished_s = self.now_s
+        live.synced_s, live.pace = self.now_s, None
+        self.halt(live)
+        del self.jobs[live.job_id]
+        self._left -= 1
+        assert live.started_s is not None
+        self.results[live.job_id] = JobResult(
+            live.job, live.started_s, self.now_s, live.restarts, live.gpu_s, live.idle_s
+        )
+        self.director.finished(self, live)
+
+    def _node_down(self, name: str) -> None:
+        self.down.add(name)
+        self._changed_s = self.now_s
+        for live in [live for live in self.running() if any(node == name for node, _ in live.grant)]:
+            every = self.scenario.checkpoint_every_s
+            self.sync(live)
+            # it wrote its own checkpoint every so often; what came after the last one is lost
+            since_s = max(live.ready_s, live.saved_s)
+            lost_s = math.fmod(max(0.0, self.now_s - since_s), every)
+            if live.pace is not None:
+                start = live.job.truth.end(live.stage - 1) if live.stage else 0.0
+                live.progress = max(start, live.progress - live.pace.rate * lost_s)
+            self.halt(live)
+            self.director.lost(self, live)
+        self.wake()
+
+    def _node_up(self, name: str) -> None:
+        self.down.discard(name)
+        self._changed_s = self.now_s
+        self.wake()
+
+
+def results_in_order(world: World) -> tuple[JobResult, ...]:
+    """Every job's result, in the trace's order."""
+    return tuple(world.results[i] for i in range(1, len(world.scenario.jobs) + 1))

@@ -1,0 +1,65 @@
+"""`synergyctl simulate` on made-up jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from synergyd.cli.simulate import groups, policy_names, simulate_verb, with_costs
+from synergyd.cli.synergyctl import cli
+from synergyd.errors import UsageError
+from synergyd.sim.records import Costs
+
+SMALL = ["--trace", "generate:12,1", "--nodes", "2", "--gpus-per-node", "4"]
+KEYS = {"jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "restarts_per_job", "worst_ftf"}
+
+
+def test_json_holds_every_policy_and_the_bound(tmp_path: Path) -> None:
+    path, picture = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = [*SMALL, "--policy", "tiresias,fifo", "--json", str(path), "--plot", str(picture)]
+    done = CliRunner().invoke(cli, ["simulate", *arguments])
+    assert (done.exit_code, done.exception) == (0, None)
+    assert "no scheduler can beat" in done.output and "tiresias" in done.output
+    found = json.loads(path.read_text())
+    assert list(found["policies"]) == ["tiresias", "fifo"]
+    for one in found["policies"].values():
+        assert set(one) >= KEYS | {"unfair_share", "decision_ms_median"}
+        assert one["jobs"] == one["finished"] == 12
+        assert one["avg_jct_s"] >= found["lower_bound_avg_jct_s"] > 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_json_on_stdout_is_all_there_is() -> None:
+    done = CliRunner().invoke(simulate_verb, [*SMALL, "--policy", "fifo", "--json", "-"])
+    assert json.loads(done.stdout)["policies"]["fifo"]["finished"] == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trace", "none"], "--trace: 'none' is not KIND:PATH"),
+        (["--trace", "pollux:/nowhere.csv"], "/nowhere.csv: can't be read"),
+        ([*SMALL, "--policy", "best"], "--policy: no policy is called 'best'"),
+        ([*SMALL, "--types", "a100=2"], "--types: 'a100=2' is not TYPE=NODESxGPUS"),
+        ([*SMALL, "--types", "a100=2x4,t4=1x1", "--policy", "tiresias"], "--policy: tiresias knows one GPU type only"),
+        ([*SMALL, "--policy", "fifo", "--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(simulate_verb, arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_words_of_the_options() -> None:
+    assert groups("a100=8x8,t4=16x4") == {"a100": (8, 8), "t4": (16, 4)}
+    for text in ("a100=0x8", "a100=8x", "=8x8", "a=1x1,a=1x1"):
+        with pytest.raises(UsageError, match="--types"):
+            groups(text)
+    assert policy_names("fifo, synergy,fifo") == ["fifo", "synergy"]
+    assert with_costs(Costs(), None, None) == Costs()
+    assert with_costs(Costs(), 5.0, 60.0) == Costs(5.0, 16.0, 4.0, 40.0)
