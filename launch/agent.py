@@ -112,6 +112,8 @@ class Agent:
             "tokens": None,
             "noise_scale": None,
             "peak_memory_bytes": None,
+            "done": None,
+            "total": None,
             "checkpoint_step": None,
             "checkpoint_requests": 0,
             "plan": asdict(plan),
@@ -198,10 +200,13 @@ class Agent:
         tokens: int | None = None,
         noise_scale: float | None = None,
         own_s: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
     ) -> bool:
         """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM).
 
-        `own_s`: seconds of this rank's own work in the step, up to its first collective.
+        `own_s`: seconds of this rank's own work in the step, up to its first collective. `done` of `total` examples are
+        trained: from these the scheduler knows when the job ends, and whether it meets its deadline.
         """
         now = self._monotonic()
         self._timer.add(now - self._mark)
@@ -210,6 +215,7 @@ class Agent:
         self._status.update(
             step=step, step_s=self._timer.median_s, loss=loss, tokens=tokens, noise_scale=noise_scale, state="training"
         )
+        self._status.update(done=done, total=total)
         self._log_step(step, loss)
         if self._stragglers is not None and own_s is not None and self._stragglers.add(own_s):
             self._status["slow_nodes"] = sorted(self._stragglers.slow)

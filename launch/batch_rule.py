@@ -54,6 +54,8 @@ class Following:
     samples: int = 0
     progress: float = 0.0
     _schedule_steps: int = field(default=0, repr=False)
+    # examples of the whole run, as it counts them; not known until it was asked for its end
+    total: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.base < 1:
@@ -80,6 +82,7 @@ class Following:
 
     def finished(self, steps: int) -> bool:
         """Whether a run of `steps` steps of M0 has reached its end."""
+        self.total = float(steps * self.base)
         # half an example: sums of fractions must not cost a whole step
         return self.done > steps * self.base - 0.5
 

@@ -206,6 +206,8 @@ class SynergyTask:
             tokens=self.samples * self._tokens_per_sample,
             noise_scale=self.noise.value,
             own_s=self._own.take(),
+            done=self.following.done,
+            total=self.following.total,
         )
         changed = self.agent.take_batch()
         if changed is not None:

@@ -283,6 +283,8 @@ class Report:
     accepts: Accepts = NOTHING_MORE
     slow_nodes: tuple[str, ...] = ()  # that hold the job's other nodes up, by its ranks' own times
     stalled_s: float | None = None  # without a step for so long, which is longer than its steps take
+    done: float | None = None  # examples trained so far of `total`
+    total: float | None = None
     rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
 
 

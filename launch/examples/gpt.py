@@ -118,7 +118,13 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             if args.step_delay:
                 time.sleep(args.step_delay)
             if not agent.after_step(
-                run.step, loss=loss, tokens=run.tokens, noise_scale=run.noise_scale, own_s=run.own.take()
+                run.step,
+                loss=loss,
+                tokens=run.tokens,
+                noise_scale=run.noise_scale,
+                own_s=run.own.take(),
+                done=run.following.done,
+                total=run.following.total,
             ):
                 return
             changed = agent.take_batch()

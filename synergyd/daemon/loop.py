@@ -15,6 +15,7 @@ from synergyd.daemon import heartbeat, lives
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.news import News, present
+from synergyd.daemon.progress import attained, progress_of
 from synergyd.daemon.rebatch import better_batch
 from synergyd.daemon.registry import Registry
 from synergyd.daemon.watch import warnings
@@ -93,6 +94,8 @@ class Daemon:
         self._batches: dict[tuple[int, int], Plan] = {}  # told to (job, restarts)
         self._heard_s: dict[int, float] = {}  # when the latest report of each job came
         self._warned: dict[tuple[int, int], frozenset[str]] = {}
+        self._attained_gpu_s: dict[int, float] = {}  # since this daemon looks
+        self._looked_s: float | None = None
         self._told: set[tuple[int, int]] = set()
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
@@ -131,6 +134,8 @@ class Daemon:
         self._observe(here, began)
         self._give_up_lost(cluster)
         snapshot = self._snapshot(cluster, types, crowded_partitions(rows, self.registry.known), began)
+        passed_s = 0.0 if self._looked_s is None else began - self._looked_s
+        self._attained_gpu_s, self._looked_s = attained(self._attained_gpu_s, snapshot.jobs, passed_s), began
         plans, shared = self._plans(), self._shared(snapshot.jobs)
         forecasts = {
             j.job_id: self.forecast.cells(j, self._believed(j, shared), plans.get(j.job_id), cluster)
@@ -145,6 +150,7 @@ class Daemon:
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
             plans,
             self.ages_s,
+            progress=progress_of(snapshot.jobs, self.reports, self._attained_gpu_s),
         )
         self.decisions = decisions
         record = EpochRecord(
