@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Profile, Shape
-from synergyd.task import SynergyTask, figures, load_model
-from synergyd.task.accepts import Accepts
+from synergyd.records import Accepts, Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
+from synergyd.task import SynergyTask, figures, load_model, synergy_task
 from synergyd.task.plans import Limits
 from synergyd.task.search import rank
 
@@ -68,15 +67,20 @@ def measure(repeats: int) -> list[dict[str, object]]:
         ("Cells of 70B, all degrees, batch 512:4096", (512, 4096), Profile(noise_scale=3000.0), True),
     ):
         task = a_task(a_job(batch), profile, everything)
-        best, median = timed(lambda task=task: task.cells(cluster), max(3, repeats // 3))
-        found = len(task.cells(cluster))
+
+        def cells(task: SynergyTask = task) -> tuple[Cell, ...]:
+            synergy_task._best_cells.cache_clear()  # what is timed is the search, not its memory
+            return task.cells(cluster)
+
+        best, median = timed(cells, max(3, repeats // 3))
+        found = len(cells())
         rows.append({"case": name, "cells": found, "best_ms": best, "median_ms": median, "bound_ms": 100.0})
     return rows
 
 
 def a_task(job: Job, profile: Profile, everything: bool) -> SynergyTask:
     said = Accepts(vpp=True, cp=True, ep=True) if everything else Accepts()
-    return SynergyTask(job, profile, load_model("llama3-70b"), {}, accepts=said)
+    return SynergyTask(job, replace(profile, accepts=said), load_model("llama3-70b"), {})
 
 
 def main() -> None:
