@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import signal
@@ -23,9 +24,19 @@ from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
 
+_COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
 KEEP_S, PRUNE_EVERY_S = 30 * 86400.0, 86400.0  # history in the database
 BUSY_TICK_S, CALM_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 300.0
+
+
+def _spare_collector(epochs: int) -> None:
+    """Millions of Cells stay from epoch to epoch; the collector, which would walk through them in the middle of a decision,
+    is told to pass them over. Now and then it looks at everything after all."""
+    if epochs % _COLLECT_EVERY == 0:
+        gc.unfreeze()
+        gc.collect()
+    gc.freeze()
 
 
 def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], None] | None = None) -> int:
@@ -98,7 +109,7 @@ def _loop(
     # makes the default database, and tells of a wrong URL at once
     if not daemon.tools.store.refresh() and once:
         raise UnavailableError("", daemon.tools.store.problem)  # nothing could be stored, and nobody leads
-    away = ""
+    away, epochs = "", 0
     while not stop.is_set():
         now_s = time.monotonic()
         try:
@@ -109,6 +120,8 @@ def _loop(
                     log.info("standing by: %s", leadership.problem or "another synergyd leads")
                 record = daemon.epoch()
                 metrics.epoch(record, daemon)
+                epochs += 1
+                _spare_collector(epochs)
                 if now_s - pruned_s >= PRUNE_EVERY_S:
                     pruned_s = now_s
                     daemon.tools.store.prune(time.time() - KEEP_S)

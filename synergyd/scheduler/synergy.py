@@ -46,7 +46,9 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     """The allocation by prices, with its bound; `greedy` where that is better or no choice keeps every job running."""
     made = table(problem)
     full, movable, split = made.instance, made.movable, made.split
-    hold = np.array([_hold(ask, problem) for ask in problem.asks])
+    waits = np.array([0.0 if a.current is None else a.weight * waiting(a, problem.terms) for a in problem.asks])
+    # what it is worth to run at all: against waiting, as for a job that waits
+    hold = np.where(made.running, np.maximum(made.stay - waits, 1e-3), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     found: Solution | None = None
     for _ in range(_HOLDS):
@@ -69,13 +71,6 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     return greedy(problem)
 
 
-def _hold(ask: Ask, problem: Problem) -> float:
-    """What it is worth to run at all: against waiting, as for a job that waits."""
-    if ask.current is None:
-        return 0.0
-    return max(stay_value(ask, problem.terms) - ask.weight * waiting(ask, problem.terms), 1e-3)
-
-
 def _read(problem: Problem, made: Table, found: Solution) -> tuple[list[int | None], set[int]]:
     choice: list[int | None] = [ask.current for ask in problem.asks]
     moved = set()
@@ -92,7 +87,7 @@ def _settle(problem: Problem, choice: list[int | None], asked: set[int]) -> tupl
     """Moves jobs that stay where others can't be laid beside them: on the node where that costs least."""
     moved = set(asked)
     for _ in range(_MOVE_ROUNDS):
-        taken = allocation(problem, choice, frozenset(moved))
+        taken = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its worth is nobody's business here
         placed = place(problem.rooms, requests_of(problem, taken))
         if not placed.failed:
             break

@@ -23,14 +23,17 @@ _STAY = -1  # in place of a Cell's index: the job stays where it is
 class Table:
     """`instance` with, for each of its columns, the index of the Cell that it gives its job (-1: staying in place).
 
-    `movable` [N]: running jobs that may change. `base` is the objective of changing nothing, which utilities are gains
-    over. `split`: some job could be laid over several pools, which no column says, so that the bound does not hold.
+    `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is what each job is worth if nothing changes,
+    `base` their sum, which utilities are gains over. `split`: some job could be laid over several pools, which no column
+    says, so that the bound does not hold.
     """
 
     instance: Instance
     cell: Ints
     job: Ints
+    running: Bools
     movable: Bools
+    stay: Floats
     base: float
     split: bool
 
@@ -71,7 +74,7 @@ def table(problem: Problem) -> Table:
         limit,
     )
     cells = np.concatenate([np.full(len(stays), _STAY, dtype=np.intp), cell[at]])[order]
-    return Table(made, cells, all_jobs[order], movable, float(stay.sum()), uses.split)
+    return Table(made, cells, all_jobs[order], running, movable, stay, float(stay.sum()), uses.split)
 
 
 _NONE = np.empty(0, dtype=np.intp)

@@ -12,6 +12,7 @@ ended with new ones in their place. Parts, in milliseconds of CPU: table (Synerg
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import resource
@@ -180,6 +181,7 @@ def main() -> None:
     rest = []
     for _ in range(given.repeats):
         world.pass_time()
+        gc.freeze()  # as the daemon does between epochs (service.py)
         rest.append(epoch(world, forecast, settings))
     steady = {
         key: {"median": statistics.median(e[key] for e in rest), "worst": max(e[key] for e in rest)} for key in rest[0]
