@@ -502,3 +502,29 @@ def test_auto_takes_what_fits(small: SlurmCluster, backend: str) -> None:
         assert raw["name"] == "pyslurm" and "which is installed" in raw["why"]
     else:
         assert raw["name"] in available() and raw["why"]
+
+
+# -- what a job asks of its nodes ----------------------------------------------------------------------------------
+
+
+def test_leaf_switches_features_accounts_and_reservations() -> None:
+    cluster = SlurmCluster([NodeGroup("a100", 4, 1)], slurm_conf=["TopologyPlugin=topology/tree"])
+    (cluster.folder / "topology.conf").write_text(
+        "SwitchName=s0 Nodes=n[1-2]\nSwitchName=s1 Nodes=n[3-4]\nSwitchName=spine Switches=s[0-1]\n"
+    )
+    with cluster as c:
+        backend = CommandLine(environment=c.env)
+        assert backend.leaf_switches() == {"n1": "s0", "n2": "s0", "n3": "s1", "n4": "s1"}
+        c.run("scontrol", "update", "NodeName=n[1-2]", "AvailableFeatures=ib,fast", "ActiveFeatures=ib,fast")
+        plain = c.sbatch(SLEEP, "--hold")
+        picky = c.sbatch(SLEEP, "--hold", "--constraint=ib&fast", "--account=chem")
+        c.run("scontrol", "create", "reservation", "ReservationName=week", "Users=root", "StartTime=now", "Duration=60",
+              "Nodes=n4")  # fmt: skip
+        kept = c.sbatch(SLEEP, "--hold", "--reservation=week")
+        rows = {row.job_id: row for row in backend.jobs()}
+        assert (rows[plain].features, rows[plain].reservation) == ("", "")
+        assert (rows[picky].features, rows[picky].account) == ("ib&fast", "chem")
+        assert rows[kept].reservation == "week"
+        assert {n.name: n.features for n in backend.nodes()}["n1"] == ("ib", "fast")
+    with SlurmCluster([NodeGroup("a100", 1, 1)]) as flat:
+        assert CommandLine(environment=flat.env).leaf_switches() == {}
