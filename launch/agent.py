@@ -12,7 +12,7 @@ and stop at the same step boundary. It talks to the launcher through the environ
 | SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: no save is begun that would take longer (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
-| SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range (no daemon does) |
+| SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; told: a daemon does |
 | batch | file in the run folder: the global and micro-batch to go on with, as JSON; the daemon's choice |
 | SIGUSR2 | checkpoint now and go on |
 | SIGTERM | finish the step, checkpoint, exit 0 |
@@ -170,6 +170,7 @@ class Agent:
         self._save = save
         self._status.update(
             step=step,
+            plan=asdict(self.plan),
             tokens=tokens,
             resharding=resharding,
             rebatching=base_batch is not None,

@@ -14,6 +14,8 @@ from launch.tuning import batch_range
 from synergyd.errors import UsageError
 from synergyd.records import Plan
 
+TOLD = "told"  # as SYNERGY_GLOBAL_BATCH: a daemon chooses
+
 
 @dataclass(frozen=True)
 class AgentSettings:
@@ -31,6 +33,7 @@ class AgentSettings:
     world: int = 1
     accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
     batch_range: tuple[int, int] | None = None
+    batch_told: bool = False  # a daemon chooses the batch
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -59,7 +62,8 @@ class AgentSettings:
             local_rank=_number(env, "LOCAL_RANK", int, 0),
             world=world,
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
-            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits else None,
+            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != TOLD else None,
+            batch_told=limits == TOLD,
         )
 
 

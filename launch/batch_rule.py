@@ -1,7 +1,7 @@
 """How a run follows its batch: the rule for the learning rate, and how far a step brings it.
 
 M0 is the batch that the script's own learning rate was tuned for: the batch the script itself names, kept in the
-checkpoint. What is tuned for it (rate, betas, weight decay) stays in the optimiser; the rule is applied for the
+checkpoint. What is tuned for it (rate, weight decay) stays in the optimiser; the rule is applied for the
 duration of a step, so that a change between two incarnations finds M0's settings again.
 
 Schedules and the run's end are counted in examples, one of two ways: `examples` as they are, so that a run of N steps
@@ -65,9 +65,9 @@ class Following:
         if self.count not in COUNTS:
             raise UsageError("count", f"{self.count} is not known", f"it may be {' or '.join(COUNTS)}")
 
-    def factors(self, batch: int, noise: float | None, betas: tuple[float, float] | None = None) -> Factors:
+    def factors(self, batch: int, noise: float | None) -> Factors:
         """For a step of `batch` examples."""
-        return Factors() if batch == self.base else factors(self.rule, self.base, batch, noise, betas)
+        return Factors() if batch == self.base else factors(self.rule, self.base, batch, noise)
 
     def advance(self, batch: int, noise: float | None) -> int:
         """A step of `batch` examples is done; how many steps a schedule made for M0 goes on by (0 or more)."""
@@ -145,13 +145,10 @@ def at_batch(
     """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for group in groups:
-        betas = group.get("betas")
-        found = following.factors(batch, noise, tuple(betas) if betas is not None else None)
-        kept.append((group, {name: group[name] for name in ("lr", "weight_decay", "betas") if name in group}))
+        found = following.factors(batch, noise)
+        kept.append((group, {name: group[name] for name in ("lr", "weight_decay") if name in group}))
         if "lr" in group:
             group["lr"] = group["lr"] * found.rate
-        if found.betas is not None:
-            group["betas"] = found.betas
         apart = group.get("decoupled_weight_decay") if decoupled is None else decoupled
         if apart and "weight_decay" in group:
             group["weight_decay"] = group["weight_decay"] * found.decoupled_decay

@@ -27,6 +27,7 @@ from launch import allocation as slurm
 from launch import handover as handovers
 from launch import megatron_args, megatron_batch, run_folder
 from launch.accepts import accepts
+from launch.agent_settings import TOLD
 from launch.allocation import Allocation
 from launch.handover import Handover
 from launch.megatron_batch import Trained
@@ -156,7 +157,7 @@ def start_of(
     if taken != NOTHING_MORE:
         environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(taken))
     # where a daemon is told of the run, it chooses
-    environment["SYNERGY_GLOBAL_BATCH"] = "" if given and given.report else batch_limits
+    environment["SYNERGY_GLOBAL_BATCH"] = TOLD if given and given.report else batch_limits
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
         # Megatron wants it for tp and cp, and refuses it where parameters are shared out

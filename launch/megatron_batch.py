@@ -86,13 +86,10 @@ def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[s
 def _rates(out: list[str], base: int, batch: int) -> list[str]:
     kind = (values(out, "--optimizer") or ["adam"])[-1]
     rule = _RULES.get(kind, "none")
-    betas = (real(out, "--adam-beta1", 0.9), real(out, "--adam-beta2", 0.999)) if kind == "adam" else None
-    found = factors(rule, base, batch, None, betas)
+    found = factors(rule, base, batch)
     changed = {n: real(out, n, 0.0) * found.rate for n in ("--lr", "--min-lr", "--lr-warmup-init") if values(out, n)}
     if kind == "adam":
         changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * found.decoupled_decay
-    if found.betas is not None:
-        changed["--adam-beta1"], changed["--adam-beta2"] = found.betas
     for name, value in changed.items():
         out = [*drop(out, (name,)), name, f"{value:.8g}"]
     return out
@@ -109,4 +106,12 @@ def _lengths(out: list[str], base: int, batch: int, trained: Trained) -> list[st
         out = [*out, "--lr-decay-samples", str(total)]
     left = max(0, total - trained.samples(base))
     iterations = trained.iteration + -(-left // batch)
-    return [*drop(out, ("--train-iters", "--train-samples")), "--train-samples", str(iterations * batch)]
+    # Megatron takes this number for the size of its data as well: never less than what the run has seen and will see
+    samples = max(iterations * batch, trained.samples(base) + left if left else 0)
+    out = [*drop(out, ("--train-iters", "--train-samples")), "--train-samples", str(samples)]
+    own = number(out, "--exit-interval", 0)
+    sooner = own and (trained.iteration // own + 1) * own <= iterations  # the user's own stop comes first
+    if samples > iterations * batch and iterations > trained.iteration and not sooner:
+        # after a larger batch these samples are more than the iterations that are left: those end the run
+        out = [*drop(out, ("--exit-interval",)), "--exit-interval", str(iterations)]
+    return out

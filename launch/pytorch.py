@@ -89,7 +89,7 @@ class SynergyTask:
         together = dist.is_available() and dist.is_initialized()
         with _one_line(int(os.environ.get("RANK", "0"))):
             settings = AgentSettings.from_environment()
-            if batch_range is not None and settings.batch_range is None:
+            if batch_range is not None and settings.batch_range is None and not settings.batch_told:
                 settings = replace(settings, batch_range=batch_range)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))

@@ -16,9 +16,9 @@ from synergyd.records import Plan
 
 @dataclass(frozen=True)
 class _Kept:
-    """The gradient of the step before, and its squared norm."""
+    """The gradients of the step before by the parameter's id, and their squared norm."""
 
-    gradients: list[torch.Tensor]
+    gradients: dict[int, torch.Tensor]
     square: float
 
 
@@ -87,16 +87,17 @@ class GradientNorms:
             self._small.append(_square(gradient))
 
     def _consecutive(self, unscale: float) -> Norms:
-        gradients = [_local(p.grad).detach() for p in self._parameters if p.grad is not None]
+        held = {id(p): _local(p.grad).detach() for p in self._parameters if p.grad is not None}
+        gradients = list(held.values())
         if not gradients:
             return SILENT
         now = float(torch.stack([_square(g) for g in gradients]).sum()) * unscale * unscale
         before, self._before = self._before, None
-        if before is None or len(before.gradients) != len(gradients):
+        if before is None or before.gradients.keys() != held.keys():  # not of the same parameters: no pair
             # unscaled here: the scale may be another at the next step
-            self._before = _Kept([g.float() * unscale for g in gradients], now)
+            self._before = _Kept({i: g.float() * unscale for i, g in held.items()}, now)
             return SILENT
-        pairs = zip(before.gradients, gradients, strict=True)
+        pairs = zip(before.gradients.values(), gradients, strict=True)
         product = unscale * float(torch.stack([torch.sum(a * b) for a, b in pairs]).sum())
         small = (before.square + now) / 2
         batch = self._plan.global_batch

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from synergyd.errors import UsageError
 
 RULES = ("adascale", "sqrt", "linear", "none")
-FLOORS = (0.5, 0.9)  # below them Adam is no longer what it is taken for: averages over a few steps
 # optimiser -> rule with a known noise scale, and without one
 _USUAL = {
     "sgd": ("adascale", "linear"),
@@ -45,13 +44,6 @@ def adascale(base: float, batch: float, noise_scale: float) -> float:
     worth r steps at the base batch, which is also Pollux's rule (Qiao et al., OSDI 2021, section 3.1).
     """
     return (noise_scale / base + 1) / (noise_scale / batch + 1)
-
-
-def adam_betas(betas: tuple[float, float], base: float, batch: float) -> tuple[float, float]:
-    """Adam's betas at another batch: 1 - S (1 - beta), so that its averages reach back as many sequences as before
-    (Malladi et al. 2022, definition 5.2); never below 0."""
-    scale = batch / base
-    return max(0.0, 1 - scale * (1 - betas[0])), max(0.0, 1 - scale * (1 - betas[1]))
 
 
 def usual_rule(optimiser: str, noise_known: bool) -> str:
@@ -102,35 +94,23 @@ def worth(base: float, batch: float, noise_scale: float | None) -> float:
 
 @dataclass(frozen=True)
 class Factors:
-    """What an optimiser's settings are multiplied with, or replaced by, at another batch. `betas` None: as they are."""
+    """What an optimiser's settings are multiplied with at another batch."""
 
     rate: float = 1.0
     decoupled_decay: float = 1.0
-    betas: tuple[float, float] | None = None
 
 
-def factors(
-    rule: str,
-    base: float,
-    batch: float,
-    noise_scale: float | None = None,
-    betas: tuple[float, float] | None = None,
-) -> Factors:
+def factors(rule: str, base: float, batch: float, noise_scale: float | None = None) -> Factors:
     """All of `rule` at `batch`, for settings tuned at `base`. Raises UsageError as `factor` does.
 
-    AdaScale without an estimate keeps the tuned rate. Momentum of SGD stays (Goyal et al. 2017, section 3); Adam's
-    `betas` follow `adam_betas` under the square-root rule, as far as that holds: with S (1 - beta) near 1 the average
-    forgets everything between two steps, so they stop at FLOORS. Decoupled weight decay keeps its reach in sequences
-    (Wang and Aitchison 2024, section 2: rate x decay is one over it in steps): factor S / rate under `sqrt` and
-    `linear`; under `adascale` a step counts as `rate` steps of base and decays by as much: 1.
+    AdaScale without an estimate keeps the tuned rate. Momentum of SGD stays (Goyal et al. 2017, section 3), and so do
+    Adam's betas: Malladi et al. 2022 scale 1 - beta too, for runs at one batch from the start; in the middle of a run the
+    bias correction, which knows only the present beta, would then make steps up to three times too large. Decoupled
+    weight decay keeps its reach in sequences (Wang and Aitchison 2024, section 2: rate x decay is one over it in
+    steps): factor S / rate under `sqrt` and `linear`; under `adascale` a step counts as `rate` steps of base and decays
+    by as much: 1.
     """
     if rule == "adascale" and noise_scale is None:
         return Factors()
     rate = factor(rule, base, batch, noise_scale)
-    if rule not in ("sqrt", "linear"):
-        return Factors(rate)
-    scaled = None
-    if rule == "sqrt" and betas is not None:
-        first, second = adam_betas(betas, base, batch)
-        scaled = max(min(betas[0], FLOORS[0]), first), max(min(betas[1], FLOORS[1]), second)
-    return Factors(rate, batch / base / rate, scaled)
+    return Factors(rate) if rule not in ("sqrt", "linear") else Factors(rate, batch / base / rate)

@@ -30,14 +30,15 @@ class Received:
 class Inbox:
     """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
 
-    `answers` is what jobs are told when they report, by (job id, restarts): the plan whose batch they should go on with.
+    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and the plan whose batch they
+    should go on with.
     """
 
     def __init__(self, host: str, port: int, munge_socket: str = "") -> None:
         """Raises UsageError when the port can't be had."""
         self._waiting: deque[Received] = deque(maxlen=MAX_WAITING)
         self.arrived = threading.Event()
-        self.answers: Mapping[tuple[int, int], Plan] = {}  # replaced as a whole: handlers read it meanwhile
+        self.answers: Mapping[tuple[int, int], tuple[int, Plan]] = {}  # replaced as a whole: handlers read it meanwhile
         inbox = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -47,7 +48,8 @@ class Inbox:
                 try:
                     line = self.rfile.readline(2 * MAX_BYTES)
                     taken = inbox._accept(line, munge_socket)
-                    self.wfile.write(answer_line(inbox.answers.get((taken.job_id, taken.restarts))))
+                    uid, plan = inbox.answers.get((taken.report.job_id, taken.report.restarts), (None, None))
+                    self.wfile.write(answer_line(plan if uid == taken.uid else None))
                 except (SynergyError, OSError) as error:
                     log.warning("report from %s refused: %s", self.client_address[0], error)
 
@@ -82,9 +84,10 @@ class Inbox:
         self._server.shutdown()
         self._server.server_close()
 
-    def _accept(self, line: bytes, munge_socket: str) -> Report:
+    def _accept(self, line: bytes, munge_socket: str) -> Received:
         credential = munge.decode(line.decode("ascii", "replace").strip(), munge_socket)
         report = from_json(credential.payload)
-        self._waiting.append(Received(report, credential.uid))
+        received = Received(report, credential.uid)
+        self._waiting.append(received)
         self.arrived.set()
-        return report
+        return received

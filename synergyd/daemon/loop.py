@@ -168,6 +168,8 @@ class Daemon:
         )
         if self._acts or self.settings.dry_run:
             self.tools.store.save_epoch(record)
+        if not self._acts and self.tools.inbox is not None:
+            self.tools.inbox.answers = {}
         if self._acts:
             self._adopt()
             self._tell_batches(snapshot, forecasts, began)
@@ -426,7 +428,8 @@ class Daemon:
                 self._remember(life, (text,), "Batch", now_s)
         self._batches = told
         if self.tools.inbox is not None:
-            self.tools.inbox.answers = told
+            jobs = {job.job_id: job for job in snapshot.jobs}
+            self.tools.inbox.answers = {key: (jobs[key[0]].uid, plan) for key, plan in told.items()}
 
     def _want(self, decision: Decision, job: Job, life: Life) -> None:
         assert decision.cell is not None

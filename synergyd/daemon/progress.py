@@ -17,9 +17,9 @@ def progress_of(
         report = reports.get(job.job_id)
         done, left = None, None
         if report is not None and report.done is not None:
-            done = report.done
+            done = float(round(report.done))  # whole examples: a stranger's denormal divides by nothing
             if report.total is not None and report.total >= done:
-                left = report.total - done
+                left = float(round(report.total - done))
         found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), left, done)
     return found
 

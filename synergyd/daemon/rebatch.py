@@ -22,7 +22,7 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
     if report is None or not report.rebatching or report.restarts != job.restarts:
         return None
     plan, limits = report.plan, job.directive.global_batch
-    if plan is None or not report.step_s or limits is None or not noise_scale:
+    if plan is None or not report.step_s or limits is None or limits[0] == limits[1] or not noise_scale:
         return None
     now = worth(limits[0], plan.global_batch, noise_scale) / report.step_s
     best: Cell | None = None

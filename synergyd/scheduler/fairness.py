@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
@@ -40,8 +41,9 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
     left = progress.remaining or 0.0
     if left > 0 and goodput <= 0:
         return None
-    work = progress.done + left
-    return None if work <= 0 else (age_s + (left / goodput if left else 0.0)) / (work / share)
+    alone_s = (progress.done + left) / share
+    rho = (age_s + (left / goodput if left else 0.0)) / alone_s if alone_s > 0 else math.inf
+    return rho if math.isfinite(rho) else None
 
 
 def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:

@@ -131,7 +131,7 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
             "relative_goodput": _number(d.relative_goodput),
             "alternatives": encode(d.alternatives),
             "worth": encode(d.worth) or None,
-            "fairness": None if d.fairness is None else _finite(d.fairness, "fairness"),
+            "fairness": d.fairness if d.fairness is not None and math.isfinite(d.fairness) else None,
         }
         for d in epoch.decisions
     ]

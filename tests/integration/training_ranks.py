@@ -314,7 +314,6 @@ def rebatched_by_hand(batches: list[int]) -> Any:
         group = optimizer.param_groups[0]
         group["lr"] = 3e-3 * (1 - (seen // 8) / 30) * math.sqrt(scale)
         group["weight_decay"] = 0.1 * math.sqrt(scale)
-        group["betas"] = (1 - scale * 0.1, 1 - scale * 0.001)
         rows = torch.tensor([list(text[order.index(seen + i)]) for i in range(batch)])
         logits = model(rows[:, :-1])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()

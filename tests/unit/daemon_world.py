@@ -95,7 +95,7 @@ class Post:
 
     def __init__(self) -> None:
         self.waiting: list[Received] = []
-        self.answers: dict[tuple[int, int], Plan] = {}
+        self.answers: dict[tuple[int, int], tuple[int, Plan]] = {}
 
     def take(self) -> list[Received]:
         taken, self.waiting = self.waiting, []

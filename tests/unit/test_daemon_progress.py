@@ -13,6 +13,8 @@ def test_progress_is_what_reports_and_the_clock_tell() -> None:
         2: Report(2, 0, 5, done=100.0),
         3: Report(3, 0, 5, done=100.0, total=50.0),  # makes no sense: how much is left is not known
     }
+    odd = progress_of(jobs[:1], {1: Report(1, 0, 5, done=5e-324, total=1e-306)}, {})
+    assert odd == {1: Progress(0.0, 0.0, 0.0)}
     assert progress_of(jobs, reports, {1: 7.0}) == {
         1: Progress(7.0, 200.0, 100.0),
         2: Progress(0.0, None, 100.0),

@@ -46,10 +46,10 @@ def noisy(site: Site, plan: Plan = PRESENT, rebatching: bool = True, step_s: flo
 def test_a_job_that_would_gain_is_told_and_not_restarted(site: Site) -> None:
     running(site)
     noisy(site)
-    plan = site.post.answers[1, 0]
+    uid, plan = site.post.answers[1, 0]
     assert plan.global_batch > 64 and (plan.tp, plan.pp, plan.dp) == (1, 1, 2)
     noisy(site)
-    assert site.post.answers[1, 0] == plan
+    assert site.post.answers[1, 0] == (uid, plan)
     assert not [call for call in site.slurm.calls if call[0] in ("signal", "requeue")]
     assert site.life(1).state.value == "RUNNING"
     assert site.story(1).count("from its next step on") == 1

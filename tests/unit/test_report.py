@@ -58,8 +58,8 @@ reports = st.builds(
     plan=st.none() | plans,
     resharding=st.booleans(),
     model=st.none() | models,
-    done=st.none() | st.floats(0, 1e18),
-    total=st.none() | st.floats(0, 1e18),
+    done=st.none() | st.floats(0, 1e15),
+    total=st.none() | st.floats(0, 1e15),
     accepts=st.builds(
         Accepts, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["", "bf16", "fp16", "fp32", "fp8"])
     ),

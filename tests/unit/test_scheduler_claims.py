@@ -147,6 +147,8 @@ def test_finish_time_fairness_by_hand() -> None:
     assert finish_time_fairness(1000.0, Progress(), 3.0, 2.0) is None
     assert finish_time_fairness(1000.0, Progress(done=0.0), 3.0, 2.0) is None
     assert finish_time_fairness(0.0, Progress(done=0.0, remaining=10.0), 0.0, 2.0) is None
+    assert finish_time_fairness(9.0, Progress(done=5e-324), 3.0, 2.0) is None
+    assert finish_time_fairness(1e300, Progress(done=1e-306), 3.0, 2.0) is None
 
 
 def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:

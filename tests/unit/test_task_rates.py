@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
-from synergyd.rates import adam_betas, adascale, factor, learning_rate, linear, square_root, usual_rule
+from synergyd.rates import adascale, factor, learning_rate, linear, square_root, usual_rule
 from synergyd.task.efficiency import efficiency
 
 positive = st.floats(1, 1e6)
@@ -44,11 +44,6 @@ def test_linear_and_square_root() -> None:
     assert learning_rate(0.1, 256, 1024, "sgd") == pytest.approx(0.4)
     assert learning_rate(0.1, 100, 400, "sgd", 100.0) == pytest.approx(0.16)
     assert learning_rate(0.1, 256, 1024, "sgd", rule="none") == 0.1
-
-
-def test_adam_betas_reach_back_as_many_sequences() -> None:
-    assert adam_betas((0.9, 0.999), 256, 1024) == pytest.approx((0.6, 0.996))
-    assert adam_betas((0.9, 0.999), 256, 256 * 50)[0] == 0.0
 
 
 def test_usual_rules() -> None:
