@@ -13,6 +13,7 @@ from synergyd.settings import Settings
 from synergyd.task.hardware import GpuFigures, figures
 from synergyd.task.learning import coarse
 from synergyd.task.profile_file import read_profile
+from synergyd.task.shapes import kinds
 from synergyd.task.synergy_task import SynergyTask
 
 _LIKE = 1024
@@ -41,7 +42,7 @@ class Forecast:
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
         """All Cells of one job on this cluster; `present` is the plan it runs with."""
         profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (job.directive, job.asked, job.shape, job.partition, job.features, profile, present, cluster.kinds)
+        key = (job.directive, job.asked, job.shape, job.partition, kinds(job, cluster), profile, present)
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]

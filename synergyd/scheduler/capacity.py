@@ -47,6 +47,10 @@ def sort_job(
     if untouched:
         return _leave(job, usable, current_plan, untouched)
     fixed = fixed_reason(job)
+    if job.shape.gpus < 1:
+        return _leave(
+            job, usable, current_plan, "Synergy leaves it to Slurm: it does not say its GPUs by node (--gres=gpu:N)."
+        )
     if job.state is JobState.RUNNING:
         if fixed:
             return _leave(job, usable, current_plan, f"Keeps what it holds: {fixed}.")
@@ -60,8 +64,8 @@ def sort_job(
     if impossible:
         return Left(Action.WAIT, impossible)
     if fixed:
-        exact = tuple(c for c in usable if same_shape(c.shape, job.shape))
-        return _ask(job, exact or _unpredicted(job, snapshot), history)
+        exact = tuple(c for c in usable if same_shape(c.shape, job.shape)) or _unpredicted(job, snapshot)
+        return _ask(job, exact, history) if exact else Left(Action.WAIT, "Waits: no node with GPUs is there.")
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
         return Left(Action.WAIT, f"Waits: {reason}.")

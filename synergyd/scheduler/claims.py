@@ -13,7 +13,7 @@ from synergyd.records import Job, JobState
 from synergyd.scheduler.fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.offers import Offers, Relative
 from synergyd.scheduler.policy import Ask, Limit, Room, Terms
-from synergyd.scheduler.utility import smallest
+from synergyd.scheduler.utility import waiting, worth
 from synergyd.settings import OBJECTIVES, Settings
 
 _PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
@@ -23,7 +23,7 @@ _OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
     "power": ("power", None, "asked"),
     "sia": ("sia", -0.5, "smallest"),
     "pollux": ("power", -1.0, "share"),
-    "max-min": ("power", -8.0, "asked"),
+    "max-min": ("power", -3.0, "asked"),
 }
 
 
@@ -67,7 +67,7 @@ def limits(asks: Sequence[Ask], jobs: Iterable[Job], settings: Settings) -> tupl
                 held["partition", name] += job.shape.gpus
     found = []
     for kind, name, gpus in named:
-        limit = Limit(kind, name, max(0, gpus - held[kind, name]))
+        limit = Limit(kind, name, max(0, gpus - held[kind, name]), gpus)
         own = sum(ask.cells[ask.current].shape.gpus for ask in asks if ask.current is not None and limit.binds(ask))
         found.append(replace(limit, gpus=max(limit.gpus, own)))
     return tuple(found)
@@ -102,13 +102,25 @@ def claimed(
     return tuple(found), fairness
 
 
+def with_bonus(terms: Terms, asks: Sequence[Ask]) -> Terms:
+    """The terms with a bonus for what is needed first that exceeds what all jobs together can gain or lose."""
+    if not any(ask.need for ask in asks):
+        return terms
+    spread = 1.0
+    for ask in asks:
+        best = ask.relative[Offers.of(ask.cells).ranked[0]]
+        low = min(waiting(ask, terms), worth(ask.relative[Offers.of(ask.cells).least], terms))
+        spread += ask.weight * max(0.0, worth(best, terms) - low)
+    return replace(terms, need_bonus=spread)
+
+
 def _relative(ask: Ask, terms: Terms, share: float) -> Sequence[float]:
     cells = Offers.of(ask.cells)
     if terms.reference == "asked" or not cells.sound:
         return ask.relative
     base = share
     if terms.reference == "smallest" or share <= 0:
-        least = cells[smallest(cells)]
+        least = cells[cells.least]
         base = least.goodput / least.shape.gpus
     return Relative(cells, base)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from synergyd.records import Action, Cell, Decision, Plan, Snapshot
 from synergyd.scheduler.allowance import within_limits
 from synergyd.scheduler.capacity import Left, rooms_of, sort_job
-from synergyd.scheduler.claims import claimed, limits, terms_of, weights
-from synergyd.scheduler.greedy import greedy
+from synergyd.scheduler.claims import claimed, limits, terms_of, weights, with_bonus
+from synergyd.scheduler.feasible import feasible
+from synergyd.scheduler.greedy import fill, greedy
 from synergyd.scheduler.keep import without_stopping
 from synergyd.scheduler.place import Placement, place, requests_of
 from synergyd.scheduler.policies import policy_named
@@ -75,6 +76,7 @@ def decide(
     asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
     terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
     asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s)
+    terms = with_bonus(terms, asks)
     bounds = limits(asks, snapshot.jobs, settings)
     problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds)
     answer = solve(problem, policy, may_stop)
@@ -99,9 +101,9 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
     """Allocates and places until every allocated job has nodes.
 
     The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
-    several nodes below a node's size; then the refused Cells are banned and the rest is solved again. If rounds run
-    out, running jobs stay and waiting ones start where they fit. Without `may_stop` a job that the policy would stop
-    keeps what it has.
+    several nodes below a node's size, or features and partitions cross; then the refused Cells are banned and the rest
+    is solved again. If rounds run out, as much of the last answer as can be laid is, and what is left goes to who waits.
+    Without `may_stop` a job that the policy would stop keeps what it has.
     """
     for _ in range(_ROUNDS):
         stops = may_stop or not policy.preempts
@@ -109,17 +111,28 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
         allocation = within_limits(problem, allocation)
         placement = place(problem.rooms, requests_of(problem, allocation))
         if not placement.failed:
-            return Answer(problem, allocation, placement)
+            # of a problem from which Cells were banned, not of the one that was asked
+            proven = allocation.optimal and not any(ask.banned for ask in problem.asks)
+            return Answer(problem, replace(allocation, optimal=proven), placement)
         asks = []
         for ask, choice in zip(problem.asks, allocation.choice, strict=True):
             refused = ask.job_id in placement.failed and choice is not None
             asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
         problem = replace(problem, asks=tuple(asks))
-    allocation = greedy(problem, grow=False)
-    placement = place(problem.rooms, requests_of(problem, allocation))
-    pairs = zip(problem.asks, allocation.choice, strict=True)
-    allocation = allocation_of(problem, [None if ask.job_id in placement.failed else c for ask, c in pairs])
-    return Answer(problem, allocation, replace(placement, failed={}))
+    for attempt in (_most_of(problem, allocation), greedy(problem, grow=False)):
+        placement = place(problem.rooms, requests_of(problem, attempt))
+        if not placement.failed:
+            return Answer(problem, attempt, placement)
+    pairs = zip(problem.asks, attempt.choice, strict=True)
+    attempt = allocation_of(problem, [ask.current if ask.job_id in placement.failed else c for ask, c in pairs])
+    return Answer(problem, attempt, replace(placement, failed={}))
+
+
+def _most_of(problem: Problem, found: Allocation) -> Allocation:
+    """`found` without what can't be laid, and what is then free given to who waits."""
+    kept = within_limits(problem, feasible(problem, found.choice, found.moved))
+    placement = place(problem.rooms, requests_of(problem, kept))
+    return kept if placement.failed else fill(problem, kept, placement.nodes)
 
 
 def _left(job_id: int, left: Left) -> Decision:

@@ -5,12 +5,34 @@ The answer of last resort, when the exact solver has run out of time, and the st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from synergyd.records import Shape
 from synergyd.scheduler.allowance import Allowance
 from synergyd.scheduler.bins import Bins
 from synergyd.scheduler.columns import Column, columns
 from synergyd.scheduler.policy import Allocation, Problem
 from synergyd.scheduler.utility import allocation
+
+
+def fill(problem: Problem, found: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> Allocation:
+    """`found`, whose jobs lie on `nodes` (by job id), with jobs that wait started on what is free, best gain a GPU first."""
+    bins, choice = Bins(problem.rooms), list(found.choice)
+    left = Allowance(problem, choice)
+    for i, cell, _ in found.taken(problem):
+        bins.take(nodes[problem.asks[i].job_id], cell.shape.gpus_per_node)
+    waiting = [i for i, picked in enumerate(choice) if picked is None and problem.asks[i].current is None]
+    pairs = [(i, column) for i in waiting for column in columns(problem.asks[i], problem.terms)]
+    for i, column in sorted(pairs, key=lambda one: (-one[1].gain / one[1].gpus, problem.asks[one[0]].job_id)):
+        ask = problem.asks[i]
+        if choice[i] is not None or not left.allows(ask, None, column.cell):
+            continue
+        names = bins.pick(ask.cells[column.cell].shape, ask.partition)
+        if names is not None:
+            bins.take(names, column.gpus_per_node)
+            left.change(ask, None, column.cell)
+            choice[i] = column.cell
+    return allocation(problem, choice, found.moved, found.upper_bound)
 
 
 def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = True) -> Allocation:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -31,6 +31,7 @@ from synergyd.scheduler.greedy import greedy
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
 from synergyd.scheduler.utility import allocation, objective, stay_value
 
+_PROVEN = 1e-4  # gap of what is called optimal: HiGHS's own is relative to gains that may be large
 Pools = tuple[int, ...]  # the pools open to a job: indices, ascending
 
 
@@ -54,7 +55,8 @@ class MilpPolicy(Policy):
         choice, moved = _read(problem, picks, np.rint(result.x).astype(int))
         bound = base - result.mip_dual_bound if result.mip_dual_bound is not None else math.inf
         if result.status == 0:
-            return allocation(problem, choice, moved, bound, optimal=True)
+            found = allocation(problem, choice, moved, bound, optimal=True)
+            return found if found.gap <= _PROVEN else replace(found, optimal=False)
         quick = greedy(problem, bound)
         best = allocation(problem, choice, moved, bound)
         return quick if quick.objective > objective(problem, choice, moved) else best

@@ -54,6 +54,11 @@ class Offers(tuple[Cell, ...]):
         return self.by_gpus["", min(gpus for _, gpus in self.by_gpus)] if self else 0
 
     @cached_property
+    def least(self) -> int:
+        """Index of the Cell with the least goodput."""
+        return min(range(len(self)), key=lambda i: self[i].goodput, default=0)
+
+    @cached_property
     def best_goodput(self) -> float:
         return max((cell.goodput for cell in self), default=0.0)
 

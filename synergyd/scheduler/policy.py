@@ -100,10 +100,10 @@ class Terms:
     | waiting | "power": worth as at `wait_share` of the smallest Cell; "sia": -`wait_cost` (Sia's lambda) | |
     | restart | s of a change is multiplied by Ask.discount | RestartCost 0 |
     | weight | Ask.weight: directive x QOS x Slurm priority | weight 1 |
-    | need | `need_bonus` for a Cell that reaches Ask.need: deadlines and the fairness bound come first | need 0 |
+    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches Ask.need (deadlines, fairness) | need 0 |
     | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
 
-    p -> -inf is max-min; at the least that is taken, -8, a job that is 20 % worse off counts 4 to 6 times as much.
+    p -> -inf is max-min; at the least that is taken, -3, what a job that is 20 % worse off gains counts 2.4 times as much.
     `reference` is "asked" (the size asked for), "smallest" (Sia: per GPU of the smallest Cell) or "share" (Pollux: an
     equal share of the cluster).
     """
@@ -114,16 +114,18 @@ class Terms:
     form: str = "power"
     wait_cost: float = 1.1
     reference: str = "asked"
-    need_bonus: float = 50.0
+    need_bonus: float = 0.0
 
 
 @dataclass(frozen=True)
 class Limit:
-    """At most `gpus` GPUs for all jobs of an account or a partition (`kind`), of those that take part in the problem."""
+    """At most `gpus` GPUs for all jobs of an account or a partition (`kind`), of those that take part in the problem; `said`
+    is what the admin set for all of them."""
 
     kind: str
     name: str
     gpus: int
+    said: int = 0
 
     def binds(self, ask: Ask) -> bool:
         return (

@@ -91,7 +91,7 @@ def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Al
         return _waits(outcome, ask) if ask.current is None else _stopped(outcome, ask), others
     chosen = ask.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
-    tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) else ""
+    tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) and not outcome.rule else ""
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
         tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
@@ -181,7 +181,7 @@ def _waits(outcome: Outcome, ask: Ask) -> str:
         )
     full = outcome.allowance.exceeded(ask, None, smallest(ask.cells))
     if full is not None:
-        return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.gpus} GPUs for all of its jobs."
+        return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.said or full.gpus} GPUs for all of its jobs."
     if outcome.rule:
         return f"Waits for its turn: {outcome.rule}."
     types = sorted({shape.gpu_type for shape in possible})
@@ -238,7 +238,7 @@ def _why_not(outcome: Outcome, index: int, i: int, stay: float) -> str:
         return "the policy gives each job the size it asked for"
     full = outcome.allowance.exceeded(ask, choice, i)
     if full is not None:
-        return f"{full.kind} {full.name} would be beyond its limit of {full.gpus} GPUs"
+        return f"{full.kind} {full.name} would be beyond its limit of {full.said or full.gpus} GPUs"
     if outcome.rule:
         return f"the policy goes by another rule: {outcome.rule}"
     if beyond_growth(ask, i, terms):

@@ -122,7 +122,7 @@ def _values(asks: Sequence[Ask], fronts: Sequence[Front], lens: Ints, terms: Ter
     )
     need = spread([ask.need if ask.current is None else ask.need_anew for ask in asks])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
-    return np.asarray(spread([ask.weight for ask in asks]) * (worths(factor * relative, terms) + first))
+    return np.asarray(spread([ask.weight for ask in asks]) * worths(factor * relative, terms) + first)
 
 
 def _without_stuck(problem: Problem, movable: Bools) -> list[int]:

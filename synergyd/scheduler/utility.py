@@ -18,9 +18,10 @@ from synergyd.records import Cell, Shape
 from synergyd.scheduler.offers import Offers, Relative
 from synergyd.scheduler.policy import Allocation, Ask, Problem, Terms
 
-_EXPONENTS = (-8.0, 1.0)  # below -8 a double's digits are lost in the sum; above 1 rewards starving others
+_EXPONENTS = (-3.0, 1.0)  # below -3 a solver's tolerance covers the jobs that are well off; above 1 starves others
 _SMALLEST = 1e-6  # normalised goodput below this counts as this: keeps log and powers finite
-_LOWEST = -1e9
+_LOWEST = -1e4
+_SLOWLY = 0.01
 
 
 def worth(s: float, terms: Terms) -> float:
@@ -37,15 +38,19 @@ def worths(s: NDArray[np.float64], terms: Terms) -> NDArray[np.float64]:
     s = np.maximum(s, _SMALLEST)
     if terms.form == "sia":
         return np.asarray(np.copysign(s**p, p))
-    return np.log(s) if abs(p) < 1e-9 else np.maximum((s**p - 1.0) / p, _LOWEST)
+    if abs(p) < 1e-9:
+        return np.asarray(np.log(s))
+    value = (s**p - 1.0) / p
+    low = np.minimum(value, _LOWEST)
+    return np.asarray(np.where(value >= _LOWEST, value, _LOWEST * (1.0 + _SLOWLY * np.log(low / _LOWEST))))
 
 
 def waiting(ask: Ask, terms: Terms) -> float:
-    """What waiting is worth, without the weight: as at `wait_share` of the smallest Cell's goodput; -lambda in Sia's
-    form."""
+    """What waiting is worth, without the weight: as at `wait_share` of the least goodput that any Cell has, so that any
+    start is better; -lambda in Sia's form."""
     if terms.form == "sia":
         return -terms.wait_cost
-    return utility(terms.wait_share * ask.relative[smallest(ask.cells)], terms.exponent)
+    return utility(terms.wait_share * ask.relative[Offers.of(ask.cells).least], terms.exponent)
 
 
 def bonus(ask: Ask, index: int, terms: Terms, anew: bool) -> float:
@@ -55,10 +60,13 @@ def bonus(ask: Ask, index: int, terms: Terms, anew: bool) -> float:
 
 
 def utility(s: float, exponent: float) -> float:
-    """(s^p - 1)/p, log(s) at p = 0; p is held within [-8, 1] and the result above -1e9."""
+    """(s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. What lies below -1e4 goes on falling, but slowly."""
     p = min(max(exponent, _EXPONENTS[0]), _EXPONENTS[1])
     s = max(s, _SMALLEST)
-    return math.log(s) if abs(p) < 1e-9 else max((s**p - 1.0) / p, _LOWEST)
+    if abs(p) < 1e-9:
+        return math.log(s)
+    value = (s**p - 1.0) / p
+    return value if value >= _LOWEST else _LOWEST * (1.0 + _SLOWLY * math.log(value / _LOWEST))
 
 
 def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
@@ -112,11 +120,11 @@ def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> fl
 def stay_value(ask: Ask, terms: Terms) -> float:
     """Weighted utility of going on as it is: of the current Cell if it runs, of waiting if not.
 
-    Waiting counts as `wait_share` of the smallest Cell's normalised goodput: a first GPU is worth much, but not
+    Waiting counts as `wait_share` of the least goodput that any Cell has: a first GPU is worth much, but not
     infinitely much, so that weights can still tell jobs apart under overload.
     """
     if ask.current is not None:
-        return ask.weight * (worth(ask.relative[ask.current], terms) + bonus(ask, ask.current, terms, anew=False))
+        return ask.weight * worth(ask.relative[ask.current], terms) + bonus(ask, ask.current, terms, anew=False)
     return ask.weight * waiting(ask, terms)
 
 
@@ -125,13 +133,13 @@ def change_value(ask: Ask, index: int, terms: Terms) -> float:
 
     The current Cell on other nodes is a change like any other.
     """
-    return ask.weight * (
-        worth(restart_factor(ask, index) * ask.relative[index], terms) + bonus(ask, index, terms, anew=True)
-    )
+    value = worth(restart_factor(ask, index) * ask.relative[index], terms)
+    return ask.weight * value + bonus(ask, index, terms, anew=True)
 
 
 def parts(ask: Ask, choice: int | None, stays: bool, terms: Terms) -> tuple[tuple[str, float], ...]:
     """The terms of the objective that one job's outcome adds up from, as (name, value); those that are 0 are left out."""
+    need = 0.0
     if choice is None:
         found = {"waiting": waiting(ask, terms)}
     else:
@@ -140,9 +148,10 @@ def parts(ask: Ask, choice: int | None, stays: bool, terms: Terms) -> tuple[tupl
         found = {
             "goodput": plain,
             "restart": worth(factor * ask.relative[choice], terms) - plain,
-            "need": bonus(ask, choice, terms, anew=not stays),
         }
+        need = bonus(ask, choice, terms, anew=not stays)
     found["weight"] = (ask.weight - 1.0) * sum(found.values())
+    found["need"] = need
     return tuple((name, value) for name, value in found.items() if value)
 
 

@@ -141,7 +141,9 @@ def job_of(
 ) -> Job:
     """One Synergy job. `reported`: its agent has reported in this incarnation, so it can be asked for a checkpoint."""
     state = state_of(row)
-    directive = known.directive
+    directive, error = known.directive, known.error
+    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row)):
+        directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
     fixed = ""
     if directive is not None:
         typed = gpus_of(row.tres_per_node)[0]
@@ -169,7 +171,7 @@ def job_of(
         held=state is JobState.PENDING and row.priority == 0,
         paused=paused,
         directive=directive,
-        directive_error=known.error,
+        directive_error=error,
         fixed=fixed,
         account=row.account,
         qos=row.qos,

@@ -146,9 +146,9 @@ def level(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]) 
     if not known:
         return None
     predicted = step_time(model, gpu, from_plans([m.plan for m in known], [m.shape.gpus_per_node for m in known])).total
-    off = np.log(predicted / np.array([m.step_s for m in known]))
+    off = np.clip(np.log(predicted / np.array([m.step_s for m in known])), -math.log(_CLIP), math.log(_CLIP))
     order = np.argsort(off, kind="stable")
-    share = np.cumsum(np.array([min(m.samples, _MOST_WEIGHT) for m in known])[order])
+    share = np.cumsum(np.array([min(max(m.samples, 1), _MOST_WEIGHT) for m in known])[order])
     low, high = np.searchsorted(share, [share[-1] / 2, share[-1] / 2 + 0.25])
     middle = float(off[order[low]] + off[order[high]]) / 2
     return math.exp(middle), sum(m.samples for m in known)

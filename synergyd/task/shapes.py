@@ -22,7 +22,7 @@ def usable_nodes(job: Job, cluster: Cluster) -> dict[tuple[str, int], int]:
     """Number of nodes that may run the job, by (GPU type, GPUs): up or held by the job now, and in one of its partitions."""
     wanted = {name for name in job.partition.split(",") if name}
     found: Counter[tuple[str, int]] = Counter()
-    for gpu_type, gpus, up, partitions, count in _kinds(job, cluster):
+    for gpu_type, gpus, up, partitions, count in kinds(job, cluster):
         if up and (not wanted or not partitions or not wanted.isdisjoint(partitions)):
             found[gpu_type, gpus] += count
     for name in job.node_names:  # held although down
@@ -32,7 +32,7 @@ def usable_nodes(job: Job, cluster: Cluster) -> dict[tuple[str, int], int]:
     return found
 
 
-def _kinds(job: Job, cluster: Cluster) -> tuple[tuple[str, int, bool, tuple[str, ...], int], ...]:
+def kinds(job: Job, cluster: Cluster) -> tuple[tuple[str, int, bool, tuple[str, ...], int], ...]:
     """cluster.kinds of the nodes with the features that the job asks for."""
     if not job.features:
         return cluster.kinds
@@ -77,7 +77,9 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
         for size in sizes:
             found |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
             count = sum(number for s, number in sizes.items() if s >= size)
-            found |= {(nodes, size) for nodes in node_counts(min(count, high // size))}
+            most = min(count, high // size)
+            ends = {-(-low // size), most}  # the job's own bounds, whichever they are
+            found |= {(nodes, size) for nodes in (*node_counts(most), *ends) if 2 <= nodes <= most}
         for own in (job.asked, job.shape):
             room = sum(number for s, number in sizes.items() if s >= own.gpus_per_node)
             if own.gpu_type in ("", gpu_type) and room >= own.nodes:
