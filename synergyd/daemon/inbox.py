@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from launch import munge
 from launch.report import MAX_BYTES, answer_line, from_json
@@ -40,6 +41,7 @@ class Inbox:
         self.arrived = threading.Event()
         self.answers: Mapping[tuple[int, int], tuple[int, Plan]] = {}  # replaced as a whole: handlers read it meanwhile
         inbox = self
+        room = threading.BoundedSemaphore(MAX_OPEN)
 
         class Handler(socketserver.StreamRequestHandler):
             timeout = 10
@@ -59,7 +61,20 @@ class Inbox:
             request_queue_size = 512
 
             def verify_request(self, request: object, client_address: object) -> bool:
-                return threading.active_count() < MAX_OPEN
+                return room.acquire(blocking=False)
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:  # no thread was to be had
+                    room.release()
+                    raise
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    room.release()
 
         try:
             self._server = Server((host, port), Handler)

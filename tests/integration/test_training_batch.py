@@ -63,7 +63,8 @@ def test_a_proposed_batch_is_taken_between_two_steps_without_a_restart(tmp_path:
 
 def test_the_run_chooses_its_own_batch_where_it_may(tmp_path: Path) -> None:
     environment = {"SYNERGY_GLOBAL_BATCH": "8:64"}
-    call = Call("rebatched", tmp_path / "checkpoints", Plan(dp=2, micro_batch=2, global_batch=8), 600)
+    plan = Plan(dp=2, micro_batch=2, global_batch=8)
+    call = Call("rebatched", tmp_path / "checkpoints", plan, 600, update_s=0.05)  # what a larger batch saves
     result, _ = training_ranks.run(tmp_path / "run", 2, call, environment=environment)
     assert result["noise"] > 8, result["noise"]  # so that a larger batch is worth its examples
     assert 8 < result["plan"]["global_batch"] <= 64 and result["plan"]["micro_batch"] <= 2

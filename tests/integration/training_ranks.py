@@ -240,11 +240,18 @@ def sharded(checkpoint: Path, steps: int) -> list[float]:
 
 
 def rebatched(
-    checkpoint: Path, plan: Plan | None, steps: int, *, rule: str = "", optimiser: str = "AdamW", lr: float = 3e-3
+    checkpoint: Path,
+    plan: Plan | None,
+    steps: int,
+    *,
+    rule: str = "",
+    optimiser: str = "AdamW",
+    lr: float = 3e-3,
+    update_s: float = 0.0,
 ) -> dict[str, Any]:
     """A small model tuned for a global batch of 8, trained under `plan` (None: none is given) with SynergyTask up to 8 * `steps` examples.
 
-    Its learning rate falls by a thirtieth for every 8 examples, to a tenth.
+    Its learning rate falls by a thirtieth for every 8 examples, to a tenth. `update_s` is added to each step, whatever its batch.
     """
     import torch
     import torch.distributed as dist
@@ -265,6 +272,7 @@ def rebatched(
 
     def step(*args: Any, **kwargs: Any) -> Any:
         rates.append(float(optimizer.param_groups[0]["lr"]))
+        time.sleep(update_s)
         return real_step(*args, **kwargs)
 
     losses: list[float] = []
