@@ -1,4 +1,4 @@
-"""The mixed-integer program over the columns that the prices could not rule out, solved by HiGHS through scipy."""
+"""The mixed-integer program over the columns that the prices could not rule out, solved by HiGHS."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, vstack
 
+from synergyd.scheduler.highs import maximise
 from synergyd.scheduler.instance import Bools, Instance, Ints
 
 
@@ -65,19 +65,15 @@ def milp_of(
     n = len(own)
     one = csr_array((np.ones(n), (group, np.arange(n))), shape=(len(members), n))
     rows = csr_array(full.use[full.kind[own]].T)
-    result = milp(
-        -full.utility[own] / unit,
-        integrality=np.ones(n),
-        bounds=Bounds(0, count[group]),
-        constraints=LinearConstraint(vstack([one, rows]), -np.inf, np.concatenate([count, full.limit])),
-        options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap},
-    )
-    bound = np.inf if result.mip_dual_bound is None else -float(result.mip_dual_bound) * unit
+    upper = np.concatenate([count, full.limit])
+    matrix = csr_array(vstack([one, rows]))
+    gain, most, lower = full.utility[own] / unit, count[group], np.full(len(upper), -np.inf)
+    result = maximise(gain, most, matrix, lower, upper, time_limit_s, relative_gap)
     if result.x is None:
-        return MilpAnswer(None, bound)
+        return MilpAnswer(None, result.bound * unit)
     choice = np.full(full.jobs, -1, dtype=np.intp)
-    _share_out(full, columns, jobs, members, own, group, np.rint(result.x).astype(np.intp), choice)
-    return MilpAnswer(choice, bound)
+    _share_out(full, columns, jobs, members, own, group, result.x, choice)
+    return MilpAnswer(choice, result.bound * unit)
 
 
 def grouped(full: Instance, columns: Ints, jobs: Ints) -> Groups:

@@ -1,4 +1,4 @@
-"""The exact allocation: a mixed-integer program over Cells, solved by HiGHS through scipy.
+"""The exact allocation: a mixed-integer program over Cells, solved by HiGHS.
 
 Maximise the sum of weighted utilities. Variables: for each group of identical jobs and each of their columns, how many
 take it; for each running job, whether it stays in place. Rows:
@@ -23,11 +23,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 
 from synergyd.scheduler.columns import Column, columns
 from synergyd.scheduler.greedy import greedy
+from synergyd.scheduler.highs import Found, maximise
+from synergyd.scheduler.instance import Ints
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
 from synergyd.scheduler.utility import allocation, objective, stay_value
 
@@ -40,7 +41,7 @@ class MilpPolicy(Policy):
     seconds with its gap; never worse than `greedy`, and that where the solver has found nothing."""
 
     def __init__(self, time_limit_s: float = 5.0, relative_gap: float = 1e-6) -> None:
-        self._options = {"time_limit": time_limit_s, "mip_rel_gap": relative_gap}
+        self._time_limit_s, self._relative_gap = time_limit_s, relative_gap
 
     def allocate(self, problem: Problem) -> Allocation:
         base = sum(stay_value(ask, problem.terms) for ask in problem.asks)
@@ -48,13 +49,13 @@ class MilpPolicy(Policy):
         picks = _formulate(problem, program)
         if not program.gain:
             return allocation(problem, [ask.current for ask in problem.asks], upper_bound=base, optimal=True)
-        result = program.solve(self._options)
+        result = program.solve(self._time_limit_s, self._relative_gap)
         if result.x is None:
             fallback = sum(max([c.gain for c in columns(ask, problem.terms)] + [0.0]) for ask in problem.asks)
             return greedy(problem, base + fallback)
-        choice, moved = _read(problem, picks, np.rint(result.x).astype(int))
-        bound = base - result.mip_dual_bound if result.mip_dual_bound is not None else math.inf
-        if result.status == 0:
+        choice, moved = _read(problem, picks, result.x)
+        bound = base + result.bound
+        if result.ended:
             found = allocation(problem, choice, moved, bound, optimal=True)
             return found if found.gap <= _PROVEN else replace(found, optimal=False)
         quick = greedy(problem, bound)
@@ -88,15 +89,12 @@ class _Program:
         self.lower.append(lower)
         self.upper.append(upper)
 
-    def solve(self, options: dict[str, float]):  # type: ignore[no-untyped-def]
-        """scipy's result of minimising -gain."""
-        matrix = coo_array((self.data, (self.rows, self.cols)), shape=(len(self.lower), len(self.gain))).tocsr()
-        return milp(
-            -np.array(self.gain),
-            integrality=np.ones(len(self.gain)),
-            bounds=Bounds(0, np.array(self.most)),
-            constraints=LinearConstraint(matrix, np.array(self.lower), np.array(self.upper)),
-            options=options,
+    def solve(self, time_limit_s: float, relative_gap: float) -> Found:
+        """The most that can be gained."""
+        matrix = coo_array((self.data, (self.rows, self.cols)), shape=(len(self.lower), len(self.gain)))
+        limits = np.array(self.lower), np.array(self.upper)
+        return maximise(
+            np.array(self.gain), np.array(self.most), csr_array(matrix), *limits, time_limit_s, relative_gap
         )
 
 
@@ -229,9 +227,7 @@ def _seat(ask: Ask) -> Hashable:
     return None if ask.current is None else (ask.nodes, ask.cells[ask.current].shape)
 
 
-def _read(
-    problem: Problem, groups: list[_Group], counts: np.ndarray[tuple[int], np.dtype[np.int_]]
-) -> tuple[list[int | None], frozenset[int]]:
+def _read(problem: Problem, groups: list[_Group], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
     """Choice per ask and who moves. Of identical waiting jobs the first submitted get the best columns; of running ones
     the last submitted change."""
     choice: list[int | None] = [ask.current for ask in problem.asks]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, vstack
 
 from synergyd.records import Shape
 from synergyd.scheduler.feasible import feasible
+from synergyd.scheduler.highs import maximise
 from synergyd.scheduler.packing import packing, take_of
 from synergyd.scheduler.policy import Allocation, Policy, Problem
 from synergyd.scheduler.wanted import best_of_shapes, within_growth
@@ -37,7 +37,7 @@ class SiaPolicy(Policy):
         relative_gap: float = 1e-4,
     ) -> None:
         self._p, self._lam, self._growth = p, lam, growth
-        self._options = {"time_limit": time_limit_s, "mip_rel_gap": relative_gap}
+        self._time_limit_s, self._relative_gap = time_limit_s, relative_gap
 
     def allocate(self, problem: Problem) -> Allocation:
         picks, gains = [], []
@@ -50,20 +50,15 @@ class SiaPolicy(Policy):
         use, limit = packing(problem, [take_of(problem, i, cell) for i, cell in picks])
         job = np.array([i for i, _ in picks])
         once = csr_array((np.ones(len(picks)), (job, np.arange(len(picks)))), shape=(len(problem.asks), len(picks)))
-        result = milp(
-            -np.array(gains),
-            integrality=np.ones(len(picks)),
-            bounds=Bounds(0, 1),
-            constraints=LinearConstraint(
-                vstack([once, csr_array(use.T)]), -np.inf, np.concatenate([np.ones(len(problem.asks)), limit])
-            ),
-            options=self._options,
-        )
+        upper = np.concatenate([np.ones(len(problem.asks)), limit])
+        matrix = csr_array(vstack([once, csr_array(use.T)]))
+        lower, most = np.full(len(upper), -np.inf), np.ones(len(picks))
+        result = maximise(np.array(gains), most, matrix, lower, upper, self._time_limit_s, self._relative_gap)
         if result.x is None:
             return feasible(problem, [ask.current for ask in problem.asks])
         choice: list[int | None] = [None] * len(problem.asks)
         for (i, cell), taken in zip(picks, result.x, strict=True):
-            if taken > 0.5:
+            if taken:
                 choice[i] = cell
         return feasible(problem, choice)
 
