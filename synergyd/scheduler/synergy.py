@@ -47,9 +47,8 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     made = table(problem)
     full, movable, split = made.instance, made.movable, made.split
     if split:
-        effort = replace(
-            effort, gap=max(effort.gap, _GOOD)
-        )  # nothing is certified here: the last digits are not worth seconds
+        # Nothing is certified here, and placement may ask for several rounds: the last digits are not worth seconds.
+        effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
     waits = np.array([0.0 if a.current is None else a.weight * waiting(a, problem.terms) for a in problem.asks])
     # what it is worth to run at all: against waiting, as for a job that waits
     hold = np.where(made.running, np.maximum(made.stay - waits, 1e-3), 0.0)
