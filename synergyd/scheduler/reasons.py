@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable
 
 from synergyd.records import Action, Alternative, Cell, Plan, Shape
 from synergyd.scheduler.allowance import Allowance
@@ -39,6 +40,7 @@ class Outcome:
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[str, str], int] = {}
+        self._told: dict[Hashable, tuple[str, tuple[Alternative, ...]]] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
             ask = problem.asks[i]
@@ -64,6 +66,14 @@ class Outcome:
         more = f" and {count - _NAMED} more" if count > _NAMED else ""
         return ", ".join(words) + more
 
+    def waits(self, index: int) -> tuple[str, tuple[Alternative, ...]]:
+        """What is said of asks[index], which waits and goes on waiting: the same of all that are like it."""
+        ask = self.problem.asks[index]
+        like = id(ask.cells), ask.banned, ask.partition, ask.account  # of a waiting job all else is nobody's reason
+        if like not in self._told:
+            self._told[like] = _waits(self, ask), _alternatives(self, index)
+        return self._told[like]
+
     def fits_empty(self, ask: Ask, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
         return self.empty.count(cell.shape, ask.partition) >= cell.shape.nodes
@@ -86,9 +96,11 @@ def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Al
     """(why, the best other Cells with why not) for asks[index]."""
     ask = outcome.problem.asks[index]
     choice = outcome.allocation.choice[index]
+    if choice is None and ask.current is None:
+        return outcome.waits(index)
     others = _alternatives(outcome, index)
     if choice is None:
-        return _waits(outcome, ask) if ask.current is None else _stopped(outcome, ask), others
+        return _stopped(outcome, ask), others
     chosen = ask.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
     tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) and not outcome.rule else ""

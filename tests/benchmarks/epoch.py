@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import resource
 import statistics
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -205,4 +207,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "OMP_NUM_THREADS" not in os.environ:  # one core, as the numbers say: libraries read it when they are loaded
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+        os.execv(sys.executable, sys.orig_argv)
     main()
