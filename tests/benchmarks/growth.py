@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.growth [--sizes 100,1000,10000,100000] [--types 8] [--family cells] [--repeats 3] [--json]
 
-Each size is `tests.benchmarks.allocate` in a process of its own, with as many jobs as GPUs (to 2.4 %). The exponent is the slope of
-log CPU milliseconds over log columns, least squares; below 3,000 jobs fixed costs and the exact program bend the line, so they are left out of it where
-at least three larger sizes are there.
+Each size is `tests.benchmarks.allocate` in a process of its own, with as many jobs as GPUs (to 2.4 %). The exponent is the
+slope of log CPU milliseconds over log jobs, least squares. Below 3,000 jobs fixed costs and the exact program bend the line,
+so they are left out of it where at least three larger sizes are there.
 """
 
 from __future__ import annotations
