@@ -33,6 +33,7 @@ class Settings:
     fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
     objective: str = "power"  # one of OBJECTIVES; power is the one that takes the exponent above
     fairness_bound: float = 0.0  # finish-time fairness beyond which a job gets an equal share first; 0: none
+    short_first: float = 0.5  # exponent of median time left / own time left in a job's weight; 0: length does not count
     deadlines: bool = True  # a job that can still meet its deadline gets what it needs first
     priority_weight: bool = False  # Slurm's priority over the median multiplies a job's weight
     qos_weights: dict[str, float] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from synergyd.sim.metrics import Metrics, metrics_of
 from synergyd.sim.records import Costs, Run, Scenario, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
 from synergyd.sim.traces.kinds import KINDS, gpu_type_of, read_trace
+from synergyd.slurm.conf import with_values
 
 MAX_NODES = 100_000
 
@@ -50,6 +51,10 @@ MAX_NODES = 100_000
 @click.option(
     "--fairness", default=0.0, show_default=True, type=click.FloatRange(-8, 1), help="As the setting Fairness."
 )
+@click.option(
+    "--set", "given", multiple=True, metavar="KEY=VALUE", help="Any setting, as in slurm.conf: --set ShortFirst=0."
+)
+@click.option("--unknown-lengths", is_flag=True, help="Jobs don't tell how much they have still to do.")
 @click.option("--start-cost", type=click.FloatRange(0, 86400), metavar="S", help="Seconds of a job's first start.")
 @click.option(
     "--resize-cost",
@@ -81,6 +86,8 @@ def simulate_verb(
     epoch_s: float,
     rounds: bool,
     fairness: float,
+    given: tuple[str, ...],
+    unknown_lengths: bool,
     start_cost: float | None,
     resize_cost: float | None,
     seed: int,
@@ -108,10 +115,13 @@ def simulate_verb(
         first, (_, each) = next(iter(told.items()))
         loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
-        scenario = checked(Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, seed=seed))
+        settings = with_values(Settings(fairness=fairness), "--set", given)
+        known = not unknown_lengths
+        scenario = Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, lengths_known=known, seed=seed)
+        checked(scenario)
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)
-        runs = run_all(scenario, chosen, Settings(fairness=fairness), oracle, ideals)
+        runs = run_all(scenario, chosen, settings, oracle, ideals)
         measured = {run.policy: metrics_of(run, ideals) for run in runs}
         if json_file is not None:
             write_json(json_file, as_json(scenario, measured, bound))

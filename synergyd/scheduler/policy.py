@@ -64,6 +64,8 @@ class Ask:
     `drag` is the restart cost over what is left to do (seconds a sequence of progress; 0: not known): near its end a job
     is not worth a restart.
 
+    `short` is the part of `weight` that stems from how little is left to do (1: none).
+
     `need` is the goodput that this job should get before others gain anything (0: none), `need_anew` the same for a
     change of a running job, whose restart takes time; `need_why` says what for.
     """
@@ -85,6 +87,7 @@ class Ask:
     deadline_s: float | None = None
     account: str = ""
     drag: float = 0.0
+    short: float = 1.0
     need: float = 0.0
     need_anew: float = 0.0
     need_why: str = ""
@@ -100,6 +103,7 @@ class Terms:
     | waiting | "power": worth as at `wait_share` of the smallest Cell; "sia": -`wait_cost` (Sia's lambda) | |
     | restart | s of a change is multiplied by Ask.discount | RestartCost 0 |
     | weight | Ask.weight: directive x QOS x Slurm priority | weight 1 |
+    | short | and x (median time left / own)^ShortFirst within [1/3, 3], at an equal share | ShortFirst 0 |
     | need | `need_bonus`, more than all others can gain together, for a Cell that reaches Ask.need (deadlines, fairness) | need 0 |
     | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
 

@@ -150,7 +150,9 @@ def parts(ask: Ask, choice: int | None, stays: bool, terms: Terms) -> tuple[tupl
             "restart": worth(factor * ask.relative[choice], terms) - plain,
         }
         need = bonus(ask, choice, terms, anew=not stays)
-    found["weight"] = (ask.weight - 1.0) * sum(found.values())
+    total, plain_weight = sum(found.values()), ask.weight / ask.short
+    found["weight"] = (plain_weight - 1.0) * total
+    found["short"] = plain_weight * (ask.short - 1.0) * total
     found["need"] = need
     return tuple((name, value) for name, value in found.items() if value)
 

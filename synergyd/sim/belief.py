@@ -28,6 +28,7 @@ class Learnt:
 
     figures: dict[str, GpuFigures] = field(default_factory=dict)
     seed: int = 0
+    lengths: bool = True  # do jobs tell how far they are, of how much?
     profiles: dict[int, Profile] = field(default_factory=dict)
     _kept: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
@@ -81,7 +82,9 @@ class Learnt:
         return cells, why
 
     def progress(self, live: Live) -> Progress:
-        return Progress(attained_gpu_s=live.gpu_s)
+        """As told by the job's reports, the first of which makes it known."""
+        told = self.lengths and live.job_id in self._told_s
+        return progressed(live) if told else Progress(attained_gpu_s=live.gpu_s)
 
     def known(self) -> dict[int, Profile]:
         return dict(self.profiles)
@@ -126,9 +129,7 @@ class Oracle:
         return kept[1], "" if kept[1] else "nothing was measured within its limits"
 
     def progress(self, live: Live) -> Progress:
-        truth = live.job.truth
-        left = truth.end(truth.stages - 1) - live.progress
-        return Progress(attained_gpu_s=live.gpu_s, remaining=max(0.0, left * truth.unit))
+        return progressed(live)
 
     def known(self) -> dict[int, Profile]:
         return {}
@@ -139,6 +140,13 @@ class Oracle:
     def _best(self, live: Live, shape: Shape, batch: int | None) -> Cell | None:
         found = [c for plan in live.job.truth.plans(shape, batch) if (c := _cell(live, shape, plan))]
         return max(found, key=lambda c: c.goodput, default=None)
+
+
+def progressed(live: Live) -> Progress:
+    """What a job's reports say of it: how far it is, of how much."""
+    truth = live.job.truth
+    left = max(0.0, truth.end(truth.stages - 1) - live.progress)
+    return Progress(live.gpu_s, left * truth.unit, live.progress * truth.unit)
 
 
 def fixed_batch(job: Job) -> int | None:

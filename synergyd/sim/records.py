@@ -135,6 +135,7 @@ class Scenario:
     whole_seconds: bool = False  # stages end at whole seconds, as in a simulator that counts them
     outages: tuple[Outage, ...] = ()
     checkpoint_every_s: float = 1800.0  # of jobs that nobody asks; what a node failure can cost
+    lengths_known: bool = True  # jobs' reports say how far they are, of how much
     seed: int = 0
 
     @property

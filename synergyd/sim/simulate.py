@@ -65,7 +65,7 @@ def simulate(
     else:
         told = settings or Settings()
         told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s)
-        belief = Oracle() if oracle else Learnt(seed=scenario.seed)
+        belief = Oracle() if oracle else Learnt(seed=scenario.seed, lengths=scenario.lengths_known)
         director = Managed(told, policy_named(policy), belief, rigid=policy in RIGID)
     yardsticks = ideals or Ideals(scenario)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Setting:
 
 def _number(low: float, high: float) -> Callable[[str], float]:
     def read(text: str) -> float:
-        if not re.fullmatch(r"[+-]?[0-9]{1,9}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
+        if not re.fullmatch(r"[+-]?([0-9]{1,9}(\.[0-9]{1,9})?|\.[0-9]{1,9})", text) or not low <= float(text) <= high:
             raise ValueError(text)
         return float(text)
 
@@ -189,6 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("Fairness", "fairness", _number(-100, 1), "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
     Setting("Objective", "objective", _one_of(OBJECTIVES), "power, sia, pollux or max-min"),
     Setting("FairnessBound", "fairness_bound", _bound, "0 (none), or 1 and more, such as 1.5"),
+    Setting("ShortFirst", "short_first", _number(0, 2), "a number from 0 (length does not count) to 2, such as 0.5"),
     Setting("Deadlines", "deadlines", _flag, "yes or no"),
     Setting("PriorityWeight", "priority_weight", _flag, "yes or no"),
     Setting(
@@ -241,6 +242,20 @@ def load_settings(path: Path) -> LoadedSettings:
     return LoadedSettings(
         settings, reading.origins, tuple(reading.problems), tuple(dict.fromkeys(line.path for line in lines))
     )
+
+
+def with_values(settings: Settings, where: str, given: Iterable[str]) -> Settings:
+    """`settings` with `Key=Value` texts of a `#SYNERGY` line put over them. Raises UsageError for the first wrong one."""
+    reading = _Reading()
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(where, f"{one_line(text, 60)} is no Key=Value", "give it as in slurm.conf: ShortFirst=0")
+        _read_pair(where, key, value, reading)
+    if reading.problems:
+        wrong = reading.problems[0]
+        raise UsageError(wrong.where, wrong.what, wrong.right)
+    return replace(settings, **reading.values)
 
 
 def _read_line(line: Line, reading: _Reading) -> None:

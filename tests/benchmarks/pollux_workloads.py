@@ -1,7 +1,7 @@
 """Synergy and its peers on the Pollux artifact's workloads, and what is lost between the models and the best possible.
 
     python -m tests.benchmarks.pollux_workloads --data DIR [--load 1|0.5] [--workload N,...] [--policy NAME,...]
-        [--fairness P] [--decompose] [--json FILE]
+        [--fairness P] [--unknown-lengths] [--decompose] [--json FILE]
 
 DIR holds pollux/. --decompose runs Synergy three times: learnt, with an oracle, and with an oracle and free restarts; the
 differences are what model errors and restarts cost. What is left above the lower bound is queueing, fairness and the bound's
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--workload", default="")
     parser.add_argument("--policy", default="tiresias,synergy")
     parser.add_argument("--fairness", type=float, default=0.0)
+    parser.add_argument("--unknown-lengths", action="store_true", help="jobs don't tell how much is left to do")
     parser.add_argument("--decompose", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -51,7 +52,9 @@ def main() -> None:
     settings = Settings(fairness=args.fairness)
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        scenario = Scenario(pollux.read(path, None), cluster_of({"t4": (16, 4)}))
+        scenario = Scenario(
+            pollux.read(path, None), cluster_of({"t4": (16, 4)}), lengths_known=not args.unknown_lengths
+        )
         ideals = Ideals(scenario)
         mine: dict[str, Any] = {"lower_bound_avg_jct_s": lower_bound(scenario, ideals).average_s}
         for name in args.policy.split(","):

@@ -16,7 +16,7 @@ from synergyd.cli.config import config, rows
 from synergyd.errors import UsageError
 from synergyd.settings import Settings
 from synergyd.slurm import conf
-from synergyd.slurm.conf import SETTINGS, LoadedSettings, find_slurm_conf, load_settings
+from synergyd.slurm.conf import SETTINGS, LoadedSettings, find_slurm_conf, load_settings, with_values
 from synergyd.slurm.conf_lint import lint
 from tests.unit.lua_runtimes import ROOT
 
@@ -63,7 +63,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
-        "#SYNERGY Objective=sia FairnessBound=1.5 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
+        "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
@@ -88,6 +88,7 @@ def test_every_key(folder: Path) -> None:
         max_growth=2,
         objective="sia",
         fairness_bound=1.5,
+        short_first=0.25,
         deadlines=False,
         priority_weight=True,
         qos_weights={"high": 4.0, "low": 0.5},
@@ -391,3 +392,13 @@ def test_a_scontrol_that_hangs_is_given_up(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(subprocess, "run", hang)
     monkeypatch.setattr(conf, "DEFAULT_SLURM_CONF", folder / "job_submit.lua")
     assert find_slurm_conf() == folder / "job_submit.lua"
+
+
+def test_values_over_settings_as_slurm_conf_writes_them() -> None:
+    found = with_values(Settings(epoch_s=30), "--set", ["shortfirst=0", "Objective=max-min"])
+    assert found == Settings(epoch_s=30, short_first=0.0, objective="max-min")
+    for text, what in {"ShortFirst": "is no Key=Value", "ShortFirst=3": "ShortFirst=3 is not right"}.items():
+        with pytest.raises(UsageError, match=f"^--set: .*{what}"):
+            with_values(Settings(), "--set", [text])
+    with pytest.raises(UsageError, match="given twice"):
+        with_values(Settings(), "--set", ["Epoch=60", "epoch=30"])

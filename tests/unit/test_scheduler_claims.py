@@ -237,3 +237,28 @@ def test_a_job_that_soon_ends_is_not_worth_a_restart() -> None:
         return found.action
 
     assert action(1e6) is Action.RESIZE and action(30.0) is Action.KEEP
+
+
+def test_who_has_less_left_weighs_more_within_bounds() -> None:
+    """Median time left of those that tell: job 1's. Job 2 has a quarter of it, job 3 a thousand times as much."""
+    left = {1: 1000.0, 2: 250.0, 3: 1e6, 4: None}
+    four = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(remaining=w), weight=2.0) for i, w in left.items()]
+    found, _ = claimed(four, ROOMS, Terms(), replace(PLAIN, short_first=0.5), NOW)
+    assert [one.weight for one in found] == pytest.approx([2.0, 4.0, 2.0 / 3.0, 2.0])
+    assert [one.short for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
+    told = dict(parts(found[1], 2, False, Terms()))
+    assert told["weight"] == pytest.approx(math.log(4)) and told["short"] == pytest.approx(2 * math.log(4))
+    assert sum(told.values()) == pytest.approx(change_value(found[1], 2, Terms()))
+    same, _ = claimed(four, ROOMS, Terms(), replace(PLAIN, short_first=0.0), NOW)
+    assert [one.weight for one in same] == [2.0] * 4
+
+
+def test_of_two_that_are_alike_the_one_that_ends_sooner_gets_more() -> None:
+    site = snapshot([node("n0", 6)], [job(1, 2), job(2, 2)])
+    offers = {i: cells(1.0, 1.9, 3.3) for i in (1, 2)}
+
+    def of(*left: float) -> list[int]:
+        known = {i: Progress(remaining=w) for i, w in enumerate(left, 1)}
+        return [d.cell.shape.gpus if d.cell else 0 for d in decide(site, Settings(), offers, {}, progress=known)]
+
+    assert of(1e6, 1e3) == [2, 4] and of(1e3, 1e6) == [4, 2]
