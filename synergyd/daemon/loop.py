@@ -16,7 +16,6 @@ from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.news import News, present
 from synergyd.daemon.progress import attained, progress_of
-from synergyd.daemon.rebatch import better_batch
 from synergyd.daemon.registry import Registry
 from synergyd.daemon.watch import warnings
 from synergyd.errors import SynergyError, UsageError
@@ -49,6 +48,7 @@ from synergyd.store.buffer import BufferedStore
 from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
 from synergyd.store.items import Event as StoredEvent
 from synergyd.task import inherited, update_profile
+from synergyd.task.rebatch import better_batch
 
 log = logging.getLogger("synergyd")
 ADOPTED_AN_EPOCH = 200  # jobs told anew where to report in one epoch: each is an update to slurmctld

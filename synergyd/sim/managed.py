@@ -37,7 +37,7 @@ from synergyd.lifecycle import (
     Wanted,
     advance,
 )
-from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Shape, Snapshot
+from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.policy import Policy, Progress
@@ -45,8 +45,7 @@ from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from synergyd.sim.belief import asked_shape, directive_of
 from synergyd.sim.world import ACTION, Live, World
-
-REBATCH_GAIN = 1.05  # predicted over measured goodput from which another batch is worth its trouble
+from synergyd.task.rebatch import better_batch
 
 
 class Belief(Protocol):
@@ -177,18 +176,11 @@ class Managed:
                 continue
             if self.lives[job_id].state is not State.RUNNING:
                 continue
-            same = [
-                c
-                for c in offers[job_id][0]
-                if c.shape == job.shape
-                and replace(c.plan, micro_batch=live.plan.micro_batch, global_batch=live.plan.global_batch) == live.plan
-            ]
-            if not same:
-                continue
-            best = max(same, key=lambda cell: cell.goodput)
             noise = profile.noise_scale if profile is not None else live.pace.noise_scale
-            if noise and best.plan != live.plan and best.goodput >= REBATCH_GAIN * _measured(live, noise):
-                world.replan(live, best.plan)
+            told = Report(job_id, job.restarts, 0, step_s=live.pace.step_s, plan=live.plan, rebatching=True)
+            plan = better_batch(job, told, offers[job_id][0], noise)
+            if plan is not None:
+                world.replan(live, plan)
 
     def _progress(self, world: World, live: Live) -> Progress:
         found = self.belief.progress(live)
@@ -320,10 +312,3 @@ class Managed:
             grant = tuple((name, each) for name in target.nodes)
             world.begin(live, grant, target.plan, costs.start_s if live.starts else costs.first_start_s)
             self._advance(world, job_id, Observed("RUNNING", live.restarts))
-
-
-def _measured(live: Live, noise_scale: float) -> float:
-    """Goodput of a job by its own step time: sequences/s x (phi + M0) / (phi + M)."""
-    assert live.pace is not None and live.plan is not None
-    low, batch = live.job.truth.low, live.plan.global_batch
-    return batch / live.pace.step_s * (noise_scale + low) / (noise_scale + batch)

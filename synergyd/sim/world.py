@@ -181,7 +181,9 @@ class World:
         """An epoch at the next point of the period's grid."""
         period = self.scenario.epoch_s
         # the grid starts one period after zero: nobody decides before there was anything to see
-        next_s = max(1, math.ceil(self.now_s / period - 1e-9)) * period
+        next_s = max(
+            max(1, math.ceil(self.now_s / period - 1e-9)) * period, self.now_s
+        )  # a hair beyond a point is at it
         if self._epoch_at_s is None or next_s < self._epoch_at_s:
             self._epoch_at_s = next_s
             self.at(next_s, EPOCH, self._epoch)

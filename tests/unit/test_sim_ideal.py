@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synergyd.sim.ideal import Ideals, lower_bound, one_machine
@@ -46,6 +46,7 @@ def test_a_start_is_part_of_the_bound() -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example([(1.0000000000000002, 1, 1.0, 1)])
 @given(
     st.lists(
         st.tuples(st.floats(0, 500), st.sampled_from([1, 2, 4]), st.floats(1, 2000), st.sampled_from([1, 2, 4])),

@@ -9,8 +9,8 @@ import pytest
 
 from launch import report as reports
 from launch.reporter import Reporter
-from synergyd.daemon import rebatch
 from synergyd.records import Cell, Directive, Job, JobState, Plan, Report, Shape
+from synergyd.task import rebatch
 from tests.unit.daemon_world import Site
 
 SCRIPT = (
