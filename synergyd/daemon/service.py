@@ -139,17 +139,20 @@ def _loop(
                 daemon.tick()
                 if once and not daemon.busy:
                     return 0
-        except UnavailableError as error:
+        except Exception as error:
+            if isinstance(error, SynergyError) and not isinstance(error, UnavailableError):
+                raise
             failures += 1
             back_off = min(MAX_BACK_OFF_S, settings.epoch_s * 2 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
             next_epoch_s = now_s + back_off
             metrics.failure()
-            log.warning("%s; next try in %.0f s", error, back_off)
+            if isinstance(error, UnavailableError):
+                log.warning("%s; next try in %.0f s", error, back_off)
+            else:  # a fault of ours: it must not stop what all other jobs need
+                log.exception("this look at the cluster failed; next try in %.0f s", back_off)
             if once:
                 return 1
             stop.wait(min(back_off, 1.0))
-        except SynergyError:
-            raise
         wait_s = BUSY_TICK_S if daemon.busy else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
         inbox = daemon.tools.inbox
         if inbox is None or not daemon.busy:

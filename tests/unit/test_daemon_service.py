@@ -1,0 +1,59 @@
+"""The daemon's loop goes on after what it did not expect, and ends on what its admin has to mend."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from synergyd.daemon import service
+from synergyd.errors import UnavailableError, UsageError
+from synergyd.settings import Settings
+
+
+class Once:
+    """A daemon whose epochs raise what they are told to, one after the other; then it has nothing more to do."""
+
+    settings, busy = Settings(epoch_s=0.01, dry_run=True), False
+
+    def __init__(self, *problems: Exception) -> None:
+        self.problems, self.epochs, self.stop = list(problems), 0, threading.Event()
+        store = SimpleNamespace(refresh=lambda: True, prune=lambda _s: None, problem="")
+        self.tools = SimpleNamespace(store=store, inbox=None, leads=lambda: True)
+
+    def epoch(self) -> Any:
+        self.epochs += 1
+        if self.problems:
+            raise self.problems.pop(0)
+        self.stop.set()
+
+    def tick(self) -> None: ...
+
+
+def run(daemon: Once, once: bool = False) -> tuple[int, int]:
+    """(exit code, failures counted)."""
+    failed: list[int] = []
+    metrics: Any = SimpleNamespace(epoch=lambda *_: None, failure=lambda: failed.append(1))
+    leadership: Any = SimpleNamespace(try_lead=lambda: True, problem="")
+    code = service._loop(daemon, leadership, metrics, daemon.stop, once, None)  # type: ignore[arg-type]
+    return code, len(failed)
+
+
+def test_a_fault_of_its_own_is_logged_and_the_next_look_comes(caplog: pytest.LogCaptureFixture) -> None:
+    daemon = Once(ZeroDivisionError("a fault"), UnavailableError("slurmctld", "is away"))
+    with caplog.at_level(logging.WARNING):
+        assert run(daemon) == (0, 2)
+    assert daemon.epochs == 3
+    assert "a fault" in caplog.text and "slurmctld: is away" in caplog.text
+
+
+def test_for_one_look_it_is_the_exit_code() -> None:
+    assert run(Once(ZeroDivisionError("a fault")), once=True) == (1, 1)
+
+
+def test_what_the_admin_has_to_mend_ends_it() -> None:
+    with pytest.raises(UsageError, match="StateDir"):
+        run(Once(UsageError("StateDir", "is gone", "make it")))
