@@ -72,6 +72,9 @@ def _text(field: str, value: object, settings: Settings) -> str:
             return "yes" if value else "no"
         case tuple():
             return ",".join(value) or "(all)"
+        case dict():
+            pairs = (f"{name}:{number:g}" for name, number in value.items())
+            return ",".join(pairs) or "(none)"
         case float() if field.endswith("_s"):
             return f"{value:g}s"
         case float():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, one_line
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
 from synergyd.task import plain, throughput
 from synergyd.task.arrays import from_plans
@@ -85,7 +85,10 @@ class SynergyTask:
         nodes = usable_nodes(self.job, cluster)
         if not nodes:
             place = f" in partition {self.job.partition}" if self.job.partition else ""
-            return f"no node with GPUs is up{place}"
+            asked = (
+                f" with the features that it asks for ({one_line(self.job.features, 60)})" if self.job.features else ""
+            )
+            return f"no node with GPUs is up{place}{asked}"
         types = sorted({gpu_type for gpu_type, _ in nodes})
         have = {t: sum(gpus * count for (own, gpus), count in nodes.items() if own == t) for t in types}
         allowed = {t: count for t, count in have.items() if allows_type(self.job, t)}

@@ -227,6 +227,8 @@ def test_why_there_is_no_cell_for_what_fits_nowhere() -> None:
     assert "gpt3-175b does not fit" in why and "GiB" in why and "would help" in why
     assert task(job()).why_no_cell(MIXED) == ""
     assert "no node with GPUs is up in partition gpu" in task(job()).why_no_cell(Cluster(()))
+    picky = replace(job(), features="ib&nvme")
+    assert "up in partition gpu with the features that it asks for (ib&nvme)" in task(picky).why_no_cell(Cluster(()))
     broken = replace(job(), directive=None, directive_error="line 3: unknown key tpp")
     assert task(broken).cells(MIXED) == () and task(broken).why_no_cell(MIXED) == "line 3: unknown key tpp"
     lone = replace(job(global_batch=(7, 7), min_gpus=16), shape=Shape("a100", 2, 8))
