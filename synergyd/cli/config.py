@@ -72,6 +72,8 @@ def _text(field: str, value: object, settings: Settings) -> str:
             return "yes" if value else "no"
         case tuple():
             return ",".join(value) or "(all)"
+        case None:
+            return "(none)"
         case dict():
             pairs = (f"{name}:{number:g}" for name, number in value.items())
             return ",".join(pairs) or "(none)"
