@@ -223,8 +223,12 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         child.terminate()
     reports = where.node_rank == 0 and where.job_id is not None
 
+    told_by = given.by if given else None
+
     def address() -> str:
+        nonlocal told_by
         found, _ = find_handover(where.job_id, os.environ)
+        told_by = found.by if found else told_by
         return found.report if found else ""
 
     def heard(plan: Plan) -> None:
@@ -233,7 +237,10 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         except OSError as error:  # as with a checkpoint's request
             click.echo(f"synergy-launch: {run_dir}: batch can't be handed over ({error.strerror})", err=True)
 
-    reporter = Reporter(given.report, find=address, heard=heard) if reports and given and given.report else None
+    def reporter_to(place: str) -> Reporter | None:
+        return Reporter(place, find=address, heard=heard, by=lambda: told_by) if place else None
+
+    reporter = reporter_to(given.report) if reports and given else None
     every_s = ASK_AGAIN_S
     ask_again_s = time.monotonic() + every_s
     seen: dict[str, object] = {}
@@ -254,8 +261,7 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
                 2 * every_s, 20 * ASK_AGAIN_S
             )  # each may cost slurmctld an RPC, and there may never be a daemon
             ask_again_s = time.monotonic() + every_s
-            late = address()
-            reporter = Reporter(late, find=address, heard=heard) if late else None
+            reporter = reporter_to(address())
         time.sleep(POLL_S)
     if reporter:
         _offer(reporter, run_dir, where, {})

@@ -50,8 +50,9 @@ class Inbox:
                 try:
                     line = self.rfile.readline(2 * MAX_BYTES)
                     taken = inbox._accept(line, munge_socket)
-                    uid, plan = inbox.answers.get((taken.report.job_id, taken.report.restarts), (None, None))
-                    self.wfile.write(answer_line(plan if uid == taken.uid else None))
+                    life = taken.report.job_id, taken.report.restarts
+                    uid, plan = inbox.answers.get(life, (None, None))
+                    self.wfile.write(answer_line(plan if uid == taken.uid else None, *life, munge_socket))
                 except (SynergyError, OSError) as error:
                     log.warning("report from %s refused: %s", self.client_address[0], error)
 
