@@ -35,7 +35,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launch import straggler
+from launch import endings, straggler
 from launch.agent_settings import AgentSettings
 from launch.cadence import Cadence
 from launch.checkpoint import CheckpointError, Checkpoints, Found
@@ -87,12 +87,14 @@ class Agent:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         peak_memory: Callable[[], int | None] = lambda: None,
+        device_memory: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.plan = plan
         self.ranks: Ranks = Alone() if ranks is None else ranks
         self.checkpoints: Checkpoints | None = None
         self._clock, self._monotonic, self._sleep, self._peak_memory = clock, monotonic, sleep, peak_memory
+        self._device_memory = device_memory
         self._timer = StepTimer()
         self._mark = monotonic()
         self._status_at = -math.inf
@@ -145,7 +147,10 @@ class Agent:
         if found.note:
             self.note(found.note)
         if found.checkpoint is not None:
-            self._cadence.take(found.checkpoint.meta.get("agent"))
+            step = found.checkpoint.step
+            self._cadence.take(found.checkpoint.meta.get("agent"), endings.read(self.checkpoints.directory, step))
+            self.ranks.barrier()  # all have read it before it is overwritten
+            self._note_ending(step, clean=False)
         return found
 
     def start(
@@ -179,7 +184,7 @@ class Agent:
             state="training",
         )
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
-            self._tuner = Tuner(self.settings.batch_range, base_batch)
+            self._tuner = Tuner(self.settings.batch_range, base_batch, self._device_memory())
         if peers is not None and self.ranks.world > 1:
             self._stragglers = Stragglers(self.ranks, peers)
         plan = self.plan
@@ -327,8 +332,8 @@ class Agent:
             return 0
         wanted = proposed_batch(self.settings.run_dir) if self.settings.run_dir is not None else None
         if wanted is None and self._tuner is not None:
-            # larger micro-batches could run out of memory, so only their number changes
-            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, self.plan.micro_batch)
+            memory = self._status["peak_memory_bytes"]  # of the rank that uses most, a step ago
+            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, memory)
             wanted = plan.global_batch, plan.micro_batch
         if wanted is None or wanted == (self.plan.global_batch, self.plan.micro_batch):
             return 0
@@ -392,6 +397,8 @@ class Agent:
         `planned`: the run may end with it, and that is no failure.
         """
         if self._status["checkpoint_step"] == step:
+            if planned:
+                self._note_ending(step, clean=True)
             return True
         if self._save is None or self.checkpoints is None:
             return self._no_checkpoint("no checkpoint folder was named: nothing was saved")
@@ -407,6 +414,10 @@ class Agent:
         self._status["checkpoint_step"] = step
         self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._cadence.save_s:.2f} s)")
         return True
+
+    def _note_ending(self, step: int, clean: bool) -> None:
+        if self.ranks.rank == 0 and self.checkpoints is not None:
+            endings.write(self.checkpoints.directory, step, self._cadence.failures, clean)
 
     def _no_checkpoint(self, why: str) -> bool:
         self.note(why)

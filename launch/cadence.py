@@ -22,14 +22,23 @@ class Cadence:
         self._failures = 0
         self._saved_at = 0.0
 
-    def take(self, history: Any) -> None:
-        """What a checkpoint's metadata says of the incarnations before this one."""
+    @property
+    def failures(self) -> int:
+        """Of all incarnations before this one."""
+        return self._failures
+
+    def take(self, history: Any, ending: tuple[int, bool] | None = None) -> None:
+        """What a checkpoint's metadata says of the incarnations before this one; `ending` (launch.endings) knows better
+        how the last one ended."""
         if not isinstance(history, dict):
             return
         self._run_s, self._failures = float(history.get("run_s", 0.0)), int(history.get("failures", 0))
         self.save_s = float(history.get("save_s", 0.0))
         # whoever goes on from a checkpoint that nobody asked for has died after it
-        self._failures += not history.get("planned", True)
+        clean = bool(history.get("planned", True))
+        if ending is not None:
+            self._failures, clean = max(self._failures, ending[0]), ending[1]
+        self._failures += not clean
 
     def start(self, steps: int | None, gpus: int, now_s: float) -> None:
         """Training begins."""

@@ -37,7 +37,7 @@ from launch.batch_rule import Following, at_batch, rule_of
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
-from launch.memory import peak_memory
+from launch.memory import device_memory, peak_memory
 from launch.own_time import OwnTime
 from launch.pytorch_noise import GradientNorms
 from launch.random_state import load_random, save_random
@@ -95,7 +95,7 @@ class SynergyTask:
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             self.plan = _plan(settings.plan, dist.get_world_size() if together else 1, global_batch, micro_batch)
             self.ranks: Ranks = TorchRanks() if together else Alone()
-            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory)
+            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
             self.agent.install_signals()
             found = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None)
             self.noise = NoiseScale()
