@@ -34,6 +34,7 @@ class AgentSettings:
     accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
     batch_range: tuple[int, int] | None = None
     batch_told: bool = False  # a daemon chooses the batch
+    background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -64,6 +65,7 @@ class AgentSettings:
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
             batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != TOLD else None,
             batch_told=limits == TOLD,
+            background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
         )
 
 

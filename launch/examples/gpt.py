@@ -106,6 +106,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
         agent.start(
             run.step,
             save=run.save,
+            stage=run.stage_save,
             checkpoint_interval=args.checkpoint_interval,
             resharding=True,
             model=spec,
