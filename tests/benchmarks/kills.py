@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tests.integration import training_ranks
 INTERVAL = 4
 STEPS = 100_000
 SPREAD_S = {"waiting": 0.6, "background": 2.0}  # kills fall between a start and this long after its first step
-PAUSE_S = {"waiting": 0.01, "background": 0.1}  # a step: an interval is to be longer than what a checkpoint takes
+PAUSE_S = {"waiting": 0.01, "background": 0.05}  # a step: an interval is to be longer than what a checkpoint takes
 _START_S = 60.0
 
 
@@ -83,14 +83,17 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
         def staged(target: Path) -> Staged:
             say(f"saving {task.step_count} {digest()}")
             assert stage is not None
-            part = stage(target)
+            return stage(target)
 
-            def written(step: int = task.step_count) -> None:
-                part.write()
-                say(f"written {step}")
+        checkpoints = task.agent.checkpoints
+        assert checkpoints is not None
+        close = checkpoints.close
 
-            return replace(part, write=written)
+        def sealed(target: Path, step: int, meta: Mapping[str, Any]) -> None:
+            close(target, step, meta)
+            say(f"written {step}")
 
+        checkpoints.close = sealed  # type: ignore[method-assign]
         task.agent._save = noted
         task.agent._stage = staged if stage is not None else None
         for rows in task.batches(text, steps, collate=lambda items: torch.tensor([list(item) for item in items])):
