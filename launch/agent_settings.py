@@ -49,18 +49,18 @@ class AgentSettings:
         elif env.get("SYNERGY_STEP_LOG"):
             step_log = Path(env["SYNERGY_STEP_LOG"])
         text = env.get("SYNERGY_PLAN_JSON")
-        world = _number(env, "WORLD_SIZE", int, 1)
+        world = number_of(env, "WORLD_SIZE", int, 1)
         limits = env.get("SYNERGY_GLOBAL_BATCH", "")
         return cls(
             run_dir=run_dir,
             plan=parse_plan(text, world) if text else None,
-            restarts=_number(env, "SYNERGY_RESTARTS", int, 0),
+            restarts=number_of(env, "SYNERGY_RESTARTS", int, 0),
             checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
             step_log=step_log,
-            hold_s=_number(env, "SYNERGY_HOLD_S", float, 20.0),
-            grace_s=_number(env, "SYNERGY_GRACE_S", float, 25.0),
-            rank=_number(env, "RANK", int, 0),
-            local_rank=_number(env, "LOCAL_RANK", int, 0),
+            hold_s=number_of(env, "SYNERGY_HOLD_S", float, 20.0),
+            grace_s=number_of(env, "SYNERGY_GRACE_S", float, 25.0),
+            rank=number_of(env, "RANK", int, 0),
+            local_rank=number_of(env, "LOCAL_RANK", int, 0),
             world=world,
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
             batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != TOLD else None,
@@ -121,7 +121,8 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _number(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+def number_of(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+    """A number of 0 or more from the environment. Raises UsageError."""
     text = env.get(name)
     if text is None or text == "":
         return default
