@@ -30,12 +30,13 @@ _SAVING_S = 600.0  # from outside a long save looks like a step that does not en
 
 
 def workers(parent: int) -> list[int]:
-    """Processes whose parent is `parent`."""
+    """Processes whose parent is `parent`, those that have ended left out."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                if int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
+                state, above = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if int(above) == parent and state not in ("Z", "X"):
                     found.append(int(entry.name))
     return sorted(found)
 
@@ -55,14 +56,17 @@ class Answer(Enum):
     ASKED = "asked"
     LATER = "later"  # a process is only starting, and would die of the signal
     NEVER = "never"  # they have Synergy's agent, which takes requests another way
+    NOBODY = "nobody"  # is there, yet or any more
 
 
 def ask_to_leave(parent: int, torchrun: bool) -> Answer:
     """Sends the training processes (`parent`'s children where that is torchrun) SIGTERM if they have a handler for it."""
     found = workers(parent) if torchrun else [parent]
+    if not found:
+        return Answer.NOBODY
     if any(catches(p, signal.SIGUSR2) for p in found):
         return Answer.NEVER
-    if not found or not all(catches(p, signal.SIGTERM) for p in found):
+    if not all(catches(p, signal.SIGTERM) for p in found):
         return Answer.LATER
     for pid in found:
         with contextlib.suppress(OSError):
@@ -85,7 +89,8 @@ class Watch:
         self.log = Log()
         self.acknowledged = 0  # requests that ended in a checkpoint
         self.state = "training"
-        self._asked = self._declined = 0  # requests that the processes were told of, and that are the agent's
+        self._asked = 0  # requests that the processes were told of
+        self._declined = self._tried = 0  # that are the agent's; that found processes
         self._ask_at = 0.0
         self._plan, self._seq, self._step_log = plan, seq, step_log
         self._resharding, self._accepts = resharding, accepts
@@ -109,6 +114,8 @@ class Watch:
             return
         self._ask_at = now + _ASK_AGAIN_S
         answer = ask_to_leave(child.pid, torchrun)
+        if answer is not Answer.NOBODY:
+            self._tried = requests
         if answer is Answer.ASKED:
             self._asked = requests
         elif answer is Answer.NEVER:
@@ -117,12 +124,14 @@ class Watch:
     def left(self, code: int, requests: int) -> bool:
         """The child has ended with `code`: whether it did so because it was asked to, and its checkpoint is there.
 
-        Then all `requests` up to now are met.
+        Then all `requests` up to now are met. Another node's launcher may have been the one to ask: where this one has
+        not come to it, a clean end is taken for that, or the other would wait for this node in vain.
         """
         if self._thread is not None:
             self._thread.join(2.0)  # a grandchild may hold the pipe
         self._looked_at = -_LOOK_S
-        if code or self._asked <= self.acknowledged:
+        asked = max(self._asked, requests if self._tried < requests else 0)
+        if code or asked <= self.acknowledged:
             newest = self.log.newest
             self.state = "done" if not code and newest and newest.iteration >= newest.last else "failed"
             return False

@@ -17,6 +17,7 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -240,6 +241,8 @@ class SynergyTask:
         alone = isinstance(self.ranks, Alone)
         if self._beside is None and not alone:
             self._beside = dist.new_group(backend="gloo")
+        if alone:  # said in the thread that writes, where no context of this one's reaches
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         with _quiet():
             written = async_save(self._state(), checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
         assert isinstance(written, Future)
@@ -315,8 +318,6 @@ def _one_line(rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's warnings of its own future."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -157,6 +157,18 @@ def test_a_request_while_it_starts_waits_for_the_handler(site: Site, monkeypatch
     assert len(site.starts) == 2 and site.starts[1] >= 1  # it was not killed before it could save
 
 
+def test_a_node_whose_workers_left_because_another_asked_comes_back_too(site: Site) -> None:
+    assert not site.watch.left(0, 0)  # nobody asked: the run is over
+    assert site.watch.left(0, 1) and site.watch.acknowledged == 1 and site.watch.state == "waiting"
+    assert not site.watch.left(0, 1) and not site.watch.left(1, 2)
+
+
+def test_a_script_without_a_handler_is_not_run_twice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.script.write_text(SCRIPT.replace("signal.signal(", "print("))
+    assert site.run(20, lambda: (site.until(site.steps(3)), ask())[1]) == 0
+    assert site.starts == [0]
+
+
 def test_what_fails_when_it_was_asked_to_save_has_failed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEAVES_WITH", "3")
 
@@ -187,7 +199,7 @@ def test_who_is_asked() -> None:
     agent = child("[signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGUSR2)]")
     try:
         assert {plain.pid, megatron.pid, agent.pid} <= set(workers(os.getpid()))
-        assert ask_to_leave(plain.pid, False) is Answer.LATER and ask_to_leave(plain.pid, True) is Answer.LATER
+        assert ask_to_leave(plain.pid, False) is Answer.LATER and ask_to_leave(plain.pid, True) is Answer.NOBODY
         assert ask_to_leave(agent.pid, False) is Answer.NEVER
         assert ask_to_leave(megatron.pid, False) is Answer.ASKED
         assert megatron.wait(10) == 0 and plain.poll() is None
