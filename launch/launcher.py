@@ -430,7 +430,10 @@ def command(
         return
     plan, _ = fit(given.plan if given else None, where.processes * len(where.nodes))
     problem = _keep_batch(Path(folder), trained, plan) if megatron and plan and where.node_rank == 0 else ""
-    for text in filter(None, (remark, problem, *start.remarks)):
+    seldom = ""
+    if megatron and where.node_rank == 0 and not megatron_words.has(start.command, "--save-interval"):
+        seldom = "without --save-interval Megatron-LM saves when it is asked to and at its end only: a failure costs the rest"
+    for text in filter(None, (remark, problem, seldom, *start.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     watch = _watch(start, where, given, plan) if _is_megatron(style, arguments) else None
     sys.exit(run_node(start, where, given, run_dir, watch))

@@ -21,6 +21,7 @@ _FLAGS = (
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
 )  # fmt: skip
 _RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+_FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
 NOTHING_YET = Trained()
 NEWEST = (0, 16)  # that this is written for
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
@@ -76,9 +77,18 @@ def with_plan(
         form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
         out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
     out += ["--override-opt_param-scheduler", "--exit-signal-handler"]
-    if checkpoint:
-        out = [*drop(out, ("--save", "--load")), "--save", checkpoint, "--load", checkpoint]
-    return out
+    return _with_folder(out, checkpoint, trained) if checkpoint else out
+
+
+def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
+    """Saves to `checkpoint` and goes on from there; a run that begins with another's weights does so at its first start
+    only, or each later one would begin anew."""
+    out = [*drop(out, ("--save",)), "--save", checkpoint]
+    elsewhere = [folder for folder in values(out, "--load") if folder != checkpoint]
+    if elsewhere and not trained.iteration:
+        return out
+    rest = drop(out, ("--load",))
+    return [*(word for word in rest if not elsewhere or word not in _FIRST_START), "--load", checkpoint]
 
 
 def is_sharded(arguments: Sequence[str]) -> bool:
