@@ -12,6 +12,7 @@ and stop at the same step boundary. It talks to the launcher through the environ
 | SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: no save is begun that would take longer (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
+| SYNERGY_BACKGROUND_SAVES | 0: training waits for every checkpoint until it is written (1) |
 | SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; told: a daemon does |
 | batch | file in the run folder: the global and micro-batch to go on with, as JSON; the daemon's choice |
 | SIGUSR2 | checkpoint now and go on |
@@ -35,8 +36,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launch import straggler
+from launch import endings, straggler
 from launch.agent_settings import AgentSettings
+from launch.background import Background, Staged
 from launch.cadence import Cadence
 from launch.checkpoint import CheckpointError, Checkpoints, Found
 from launch.ranks import Alone, Ranks
@@ -74,7 +76,9 @@ class StepTimer:
 class Agent:
     """One rank's agent. All ranks construct it, and call `start`, `after_step` and `finish` at the same points.
 
-    `save(folder)` is given to `start`: it writes a checkpoint on all ranks and returns metadata to keep with it.
+    `save(folder)` is given to `start`: it writes a checkpoint on all ranks and returns metadata to keep with it. So may
+    `stage(folder)` be, which copies the state, for checkpoints that are written while training goes on
+    (launch.background): periodic ones; those that were asked for, and the last one, are waited for.
     """
 
     def __init__(
@@ -87,12 +91,14 @@ class Agent:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         peak_memory: Callable[[], int | None] = lambda: None,
+        device_memory: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.plan = plan
         self.ranks: Ranks = Alone() if ranks is None else ranks
         self.checkpoints: Checkpoints | None = None
         self._clock, self._monotonic, self._sleep, self._peak_memory = clock, monotonic, sleep, peak_memory
+        self._device_memory = device_memory
         self._timer = StepTimer()
         self._mark = monotonic()
         self._status_at = -math.inf
@@ -100,6 +106,9 @@ class Agent:
         self._signalled = False  # set by the SIGUSR2 handler
         self._acknowledged = 0
         self._save: Callable[[Path], Mapping[str, Any]] | None = None
+        self._stage: Callable[[Path], Staged] | None = None
+        self._background: Background | None = None
+        self._held_s = 0.0  # by the checkpoint under way
         self._cadence = Cadence()
         self._tuner: Tuner | None = None
         self._stragglers: Stragglers | None = None
@@ -145,7 +154,10 @@ class Agent:
         if found.note:
             self.note(found.note)
         if found.checkpoint is not None:
-            self._cadence.take(found.checkpoint.meta.get("agent"))
+            step = found.checkpoint.step
+            self._cadence.take(found.checkpoint.meta.get("agent"), endings.read(self.checkpoints.directory, step))
+            self.ranks.barrier()  # all have read it before it is overwritten
+            self._note_ending(step, clean=False)
         return found
 
     def start(
@@ -153,6 +165,7 @@ class Agent:
         step: int,
         *,
         save: Callable[[Path], Mapping[str, Any]] | None = None,
+        stage: Callable[[Path], Staged] | None = None,
         checkpoint_interval: int | None = 0,
         resharding: bool = False,
         model: ModelSpec | None = None,
@@ -168,6 +181,9 @@ class Agent:
         `take_batch` after each step: its batch may change while it runs.
         """
         self._save = save
+        self._stage = stage if self.settings.background_saves else None
+        if self.checkpoints is not None:
+            self._background = Background(self.checkpoints)
         self._status.update(
             step=step,
             plan=asdict(self.plan),
@@ -179,7 +195,7 @@ class Agent:
             state="training",
         )
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
-            self._tuner = Tuner(self.settings.batch_range, base_batch)
+            self._tuner = Tuner(self.settings.batch_range, base_batch, self._device_memory())
         if peers is not None and self.ranks.world > 1:
             self._stragglers = Stragglers(self.ranks, peers)
         plan = self.plan
@@ -210,6 +226,8 @@ class Agent:
         trained: from these the scheduler knows when the job ends, and whether it meets its deadline.
         """
         now = self._monotonic()
+        if self._under_way and self._timer.median_s is not None:
+            self._held_s += max(0.0, now - self._mark - self._timer.median_s)
         self._timer.add(now - self._mark)
         self._cadence.trained(now - self._mark)
         self._mark = now
@@ -303,11 +321,14 @@ class Agent:
 
     def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool]:
         """(newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks: one
-        all-reduce of five integers."""
+        all-reduce of a few integers. What is written beside training gets on by this too."""
         memory = self._peak_memory()
+        writing = self._background.state() if self._background is not None else [0, 0]
         answer = self.ranks.maximum(
-            [self._wanted(), int(self._stop), memory or 0, self._proposal(noise_scale), int(self._due())]
+            [self._wanted(), int(self._stop), memory or 0, self._proposal(noise_scale), int(self._due()), *writing]
         )
+        if self._background is not None:
+            self._written(lambda background: background.advance(answer[5], answer[6]))
         self._status["peak_memory_bytes"] = answer[2] or None
         self._batch = (answer[3] >> _BATCH_BITS, answer[3] & (1 << _BATCH_BITS) - 1) if answer[3] else None
         return answer[0], bool(answer[1]), bool(answer[4])
@@ -327,8 +348,8 @@ class Agent:
             return 0
         wanted = proposed_batch(self.settings.run_dir) if self.settings.run_dir is not None else None
         if wanted is None and self._tuner is not None:
-            # larger micro-batches could run out of memory, so only their number changes
-            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, self.plan.micro_batch)
+            memory = self._status["peak_memory_bytes"]  # of the rank that uses most, a step ago
+            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, memory)
             wanted = plan.global_batch, plan.micro_batch
         if wanted is None or wanted == (self.plan.global_batch, self.plan.micro_batch):
             return 0
@@ -379,8 +400,10 @@ class Agent:
     def _end(self, step: int) -> None:
         """SIGTERM: save if there is time, say where training stopped."""
         # Rank 0's estimate decides for all, or some would save and others leave.
-        in_time = self.ranks.broadcast(self._cadence.save_s * 1.2 < self.settings.grace_s)
-        if in_time:
+        until = self._monotonic() + self.settings.grace_s
+        self._settle(lambda: self._monotonic() < until)
+        in_time = self.ranks.broadcast(self._monotonic() + self._cadence.save_s * 1.2 < until)
+        if in_time and not self._under_way:
             self._checkpoint(step)
         saved = self._status["checkpoint_step"]
         self._status["state"] = "waiting"
@@ -389,9 +412,13 @@ class Agent:
     def _checkpoint(self, step: int, planned: bool = True) -> bool:
         """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why.
 
-        `planned`: the run may end with it, and that is no failure.
+        `planned`: the run may end with it, and that is no failure. One that is not may be written beside training: True
+        then says that it was begun.
         """
+        self._settle()
         if self._status["checkpoint_step"] == step:
+            if planned:
+                self._note_ending(step, clean=True)
             return True
         if self._save is None or self.checkpoints is None:
             return self._no_checkpoint("no checkpoint folder was named: nothing was saved")
@@ -399,14 +426,67 @@ class Agent:
         self._write_status()
         self._cadence.tried(self._monotonic())
         save, history = self._save, self._cadence.history(planned)
+        if not planned and self._begin(step, history):
+            return True
         try:
             self.checkpoints.save(step, lambda folder: {**save(folder), "agent": history})
         except CheckpointError as error:
             return self._no_checkpoint(str(error))
-        self._cadence.saved(self.plan.gpus, self._monotonic())
-        self._status["checkpoint_step"] = step
-        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({self._cadence.save_s:.2f} s)")
+        self._saved(step)
         return True
+
+    def _begin(self, step: int, history: Mapping[str, Any]) -> bool:
+        """A checkpoint that is written beside training has been begun. False: the script has none, or it went wrong."""
+        stage, began = self._stage, self._monotonic()
+        if stage is None or self._background is None:
+            return False
+
+        def staged(folder: Path) -> Staged:
+            part = stage(folder)
+            return replace(part, meta={**part.meta, "agent": history})
+
+        try:
+            self._background.begin(step, staged)
+        except CheckpointError as error:
+            self._stage = None  # the copy may be what there is no memory for
+            self.note(f"{error}; from now on training waits until checkpoints are written")
+            return False
+        self._held_s = self._monotonic() - began
+        return True
+
+    @property
+    def _under_way(self) -> bool:
+        return self._background is not None and self._background.step is not None
+
+    def _settle(self, in_time: Callable[[], bool] = lambda: True) -> None:
+        """Waits for the checkpoint under way, if there is one."""
+        began = self._monotonic()
+        self._written(lambda background: background.wait(in_time), lambda: self._monotonic() - began)
+
+    def _written(self, look: Callable[[Background], int | None], waited_s: Callable[[], float] = lambda: 0.0) -> None:
+        """Takes note of a checkpoint that has become good beside training, or failed."""
+        if self._background is None:
+            return
+        try:
+            done = look(self._background)
+        except CheckpointError as error:
+            self._no_checkpoint(str(error))
+            return
+        if done is not None:
+            self._saved(done, self._held_s + waited_s())
+
+    def _saved(self, step: int, held_s: float | None = None) -> None:
+        assert self.checkpoints is not None
+        self._cadence.saved(self.plan.gpus, self._monotonic(), held_s)
+        self._status["checkpoint_step"] = step
+        took = f"{self._cadence.save_s:.2f} s" + (
+            f", training held up for {held_s:.2f} s" if held_s is not None else ""
+        )
+        self.say(f"checkpoint of step {step} in {self.checkpoints.directory} ({took})")
+
+    def _note_ending(self, step: int, clean: bool) -> None:
+        if self.ranks.rank == 0 and self.checkpoints is not None:
+            endings.write(self.checkpoints.directory, step, self._cadence.failures, clean)
 
     def _no_checkpoint(self, why: str) -> bool:
         self.note(why)

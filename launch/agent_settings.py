@@ -34,6 +34,7 @@ class AgentSettings:
     accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
     batch_range: tuple[int, int] | None = None
     batch_told: bool = False  # a daemon chooses the batch
+    background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -48,22 +49,23 @@ class AgentSettings:
         elif env.get("SYNERGY_STEP_LOG"):
             step_log = Path(env["SYNERGY_STEP_LOG"])
         text = env.get("SYNERGY_PLAN_JSON")
-        world = _number(env, "WORLD_SIZE", int, 1)
+        world = number_of(env, "WORLD_SIZE", int, 1)
         limits = env.get("SYNERGY_GLOBAL_BATCH", "")
         return cls(
             run_dir=run_dir,
             plan=parse_plan(text, world) if text else None,
-            restarts=_number(env, "SYNERGY_RESTARTS", int, 0),
+            restarts=number_of(env, "SYNERGY_RESTARTS", int, 0),
             checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
             step_log=step_log,
-            hold_s=_number(env, "SYNERGY_HOLD_S", float, 20.0),
-            grace_s=_number(env, "SYNERGY_GRACE_S", float, 25.0),
-            rank=_number(env, "RANK", int, 0),
-            local_rank=_number(env, "LOCAL_RANK", int, 0),
+            hold_s=number_of(env, "SYNERGY_HOLD_S", float, 20.0),
+            grace_s=number_of(env, "SYNERGY_GRACE_S", float, 25.0),
+            rank=number_of(env, "RANK", int, 0),
+            local_rank=number_of(env, "LOCAL_RANK", int, 0),
             world=world,
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
             batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != TOLD else None,
             batch_told=limits == TOLD,
+            background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
         )
 
 
@@ -119,7 +121,8 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _number(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+def number_of(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+    """A number of 0 or more from the environment. Raises UsageError."""
     text = env.get(name)
     if text is None or text == "":
         return default

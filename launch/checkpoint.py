@@ -194,7 +194,7 @@ def reason(error: BaseException) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all its ranks together: every method is collective."""
+    """The checkpoints of one run, seen by all its ranks together: every method but `close` is collective."""
 
     def __init__(self, directory: Path, ranks: Ranks, keep: int = 2) -> None:
         self.directory = directory
@@ -221,7 +221,7 @@ class Checkpoints:
 
         Raises CheckpointError on every rank if any of them failed; the checkpoint then does not count.
         """
-        folder = self._by_rank_0(lambda: prepare(self.directory, step))
+        folder = self.open(step)
         error = ""
         meta: Mapping[str, Any] = {}
         try:
@@ -235,11 +235,17 @@ class Checkpoints:
         if self.ranks.maximum([1 if error else 0])[0]:
             raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not write its part")
 
-        def finish() -> None:
-            seal(folder, step, meta)
-            prune(self.directory, self.keep)
+        self._by_rank_0(lambda: self.close(folder, step, meta))
 
-        self._by_rank_0(finish)
+    def open(self, step: int) -> Path:
+        """An empty folder for a checkpoint of `step`, which does not count before it is closed. Raises CheckpointError."""
+        folder: Path = self._by_rank_0(lambda: prepare(self.directory, step))
+        return folder
+
+    def close(self, folder: Path, step: int, meta: Mapping[str, Any]) -> None:
+        """Seals it and prunes older ones, when all ranks have written: by one rank alone. Raises OSError."""
+        seal(folder, step, meta)
+        prune(self.directory, self.keep)
 
     def _by_rank_0(self, action: Callable[[], Any]) -> Any:
         """Rank 0's result of `action` on every rank, or its error raised on every rank."""

@@ -24,17 +24,22 @@ _SHORT = {
 _RARE = frozenset(("vp", "cp", "ep", "pr"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
+_UID = re.compile(r"[0-9]{1,10}\Z")
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z")
 
 
 @dataclass(frozen=True)
 class Handover:
-    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder."""
+    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder.
+
+    `by` is the daemon's uid, whose signed answers the launcher believes besides root's.
+    """
 
     job_id: int
     plan: Plan | None = None
     report: str = ""
     checkpoint: str = ""
+    by: int | None = None
 
 
 def plan_path(state_dir: Path, job_id: int) -> Path:
@@ -65,7 +70,10 @@ def read(path: Path, job_id: int) -> Handover:
         raise UsageError(str(path), f"is no plan of format {FORMAT} for job {job_id}")
     plan = data.get("plan")
     report, checkpoint = str(data.get("report") or ""), str(data.get("checkpoint") or "")
-    return Handover(job_id, plan_from(plan, str(path)) if plan else None, report, checkpoint)
+    by = data.get("by")
+    return Handover(
+        job_id, plan_from(plan, str(path)) if plan else None, report, checkpoint, by if type(by) is int else None
+    )
 
 
 def plan_from(data: Any, where: str) -> Plan:
@@ -140,4 +148,5 @@ def from_admin_comment(text: str, job_id: int) -> Handover | None:
         return None
     plan = plan_from_text(fields["plan"], f"AdminComment of job {job_id}") if fields.get("plan") else None
     report = fields.get("report", "")
-    return Handover(job_id, plan, report if _ADDRESS.match(report) else "", checkpoint)
+    by = int(fields["by"]) if _UID.match(fields.get("by", "")) else None
+    return Handover(job_id, plan, report if _ADDRESS.match(report) else "", checkpoint, by)

@@ -40,24 +40,31 @@ def failure_s(gpus: int, run_s: float, failures: int) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """The choice and what it was made of, all in seconds."""
+    """The choice and what it was made of, all in seconds.
+
+    `save_s`: that training is held up by one; `written_s`: until one is good, where that is longer.
+    """
 
     every_s: float
     save_s: float
     failure_s: float
+    written_s: float = 0.0
 
     def words(self) -> str:
         """For explain."""
+        beside = self.written_s > self.save_s
+        takes = f"holds training up for {_span(self.save_s)} of {_span(self.written_s)}" if beside else ""
         return (
-            f"checkpoints every {_span(self.every_s)}: one takes {_span(self.save_s)}, "
+            f"checkpoints every {_span(self.every_s)}: one {takes or f'takes {_span(self.save_s)}'}, "
             f"a failure is expected every {_span(self.failure_s)}"
         )
 
 
-def choose(gpus: int, save_s: float, run_s: float, failures: int) -> Interval:
-    """The interval for a run as it stands."""
+def choose(gpus: int, save_s: float, run_s: float, failures: int, written_s: float = 0.0) -> Interval:
+    """The interval for a run as it stands; never so short that one is still being written when the next is due."""
     expected = failure_s(gpus, run_s, failures)
-    return Interval(min(LONGEST_S, max(SHORTEST_S, daly_s(save_s, expected))), save_s, expected)
+    least = max(SHORTEST_S, 2 * written_s)
+    return Interval(min(LONGEST_S, max(least, daly_s(save_s, expected))), save_s, expected, written_s)
 
 
 def _span(seconds: float) -> str:

@@ -25,12 +25,13 @@ import click
 
 from launch import allocation as slurm
 from launch import handover as handovers
-from launch import megatron_args, megatron_batch, run_folder
+from launch import megatron_args, megatron_batch, megatron_words, run_folder
 from launch.accepts import accepts
-from launch.agent_settings import TOLD
+from launch.agent_settings import TOLD, number_of
 from launch.allocation import Allocation
 from launch.handover import Handover
 from launch.megatron_batch import Trained
+from launch.megatron_watch import Watch
 from launch.report import status_to_report
 from launch.reporter import Reporter
 from launch.stall import Stall
@@ -136,10 +137,11 @@ def start_of(
     threads: str = "1",
     batch_limits: str = "",
     trained: Trained = megatron_args.NOTHING_YET,
+    version: tuple[int, int] = megatron_args.NEWEST,
 ) -> Start:
     """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.
 
-    `trained`: where a Megatron-LM checkpoint stands. Pure.
+    `trained`: where a Megatron-LM checkpoint stands; `version`: its own. Pure.
     """
     world = where.processes * len(where.nodes)
     plan, remark = fit(given.plan if given else None, world)
@@ -147,7 +149,7 @@ def start_of(
     name, arguments = script[0], list(script[1:])
     taken = accepts(arguments) if style in ("auto", "megatron") else NOTHING_MORE
     if plan and _is_megatron(style, arguments):
-        arguments = megatron_args.with_plan(arguments, plan, checkpoint, trained)
+        arguments = megatron_args.with_plan(arguments, plan, checkpoint, trained, version)
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_RESTARTS": str(where.restarts),
@@ -184,6 +186,18 @@ def _is_megatron(style: str, arguments: Sequence[str]) -> bool:
     return style == "megatron" or (style == "auto" and megatron_args.is_megatron(arguments))
 
 
+def _watch(start: Start, where: Allocation, given: Handover | None, plan: Plan | None) -> Watch:
+    """For a command of Megatron-LM's, by the arguments that it was given in the end."""
+    arguments = list(start.command)
+    reshards = plan is not None and megatron_args.reshards(arguments)
+    told = megatron_args.plan_of(arguments, where.processes * len(where.nodes))
+    folder = (megatron_words.values(arguments, "--save") or [""])[-1]
+    step_log = start.environment.get("SYNERGY_STEP_LOG", "")
+    accepted = json.loads(start.environment.get("SYNERGY_ACCEPTS_JSON", "null"))
+    seq = megatron_words.number(arguments, "--seq-length", 0)
+    return Watch(plan or told, folder, seq, step_log, reshards, accepted)
+
+
 def _keep_batch(folder: Path, trained: Trained, plan: Plan) -> str:
     """Notes from which iteration on Megatron-LM runs with the plan's batch; why not, "" if it did."""
     try:
@@ -196,10 +210,15 @@ def _keep_batch(folder: Path, trained: Trained, plan: Plan) -> str:
     return ""
 
 
-def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: Path) -> int:
-    """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code."""
+def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: Path, watch: Watch | None = None) -> int:
+    """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code.
+
+    `watch`: it is Megatron-LM's, which may have no agent of Synergy's in it: its output is read, and where it left because a
+    checkpoint was asked for it is started again when nobody has ended the job meanwhile.
+    """
     requests = 0
     ending = False
+    hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if watch else 0.0
 
     def on_usr2(_signal: int, _frame: FrameType | None) -> None:
         nonlocal requests
@@ -212,19 +231,33 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         if where.job_id is None and child is not None and child.poll() is None:
             child.send_signal(number)
 
+    def spawn() -> subprocess.Popen[bytes]:
+        # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        started = subprocess.Popen(
+            start.command, env={**os.environ, **start.environment}, stdout=subprocess.PIPE if watch else None
+        )
+        signal.signal(signal.SIGUSR2, on_usr2)
+        if watch:
+            watch.follow(started)
+        return started
+
     child: subprocess.Popen[bytes] | None = None
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, on_term)
-    # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    child = subprocess.Popen(start.command, env={**os.environ, **start.environment})
-    signal.signal(signal.SIGUSR2, on_usr2)
+    child = spawn()
     if ending:
         child.terminate()
-    reports = where.node_rank == 0 and where.job_id is not None
+    # an agent is heard of on the first node, Megatron-LM's log is written on the last one
+    heard_here = (0, len(where.nodes) - 1) if watch else (0,)
+    reports = where.node_rank in heard_here and where.job_id is not None
+
+    told_by = given.by if given else None
 
     def address() -> str:
+        nonlocal told_by
         found, _ = find_handover(where.job_id, os.environ)
+        told_by = found.by if found else told_by
         return found.report if found else ""
 
     def heard(plan: Plan) -> None:
@@ -233,13 +266,28 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
         except OSError as error:  # as with a checkpoint's request
             click.echo(f"synergy-launch: {run_dir}: batch can't be handed over ({error.strerror})", err=True)
 
-    reporter = Reporter(given.report, find=address, heard=heard) if reports and given and given.report else None
+    def reporter_to(place: str) -> Reporter | None:
+        return Reporter(place, find=address, heard=heard, by=lambda: told_by) if place else None
+
+    reporter = reporter_to(given.report) if reports and given else None
     every_s = ASK_AGAIN_S
     ask_again_s = time.monotonic() + every_s
     seen: dict[str, object] = {}
     stall = Stall(time.monotonic())
     told = 0
-    while child.poll() is None:
+    held_until = 0.0
+    while True:
+        if child.poll() is not None:
+            if watch is None or (not held_until and not watch.left(child.returncode, requests)):
+                break
+            held_until = held_until or time.monotonic() + hold_s
+            watch.met(requests)
+            if ending:
+                break
+            if time.monotonic() >= held_until:
+                held_until, child = 0.0, spawn()
+        elif watch:
+            watch.ask(requests, child, "launch.torchrun" in start.command)
         if requests > told:
             told = requests
             try:
@@ -247,18 +295,17 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             except OSError as error:  # a full or cleaned /tmp must not end the training
                 click.echo(f"synergy-launch: {run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
         if reporter:
-            seen = _offer(reporter, run_dir, where, seen, stall)
+            seen = _offer(reporter, run_dir, where, seen, stall, watch)
         elif reports and time.monotonic() > ask_again_s:
             # started as a plain job: a daemon that comes later says where to report
             every_s = min(
                 2 * every_s, 20 * ASK_AGAIN_S
             )  # each may cost slurmctld an RPC, and there may never be a daemon
             ask_again_s = time.monotonic() + every_s
-            late = address()
-            reporter = Reporter(late, find=address, heard=heard) if late else None
+            reporter = reporter_to(address())
         time.sleep(POLL_S)
     if reporter:
-        _offer(reporter, run_dir, where, {})
+        _offer(reporter, run_dir, where, {}, None, watch)
         reporter.close()
     status = run_folder.read_status(run_dir) or {}
     done = status.get("state") == "done"
@@ -270,9 +317,14 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
 
 
 def _offer(
-    reporter: Reporter, run_dir: Path, where: Allocation, seen: dict[str, object], stall: Stall | None = None
+    reporter: Reporter,
+    run_dir: Path,
+    where: Allocation,
+    seen: dict[str, object],
+    stall: Stall | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, object]:
-    status = run_folder.read_status(run_dir)
+    status = run_folder.read_status(run_dir) or (watch.status(where.restarts) if watch else None)
     if status is not None and stall is not None:
         status["stalled_s"] = stall.check(status, time.monotonic())
     if status is None or status == seen or where.job_id is None:
@@ -369,6 +421,7 @@ def command(
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
         trained=trained,
         batch_limits=batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
+        version=megatron_args.version_beside(Path(script)),
     )
     if dry_run:
         for key, value in sorted(start.environment.items()):
@@ -377,9 +430,13 @@ def command(
         return
     plan, _ = fit(given.plan if given else None, where.processes * len(where.nodes))
     problem = _keep_batch(Path(folder), trained, plan) if megatron and plan and where.node_rank == 0 else ""
-    for text in filter(None, (remark, problem, *start.remarks)):
+    seldom = ""
+    if megatron and where.node_rank == 0 and not megatron_words.has(start.command, "--save-interval"):
+        seldom = "without --save-interval Megatron-LM saves when it is asked to and at its end only: a failure costs the rest"
+    for text in filter(None, (remark, problem, seldom, *start.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
-    sys.exit(run_node(start, where, given, run_dir))
+    watch = _watch(start, where, given, plan) if _is_megatron(style, arguments) else None
+    sys.exit(run_node(start, where, given, run_dir, watch))
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from launch import megatron_cpu
 from launch.agent_settings import check_degrees
+from launch.background import Staged
 from launch.batch_rule import Following, at_batch
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import rank_samples
@@ -234,6 +235,50 @@ class MegatronRun:
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
         with _quiet():
             dist_checkpointing.save(self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA)
+        return self._meta()
+
+    def stage_save(self, folder: Path) -> Staged:
+        """Copy the state for a checkpoint that is written while training goes on."""
+        results: queue.Queue[Any] = queue.Queue()
+        filesystem_async._results_queue = results
+        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+        with _quiet():
+            request = dist_checkpointing.save(
+                self._state(is_loading=False),
+                str(folder),
+                strategy,
+                async_sharded_save=True,
+                content_metadata=METADATA,
+            )
+            buckets = request.preload_fn() if request.preload_fn is not None else []
+        if CPU is not None:  # "moved to the host", where training goes on with the same memory
+            buckets = [(f, k, (items, [(i, t.clone()) for i, t in tensors])) for f, k, (items, tensors) in buckets]
+        transforms = request.async_fn.args[0] if request.async_fn is not None else []
+
+        def write() -> None:
+            # Megatron's own writer forks a process for this, which is safe only while no other thread runs
+            found: dict[int, Any] = {}
+            for number, bucket in enumerate(buckets):
+                done: queue.Queue[Any] = queue.Queue()
+                count: queue.Queue[int] = queue.Queue()
+                count.put(number)
+                filesystem_async.FileSystemWriterAsync.write_preloaded_data(
+                    transforms, number, bucket, done, count, use_fsync=True
+                )
+                found[number] = done.get_nowait()[1]
+                if isinstance(found[number], Exception):
+                    raise found[number]
+            if buckets:
+                results.put(found)
+
+        def finish() -> None:
+            with _quiet():
+                for last in request.finalize_fns:
+                    last()
+
+        return Staged(self._meta(), write, finish)
+
+    def _meta(self) -> Mapping[str, Any]:
         return {
             "kind": "megatron",
             **self.following.state(),

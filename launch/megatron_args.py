@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from launch.handover import MAX_NUMBER
 from launch.megatron_batch import Trained, with_batch
 from launch.megatron_words import drop, has, number, values
 from synergyd.records import Plan
@@ -17,7 +20,10 @@ _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
 )  # fmt: skip
+_RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+_FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
 NOTHING_YET = Trained()
+NEWEST = (0, 16)  # that this is written for
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 # They lay the layers out for one pp and vpp.
@@ -34,14 +40,20 @@ def is_megatron(arguments: Sequence[str]) -> bool:
     return sum(has(arguments, k) for k in KNOWN) >= 2
 
 
-def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "", trained: Trained = NOTHING_YET) -> list[str]:
+def with_plan(
+    arguments: Sequence[str],
+    plan: Plan,
+    checkpoint: str = "",
+    trained: Trained = NOTHING_YET,
+    version: tuple[int, int] = NEWEST,
+) -> list[str]:
     """`arguments` with the plan's degrees and what a later reshard needs; all else as the user wrote it.
 
     Option names are those of Megatron-LM core_v0.16.1. Virtual stages, context and expert parallelism are set where the
     plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
     shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (megatron_batch);
-    `trained` is where the checkpoint stands.
+    `trained` is where the checkpoint stands. An older `version` is not told what it does not know.
     """
     rest = _without(with_batch(arguments, plan.global_batch, trained))
     padded = number(arguments, "--make-vocab-size-divisible-by", 128)
@@ -60,14 +72,23 @@ def with_plan(arguments: Sequence[str], plan: Plan, checkpoint: str = "", traine
         out += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
     elif plan.recompute == "selective":
         out += ["--recompute-granularity", "selective"]
-    out = _with_sharding(out, plan)
+    out = _with_sharding(out, plan, version)
     if plan.precision == "fp8":
         form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
         out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
     out += ["--override-opt_param-scheduler", "--exit-signal-handler"]
-    if checkpoint:
-        out = [*drop(out, ("--save", "--load")), "--save", checkpoint, "--load", checkpoint]
-    return out
+    return _with_folder(out, checkpoint, trained) if checkpoint else out
+
+
+def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
+    """Saves to `checkpoint` and goes on from there; a run that begins with another's weights does so at its first start
+    only, or each later one would begin anew."""
+    out = [*drop(out, ("--save",)), "--save", checkpoint]
+    elsewhere = [folder for folder in values(out, "--load") if folder != checkpoint]
+    if elsewhere and not trained.iteration:
+        return out
+    rest = drop(out, ("--load",))
+    return [*(word for word in rest if not elsewhere or word not in _FIRST_START), "--load", checkpoint]
 
 
 def is_sharded(arguments: Sequence[str]) -> bool:
@@ -75,7 +96,59 @@ def is_sharded(arguments: Sequence[str]) -> bool:
     return has(arguments, "--use-megatron-fsdp") or has(arguments, "--use-torch-fsdp2")
 
 
-def _with_sharding(out: list[str], plan: Plan) -> list[str]:
+def reshards(arguments: Sequence[str]) -> bool:
+    """Whether checkpoints written with these arguments, of `with_plan`, load under another tp and pp."""
+    plain = not has(arguments, "--use-distributed-optimizer")
+    return (
+        not is_sharded(arguments)
+        and values(arguments, "--ckpt-format")[-1:] == ["torch_dist"]
+        and (plain or has(arguments, _RESHARDABLE))
+    )
+
+
+def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
+    """The plan that a complete command line of `world` processes amounts to; None where it does not add up."""
+    tp, pp, cp = (
+        number(arguments, f"--{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context")
+    )
+    micro, batch = number(arguments, "--micro-batch-size", 0), number(arguments, "--global-batch-size", 0)
+    dp, rest = divmod(world, tp * pp * cp)
+    batch = batch or micro * dp  # as Megatron has it
+    if rest or not dp or not micro or batch % (dp * micro) or max(tp, pp, cp, micro, batch) > MAX_NUMBER:
+        return None
+    granularity = (values(arguments, "--recompute-granularity") or ["none"])[-1]
+    recompute = granularity if granularity in ("full", "selective") else "none"
+    if recompute == "none" and has(arguments, "--recompute-activations"):
+        recompute = "selective"
+    layers, each = number(arguments, "--num-layers", 0), number(arguments, _VIRTUAL_LAYERS, 0)
+    precision = "bf16" if has(arguments, "--bf16") else "fp16" if has(arguments, "--fp16") else "fp32"
+    zero = 3 if has(arguments, "--use-torch-fsdp2") else 1 if has(arguments, "--use-distributed-optimizer") else 0
+    if has(arguments, "--use-megatron-fsdp"):
+        strategy = (values(arguments, "--data-parallel-sharding-strategy") or [""])[-1]
+        zero = {name: stage for stage, name in _SHARDING.items()}.get(strategy, zero)
+    return Plan(
+        tp, pp, dp, micro, batch, recompute,
+        sequence_parallel=has(arguments, "--sequence-parallel"),
+        zero_stage=zero,
+        vpp=layers // (pp * each) if each and layers >= pp * each else number(arguments, _VIRTUAL_STAGES, 1),
+        cp=cp,
+        ep=number(arguments, _EXPERT, 1),
+        precision="fp8" if has(arguments, "--fp8-format") else precision,
+    )  # fmt: skip
+
+
+def version_beside(script: Path) -> tuple[int, int]:
+    """(major, minor) of the Megatron-LM checkout that `script` lies in; NEWEST where that can't be told."""
+    try:
+        with (script.parent / "megatron" / "core" / "package_info.py").open(encoding="utf-8", errors="replace") as file:
+            text = file.read(65_536)
+    except OSError:
+        return NEWEST
+    found = [re.search(rf"^{name} *= *([0-9]{{1,4}})\b", text, re.MULTILINE) for name in ("MAJOR", "MINOR")]
+    return (int(found[0][1]), int(found[1][1])) if found[0] and found[1] else NEWEST
+
+
+def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list[str]:
     """What data-parallel ranks share out, and the checkpoint format that goes with it."""
     if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
         return [*out, "--ckpt-format", "torch_dist"]
@@ -85,7 +158,8 @@ def _with_sharding(out: list[str], plan: Plan) -> list[str]:
     if has(out, "--use-megatron-fsdp"):  # fsdp_dtensor is the only format that it writes
         return [*out, "--use-distributed-optimizer", "--ckpt-format", "fsdp_dtensor"]
     if plan.distributed_optimizer:
-        out = [*out, "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
+        # before 0.15 it has another form by itself, which was made to reshard too
+        out = [*out, "--use-distributed-optimizer", *([_RESHARDABLE] if version >= (0, 15) else [])]
     return [*out, "--ckpt-format", "torch_dist"]
 
 

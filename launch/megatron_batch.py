@@ -24,6 +24,8 @@ _LENGTHS = {
     "--lr-warmup-iters": "--lr-warmup-samples",
     "--lr-wsd-decay-iters": "--lr-wsd-decay-samples",
 }
+_RATES = ("--lr", "--min-lr", "--lr-warmup-init", "--decoupled-lr", "--decoupled-min-lr")
+_DECAYS = ("--start-weight-decay", "--end-weight-decay")
 _RULES = {"adam": "sqrt", "sgd": "linear"}  # pretrain_gpt.py measures no noise, which AdaScale would need
 
 
@@ -87,9 +89,11 @@ def _rates(out: list[str], base: int, batch: int) -> list[str]:
     kind = (values(out, "--optimizer") or ["adam"])[-1]
     rule = _RULES.get(kind, "none")
     found = factors(rule, base, batch)
-    changed = {n: real(out, n, 0.0) * found.rate for n in ("--lr", "--min-lr", "--lr-warmup-init") if values(out, n)}
+    changed = {n: real(out, n, 0.0) * found.rate for n in _RATES if values(out, n)}
     if kind == "adam":
         changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * found.decoupled_decay
+        # given only with a decay that grows over the run, which then goes from the one to the other
+        changed |= {n: real(out, n, 0.0) * found.decoupled_decay for n in _DECAYS if values(out, n)}
     for name, value in changed.items():
         out = [*drop(out, (name,)), name, f"{value:.8g}"]
     return out

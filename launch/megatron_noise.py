@@ -2,7 +2,8 @@
 
 Small batch: every micro-batch's own gradient, seen by a hook on each parameter as it is accumulated (so that it works
 on every schedule, and for one replica as well as many). Big batch: the averaged gradient after Megatron has reduced it.
-Where one micro-batch of one replica is all of a step, two consecutive steps are compared, every other step.
+Where one micro-batch of one replica is all of a step, two consecutive steps are compared, every other step, by a sample
+of the gradient (launch.gradient_sample).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from launch.gradient_noise import NoiseScale
+from launch.gradient_sample import GradientSample
 from launch.ranks import Ranks
 from synergyd.records import Plan
 
@@ -36,7 +38,7 @@ class GradientNoise:
             # A parameter that every tensor-parallel rank holds whole is counted by each of them.
             self._weights[parameter] = 1.0 if getattr(parameter, "tensor_model_parallel", False) else 1.0 / plan.tp
         self._small: list[torch.Tensor] = []
-        self._before: tuple[list[torch.Tensor], float] | None = None
+        self._before: tuple[GradientSample, list[torch.Tensor]] | None = None
         self.follow(plan)
         for parameter in self._weights:
             parameter.register_post_accumulate_grad_hook(self._seen)
@@ -77,18 +79,17 @@ class GradientNoise:
 
     def _measure_consecutive(self) -> None:
         """dp is 1: the gradients here are whole, as far as tp and pp leave them so."""
-        now = self._whole_square()
+        gradients = [p.main_grad for p in self._weights]
         before, self._before = self._before, None
         # every rank comes here at the same steps, so that they sum together
         if before is None:
-            self._before = ([p.main_grad.detach().clone() for p in self._weights], now)
+            places = GradientSample(gradients, list(self._weights.values()))
+            self._before = (places, places.take(gradients))
             return
-        terms = [
-            torch.sum(old * p.main_grad) * weight
-            for old, (p, weight) in zip(before[0], self._weights.items(), strict=True)
-        ]
-        product = float(torch.stack(terms).sum()) if terms else 0.0
-        small, product = self._ranks.total([(before[1] + now) / 2, product])
+        places, first = before
+        second = places.take(gradients)
+        squares = (places.product(first, first) + places.product(second, second)) / 2
+        small, product = self._ranks.total([squares, places.product(first, second)])
         batch = self._plan.global_batch
         self.scale.update(small, (small + product) / 2, batch, 2 * batch)
 

@@ -1,4 +1,4 @@
-"""Peak memory of this process' GPU."""
+"""Memory of this process' GPU: what was used of it, and what there is."""
 
 from __future__ import annotations
 
@@ -8,3 +8,14 @@ def peak_memory() -> int | None:
     import torch
 
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+
+
+def device_memory() -> int | None:
+    """Bytes of the GPU; None without one."""
+    import torch
+
+    return (
+        int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        if torch.cuda.is_available()
+        else None
+    )

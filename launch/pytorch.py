@@ -17,7 +17,9 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,16 +30,18 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.utils.data import DataLoader, default_collate
 
 from launch.agent import Agent
 from launch.agent_settings import AgentSettings, check_degrees, check_plan
+from launch.background import Staged
 from launch.batch_rule import Following, at_batch, rule_of
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
-from launch.memory import peak_memory
+from launch.memory import device_memory, peak_memory
 from launch.own_time import OwnTime
 from launch.pytorch_noise import GradientNorms
 from launch.random_state import load_random, save_random
@@ -56,7 +60,8 @@ class SynergyTask:
     are counted in (examples, progress; "": progress under adascale, else examples). With `batch_range` (low, high)
     the run chooses its batch itself, unless a daemon does.
     `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in
-    steps, 0: on request and at the end, None: as often as loses least. `scheduler` is kept with the optimizer and stepped once for every
+    steps, 0: on request and at the end, None: as often as loses least; between them training goes on while one is written
+    from a copy in host memory, unless SYNERGY_BACKGROUND_SAVES=0. `scheduler` is kept with the optimizer and stepped once for every
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
     one. `tokens_per_sample` turns samples into the tokens that are reported.
 
@@ -95,7 +100,7 @@ class SynergyTask:
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             self.plan = _plan(settings.plan, dist.get_world_size() if together else 1, global_batch, micro_batch)
             self.ranks: Ranks = TorchRanks() if together else Alone()
-            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory)
+            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
             self.agent.install_signals()
             found = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None)
             self.noise = NoiseScale()
@@ -104,12 +109,14 @@ class SynergyTask:
                 if settings.plan is None and settings.batch_range is not None:
                     # the run's own choice, which nobody else remembers
                     self.plan = self.agent.plan = _with_batch(self.plan, found.checkpoint.meta.get("batch"))
+        self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._go_on = True
         self._norms = GradientNorms(model, self.plan)
         self.agent.start(
             self.step_count,
             save=self._save,
+            stage=self._stage,
             checkpoint_interval=checkpoint_interval,
             resharding=False,
             tokens=self.samples * tokens_per_sample,
@@ -228,6 +235,21 @@ class SynergyTask:
         with _quiet():
             dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, Alone))
         save_random(folder, self.ranks)
+        return self._meta()
+
+    def _stage(self, folder: Path) -> Staged:
+        alone = isinstance(self.ranks, Alone)
+        if self._beside is None and not alone:
+            self._beside = dist.new_group(backend="gloo")
+        if alone:  # said in the thread that writes, where no context of this one's reaches
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        with _quiet():
+            written = async_save(self._state(), checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
+        assert isinstance(written, Future)
+        save_random(folder, self.ranks)
+        return Staged(self._meta(), written.result)
+
+    def _meta(self) -> Mapping[str, Any]:
         return {
             "kind": "pytorch",
             "batch": [self.plan.global_batch, self.plan.micro_batch],
@@ -296,8 +318,6 @@ def _one_line(rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's warnings of its own future."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

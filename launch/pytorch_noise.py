@@ -11,15 +11,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from launch.gradient_noise import SILENT, Norms
+from launch.gradient_sample import GradientSample
 from synergyd.records import Plan
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """The gradients of the step before by the parameter's id, and their squared norm."""
+    """A sample of the step before's gradients, of the parameters with these ids."""
 
-    gradients: dict[int, torch.Tensor]
-    square: float
+    ids: list[int]
+    places: GradientSample
+    sample: list[torch.Tensor]
 
 
 class GradientNorms:
@@ -29,7 +31,7 @@ class GradientNorms:
     FSDP2 never shows a rank's own gradient; there the averaged gradient of the first micro-batch is the small one.
     Where a step is a single micro-batch of a single replica (or FSDP2 does not accumulate), two consecutive steps are
     compared, every other step: their mean is the gradient of twice the batch, as far as one step changes the
-    weights little. That keeps one copy of the gradient for one step.
+    weights little. Of the first one a sample of bounded size is kept (launch.gradient_sample).
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
@@ -87,19 +89,20 @@ class GradientNorms:
             self._small.append(_square(gradient))
 
     def _consecutive(self, unscale: float) -> Norms:
-        held = {id(p): _local(p.grad).detach() for p in self._parameters if p.grad is not None}
-        gradients = list(held.values())
+        held = [(id(p), _local(p.grad).detach()) for p in self._parameters if p.grad is not None]
+        ids, gradients = [i for i, _ in held], [g for _, g in held]
         if not gradients:
             return SILENT
-        now = float(torch.stack([_square(g) for g in gradients]).sum()) * unscale * unscale
         before, self._before = self._before, None
-        if before is None or before.gradients.keys() != held.keys():  # not of the same parameters: no pair
+        if before is None or before.ids != ids:  # not of the same parameters: no pair
             # unscaled here: the scale may be another at the next step
-            self._before = _Kept({i: g.float() * unscale for i, g in held.items()}, now)
+            places = GradientSample(gradients)
+            self._before = _Kept(ids, places, places.take(gradients, unscale))
             return SILENT
-        pairs = zip(before.gradients.values(), gradients, strict=True)
-        product = unscale * float(torch.stack([torch.sum(a * b) for a, b in pairs]).sum())
-        small = (before.square + now) / 2
+        now = before.places.take(gradients, unscale)
+        product = before.places.product(before.sample, now)
+        # of the same sample, so that what it leaves out cancels in their difference
+        small = sum(before.places.product(s, s) for s in (before.sample, now)) / 2
         batch = self._plan.global_batch
         return Norms(small, (small + product) / 2, batch, 2 * batch)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from launch import munge
 from launch.handover import PRECISIONS, plan_from, plan_from_text, plan_text, shown
-from synergyd.errors import UnavailableError, UsageError, one_line
+from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
 from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan, Report
 
 MAX_BYTES = 64 * 1024
-_MAX_ANSWER = 1024
+_MAX_ANSWER = 4096
 _MAX_NODES = 16
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -90,26 +90,41 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
     )
 
 
-def answer_line(plan: Plan | None) -> bytes:
-    """What the daemon says to a report it took: `ok`, and the plan whose batch the job should go on with."""
-    return b"ok\n" if plan is None else f"ok {plan_text(plan)}\n".encode()
+def answer_line(plan: Plan | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:
+    """What the daemon says to a report it took: `ok`, and the plan whose batch this incarnation should go on with.
+
+    A plan is said in a munge credential, so that whoever else listens on the port can say nothing but `ok`, which
+    changes nothing; most answers have none and cost nothing. Raises UnavailableError.
+    """
+    if plan is None:
+        return b"ok\n"
+    return b"ok " + munge.encode(_words(plan, job_id, restarts).encode(), munge_socket).encode() + b"\n"
 
 
-def plan_of_answer(line: bytes) -> Plan | None:
-    """The inverse; None for anything that is none, such as an older daemon's."""
+def plan_of_answer(line: bytes, to: Report, by: int | None) -> Plan | None:
+    """The plan that an answer to the report `to` names, where munge vouches that the daemon's user `by`, or root, said
+    it for this very incarnation; None for anything else."""
     word, _, text = line.decode("ascii", "replace").strip().partition(" ")
-    if word != "ok" or not text:
+    if word != "ok" or not text.startswith("MUNGE:"):
         return None
     try:
-        return plan_from_text(text, "answer")
-    except UsageError:
+        credential = munge.decode(text)
+        said = credential.payload.decode("ascii")
+        plan = plan_from_text(said.rpartition(" ")[2], "answer")
+    except (SynergyError, UnicodeDecodeError):
         return None
+    trusted = credential.uid in (0, by)
+    return plan if trusted and said == _words(plan, to.job_id, to.restarts) else None
 
 
-def send(report: Report, address: str, timeout_s: float = 5.0) -> Plan | None:
+def _words(plan: Plan, job_id: int, restarts: int) -> str:
+    return f"synergy-answer {job_id} {restarts} {plan_text(plan)}"
+
+
+def send(report: Report, address: str, by: int | None = None, timeout_s: float = 5.0) -> Plan | None:
     """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it says one.
 
-    Raises UnavailableError; the job never depends on it.
+    `by`: the daemon's uid; only it and root are believed. Raises UnavailableError; the job never depends on it.
     """
     host, _, port = address.rpartition(":")
     line = munge.encode(to_json(report)).encode() + b"\n"
@@ -120,7 +135,7 @@ def send(report: Report, address: str, timeout_s: float = 5.0) -> Plan | None:
             answer = b""
             while b"\n" not in answer and len(answer) < _MAX_ANSWER and (more := connection.recv(_MAX_ANSWER)):
                 answer += more
-            return plan_of_answer(answer)
+            return plan_of_answer(answer, report, by)
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
 

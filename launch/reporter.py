@@ -16,7 +16,8 @@ class Reporter:
     """`offer` keeps the newest report only; a thread sends it, at most one each `every_s` unless it is urgent.
 
     `find` tells the address anew after a failure: another daemon may have taken over.
-    `heard` is called, in the reporter's thread, with the plan whose batch the daemon's answer names.
+    `heard` is called, in the reporter's thread, with the plan whose batch the daemon's answer names; `by` tells the
+    daemon's uid, whose answers are believed.
     What could not be delivered is sent again, until something newer takes its place: the latest state is never lost.
     """
 
@@ -26,8 +27,9 @@ class Reporter:
         every_s: float = 10.0,
         find: Callable[[], str] = lambda: "",
         heard: Callable[[Plan], None] = lambda plan: None,
+        by: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._address, self._every_s, self._find, self._heard = address, every_s, find, heard
+        self._address, self._every_s, self._find, self._heard, self._by = address, every_s, find, heard, by
         self._newest: Report | None = None
         self._urgent = False
         self._closing = False
@@ -74,7 +76,7 @@ class Reporter:
 
     def _send(self, newest: Report) -> bool:
         try:
-            answer = report.send(newest, self._address)
+            answer = report.send(newest, self._address, self._by())
         except SynergyError as error:
             if not self._failures:
                 print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)

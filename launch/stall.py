@@ -20,7 +20,13 @@ def allowed_s(status: Mapping[str, Any]) -> float | None:
         return None
     step_s = status.get("step_s")
     known = isinstance(step_s, int | float) and not isinstance(step_s, bool) and step_s > 0
-    return max(LEAST_S, STEPS * float(step_s or 0.0)) if known else _UNKNOWN_S
+    # a training script's own log may tell of its steps only every so many
+    steps = STEPS + _positive(status.get("steps_between"))
+    return max(LEAST_S, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if known else _UNKNOWN_S
+
+
+def _positive(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0.0
 
 
 class Stall:

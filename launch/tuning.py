@@ -20,6 +20,7 @@ _POINTS = 24
 GAIN = 1.05  # a change is worth its trouble (caches, allocations, a schedule's next stride) from here on
 _FIRST_GAIN = 1.2  # nothing is known of larger batches: they must promise this much if they cost no more time
 STEPS_BETWEEN = 30
+MEMORY_USED = 0.85  # of the device, by what torch allocates: the rest is for fragments, NCCL and the CUDA context
 
 
 def batch_range(text: str, where: str = "global_batch") -> tuple[int, int]:
@@ -96,18 +97,31 @@ def choose(
 
 @dataclass
 class Tuner:
-    """`choose` every STEPS_BETWEEN steps, with what was measured in between. One for rank 0."""
+    """`choose` every STEPS_BETWEEN steps, with what was measured in between. One for rank 0.
+
+    Micro-batches go up to the largest that has run, and beyond it as far as memory surely allows: peak memory is a
+    fixed part and one that grows with the micro-batch, so k times the micro-batch takes at most k times as much.
+    """
 
     limits: tuple[int, int]
     base: int
+    device_bytes: int | None = None
     times: dict[int, float] = field(default_factory=dict)
     _steps: int = 0
+    _largest_micro: int = 1
 
-    def after_step(self, plan: Plan, step_s: float | None, noise: float | None, micro_limit: int) -> Plan:
-        """`step_s`: median of the recent steps with this very `plan`."""
+    def after_step(self, plan: Plan, step_s: float | None, noise: float | None, peak_bytes: int | None = None) -> Plan:
+        """`step_s`: median of the recent steps with this very `plan`; `peak_bytes`: the most memory used so far."""
         self._steps += 1
+        self._largest_micro = max(self._largest_micro, plan.micro_batch)
         if self._steps < STEPS_BETWEEN or not step_s:
             return plan
         self._steps = 0
         self.times[plan.global_batch] = step_s
-        return choose(plan, self.limits, self.base, noise, self.times, micro_limit)
+        return choose(plan, self.limits, self.base, noise, self.times, self.micro_limit(peak_bytes))
+
+    def micro_limit(self, peak_bytes: int | None) -> int:
+        """The largest micro-batch that is known to fit."""
+        if not self.device_bytes or not peak_bytes:
+            return self._largest_micro
+        return max(self._largest_micro, int(self._largest_micro * MEMORY_USED * self.device_bytes / peak_bytes))

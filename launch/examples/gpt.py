@@ -77,10 +77,10 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     # Imported here: wrong settings are told without waiting for torch.
     from launch.examples.text import TextWindows
     from launch.megatron import MegatronRun, start_process_group
-    from launch.memory import peak_memory
+    from launch.memory import device_memory, peak_memory
 
     ranks = start_process_group()
-    agent = Agent(settings, plan, ranks, peak_memory=peak_memory)
+    agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)
     agent.install_signals()
     with agent.watching():
         spec = model_spec(args)
@@ -106,6 +106,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
         agent.start(
             run.step,
             save=run.save,
+            stage=run.stage_save,
             checkpoint_interval=args.checkpoint_interval,
             resharding=True,
             model=spec,

@@ -50,8 +50,9 @@ class Inbox:
                 try:
                     line = self.rfile.readline(2 * MAX_BYTES)
                     taken = inbox._accept(line, munge_socket)
-                    uid, plan = inbox.answers.get((taken.report.job_id, taken.report.restarts), (None, None))
-                    self.wfile.write(answer_line(plan if uid == taken.uid else None))
+                    life = taken.report.job_id, taken.report.restarts
+                    uid, plan = inbox.answers.get(life, (None, None))
+                    self.wfile.write(_answer(plan if uid == taken.uid else None, life, munge_socket))
                 except (SynergyError, OSError) as error:
                     log.warning("report from %s refused: %s", self.client_address[0], error)
 
@@ -106,3 +107,12 @@ class Inbox:
         self._waiting.append(received)
         self.arrived.set()
         return received
+
+
+def _answer(plan: Plan | None, life: tuple[int, int], munge_socket: str) -> bytes:
+    """The answer to a report that was taken; a plan that can't be signed is said at a later one."""
+    try:
+        return answer_line(plan, *life, munge_socket)
+    except SynergyError as error:
+        log.warning("answer to job %d without its plan: %s", life[0], error)
+        return answer_line(None)

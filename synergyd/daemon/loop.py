@@ -6,6 +6,7 @@ Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -363,7 +364,7 @@ class Daemon:
             if self.registry.known[job_id].directive is None:
                 continue
             given = _handed_over(self.settings.state_dir, job_id)
-            if given is None or given.report != address:
+            if given is None or (given.report, given.by) != (address, os.getuid()):
                 if not room:
                     continue
                 room -= 1

@@ -79,7 +79,7 @@ class Actuator:
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        handover.write(handover.Handover(job_id, plan, self.report, folder), self.state_dir)
+        handover.write(handover.Handover(job_id, plan, self.report, folder, os.getuid()), self.state_dir)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
@@ -130,7 +130,16 @@ class Actuator:
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
         return stamp.write(
-            stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report, known.own_tasks, known.note)
+            stamp.Stamp(
+                known.comment,
+                known.asked,
+                known.cpus_per_node,
+                plan,
+                self.report,
+                known.own_tasks,
+                known.note,
+                os.getuid(),
+            )
         )
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:

@@ -1,6 +1,6 @@
 """The daemon's own part of AdminComment, behind ` | `: what the job asked for at sbatch, its plan, where to report.
 
-    synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 plan=tp:4,pp:1,... report=ctl:7321
+    synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 plan=tp:4,pp:1,... report=ctl:7321 by=64030
 
 So a daemon with an empty database still knows each job's own size, and a launcher needs no shared folder.
 """
@@ -15,6 +15,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 
 MARK = "synergy:1"
+_UID = re.compile(r"[0-9]{1,10}\Z")
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
 
@@ -29,6 +30,7 @@ class Stamp:
     report: str = ""
     own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
     note: str = ""  # an operator's own AdminComment, percent-encoded by the plugin
+    by: int | None = None  # the uid of the daemon at `report`
 
 
 def write(stamp: Stamp) -> str:
@@ -46,6 +48,8 @@ def write(stamp: Stamp) -> str:
         words.append(f"note={stamp.note}")
     if stamp.report:
         words.append(f"report={stamp.report}")
+        if stamp.by is not None:
+            words.append(f"by={stamp.by}")
     text = f"{MARK} {stamp.directive}".rstrip()
     return f"{text} | {' '.join(words)}" if words else text
 
@@ -70,7 +74,8 @@ def read(text: str) -> Stamp | None:
     except UsageError:
         plan = None
     cpus, tasks = _count(fields.get("cpus", "")), _count(fields.get("tasks", ""))
-    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks, fields.get("note", ""))
+    by = int(fields["by"]) if _UID.match(fields.get("by", "")) else None
+    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks, fields.get("note", ""), by)
 
 
 def _count(text: str) -> int | None:

@@ -76,6 +76,18 @@ def test_resized_run_equals_the_one_left_alone(tmp_path: Path, alone: dict[str, 
     assert sorted(path.name for path in checkpoint.iterdir()) == ["step_00000005", "step_00000008"]
 
 
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_checkpoint_written_beside_training_holds_the_state_of_its_own_step(
+    tmp_path: Path, alone: dict[str, Any], distributed: bool
+) -> None:
+    more: dict[str, Any] = {"checkpoint": tmp_path / "checkpoints", "distributed_optimizer": distributed}
+    begun = train(tmp_path / "a", plan(2, 1, 1), 3, beside=2, **more)
+    assert largest_difference(begun["losses"], alone["losses"][:5]) < 2e-5  # the writing disturbs nothing
+    resumed = train(tmp_path / "b", plan(1, 2, 1), STEPS, **more)
+    assert resumed["first"] == 3
+    assert largest_difference(resumed["losses"], alone["losses"][3:]) < 2e-5
+
+
 def test_kill_in_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints"
     what = plan(1, 1, 2)

@@ -132,3 +132,13 @@ def test_a_slow_node_is_named_by_its_own_time(tmp_path: Path) -> None:
     assert set(result["slow"]) == {"node2"} and result["slow"]["node2"] > 2
     status = status_of(run_dir)
     assert status["slow_nodes"] == ["node2"] and "slow: node2 takes" in status["note"]
+
+
+def test_fsdp_checkpoints_written_beside_training_go_on_on_another_number_of_ranks(tmp_path: Path) -> None:
+    reference, _ = training_ranks.run(tmp_path / "left", 1, Call("sharded", tmp_path / "other", 8))
+    call = Call("sharded", tmp_path / "checkpoints", 5, interval=3, die_at=5)
+    with pytest.raises(training_ranks.Failed):
+        training_ranks.run(tmp_path / "a", 2, call)
+    losses, _ = training_ranks.run(tmp_path / "b", 4, Call("sharded", tmp_path / "checkpoints", 8))
+    assert len(losses) == 5  # steps 4 to 8: the checkpoint of step 3 was good
+    assert max(abs(a - b) for a, b in zip(losses, reference[3:], strict=True)) < 1e-5

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launch.background import Background
 from launch.checkpoint import Checkpoints
 from launch.examples.text import TextWindows
 from synergyd.records import ModelSpec, Plan
@@ -129,8 +130,12 @@ def gpt(
     lr: float = 3e-3,
     bf16: bool = False,
     decay: float | None = None,
+    beside: int = 0,
 ) -> dict[str, Any]:
-    """Train up to `steps` steps, from the newest good checkpoint in `checkpoint` if there is one."""
+    """Train up to `steps` steps, from the newest good checkpoint in `checkpoint` if there is one.
+
+    `beside`: the checkpoint is written while so many further steps are made.
+    """
     from launch.megatron import CPU, MegatronRun, start_process_group
 
     ranks = start_process_group()
@@ -150,7 +155,14 @@ def gpt(
         run.noise.scale.decay = decay
     first = run.step
     losses = [run.train_step() for _ in range(first, steps)]
-    if save and store:
+    if beside and store:
+        background = Background(store)
+        background.begin(run.step, run.stage_save)
+        for _ in range(beside):
+            losses.append(run.train_step())
+            background.advance(*ranks.maximum(background.state()))
+        background.wait()
+    elif save and store:
 
         def write(folder: Path) -> Mapping[str, Any]:
             meta = run.save(folder)
@@ -211,8 +223,11 @@ def gpt_noise_by_brute_force(samples: int, spec: ModelSpec = SPEC) -> float:
     return trace / (mean_square - trace / samples)
 
 
-def sharded(checkpoint: Path, steps: int) -> list[float]:
-    """A small model under FSDP2 with SynergyTask; the losses of the steps made."""
+def sharded(checkpoint: Path, steps: int, *, interval: int = 0, die_at: int = 0) -> list[float]:
+    """A small model under FSDP2 with SynergyTask; the losses of the steps made.
+
+    After `die_at` steps it dies without a word, as soon as what is being written is there.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -226,7 +241,9 @@ def sharded(checkpoint: Path, steps: int) -> list[float]:
     fully_shard(model)  # type: ignore[no-untyped-call]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses: list[float] = []
-    with SynergyTask(model, optimizer, global_batch=8, micro_batch=1, checkpoint=checkpoint) as task:
+    with SynergyTask(
+        model, optimizer, global_batch=8, micro_batch=1, checkpoint=checkpoint, checkpoint_interval=interval
+    ) as task:
         for rows in task.batches(
             TextWindows(32), steps, collate=lambda items: torch.tensor([list(item) for item in items])
         ):
@@ -235,6 +252,9 @@ def sharded(checkpoint: Path, steps: int) -> list[float]:
             task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
             if task.step_count > before:
                 losses.append(float(task.agent._status["loss"]))
+            if die_at and task.step_count == die_at:
+                task.agent._settle()
+                os._exit(9)
         assert task.noise.state()["weight"] > 0  # every step had two norms to compare
     return losses
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     assert actuator.carry_out(UPDATE) == Done(UPDATE)
     assert slurm.calls[0] == ["update", "1", "StartTime=now+900"], "parked before anything else"
     comment = "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1 report=ctl:7321"
+    comment += f" by={os.getuid()}"
     assert fields(slurm) == {
         "StartTime": "now+900",
         "NumTasks": "2",
@@ -155,8 +157,8 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
         "AdminComment": comment,
     }
     given = handover.read(handover.plan_path(tmp_path, 1), 1)
-    assert given == handover.Handover(1, PLAN, "ctl:7321", "/scratch/a b")
-    assert stamp.read(slurm.comments[1]) == stamp.Stamp(KNOWN.comment, KNOWN.asked, 8, PLAN, "ctl:7321")
+    assert given == handover.Handover(1, PLAN, "ctl:7321", "/scratch/a b", os.getuid())
+    assert stamp.read(slurm.comments[1]) == stamp.Stamp(KNOWN.comment, KNOWN.asked, 8, PLAN, "ctl:7321", by=os.getuid())
 
 
 @pytest.mark.parametrize(

@@ -470,3 +470,40 @@ def test_failures_are_counted_from_checkpoints_that_nobody_asked_for(tmp_path: P
     killed.step(8)
     following = incarnation(4)
     assert following.agent._cadence.history(True)["failures"] == 2
+
+
+def incarnation(folder: Path, until: int, *, ends: str, every: int = 4) -> tuple[int, int]:
+    """One life of a run that saves each `every` steps: (failures that it counted, step that it began from)."""
+    rig = Rig(folder)
+    found = rig.agent.find_checkpoint(None).checkpoint
+    first = found.step if found else 0
+    failures = rig.agent._cadence.failures
+    rig.agent.start(first, save=rig.save, checkpoint_interval=every)
+    for step in range(first + 1, until + 1):
+        if ends == "SIGTERM" and step == until:
+            rig.agent._on_term(signal.SIGTERM, None)
+        if not rig.step(step):
+            break
+    return failures, first
+
+
+def test_a_clean_end_at_a_step_that_was_just_saved_is_no_failure(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.start(checkpoint_interval=4)
+    for step in range(1, 5):
+        assert rig.step(step)
+    rig.agent._on_term(signal.SIGTERM, None)
+    rig.agent._end(4)  # SIGTERM came while the checkpoint of step 4 was written
+    assert incarnation(tmp_path, 6, ends="SIGTERM") == (0, 4)
+    assert incarnation(tmp_path, 9, ends="SIGKILL") == (0, 6)
+    assert incarnation(tmp_path, 9, ends="SIGKILL") == (1, 8)
+
+
+def test_two_deaths_from_the_same_checkpoint_are_two_failures(tmp_path: Path) -> None:
+    incarnation(tmp_path, 5, ends="SIGKILL")
+    assert incarnation(tmp_path, 6, ends="SIGKILL") == (1, 4)
+    assert incarnation(tmp_path, 7, ends="SIGKILL") == (2, 4)
+    assert incarnation(tmp_path, 7, ends="SIGTERM") == (3, 4)
+    assert incarnation(tmp_path, 9, ends="SIGKILL") == (3, 7)
+    (tmp_path / "checkpoints" / "synergy-endings.json").write_text("nonsense")
+    assert incarnation(tmp_path, 9, ends="SIGKILL") == (4, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_a_waiting_job_starts_with_a_plan(site: Site) -> None:
     assert decided.action is Action.START and decided.cell is not None
     assert site.life(1).state is State.RELEASED
     found = handover.read(handover.plan_path(site.folder, 1), 1)
-    assert found == handover.Handover(1, decided.cell.plan, "ctl:7321", "/ckpt")
+    assert found == handover.Handover(1, decided.cell.plan, "ctl:7321", "/ckpt", os.getuid())
     site.tick()
     assert (site.life(1).state, site.slurm.jobs[1].state) == (State.RUNNING, "RUNNING")
     assert site.slurm.jobs[1].node_names == decided.node_names

@@ -107,6 +107,26 @@ def test_what_is_no_report_is_refused_and_the_next_one_taken(
     assert "\n" not in refused[0]
 
 
+def test_only_the_owners_report_is_answered_with_the_plan(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(dp=2, global_batch=8)
+    inbox.answers = {(7, 0): (1000, plan)}
+    signed: list[bytes] = []
+
+    def encode(payload: bytes, socket: str = "") -> str:
+        if signed:
+            raise UnavailableError("munge", "munged is away")
+        signed.append(payload)
+        return "MUNGE:x:"
+
+    monkeypatch.setattr("synergyd.daemon.inbox.munge.encode", encode)
+    line = to_json(Report(7, 0, 1)).hex().encode() + b"\n"
+    assert send(inbox.port, b"1001:" + line) == b"ok\n" and not signed
+    assert send(inbox.port, b"1000:" + line) == b"ok MUNGE:x:\n"
+    assert signed == [b"synergy-answer 7 0 tp:1,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1"]
+    assert send(inbox.port, b"1000:" + line) == b"ok\n"  # the report was taken all the same
+    assert len(inbox.take()) == 3
+
+
 def test_no_more_connections_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synergyd.daemon.inbox.munge.decode", decode)
     monkeypatch.setattr("synergyd.daemon.inbox.MAX_OPEN", 2)

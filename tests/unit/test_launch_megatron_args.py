@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launch.megatron_args import is_megatron, with_plan
+from launch.megatron_batch import Trained
 from synergyd.records import Plan
 
 PLAN = Plan(tp=2, pp=4, dp=2, micro_batch=3, global_batch=12, sequence_parallel=True)
@@ -129,3 +130,15 @@ def test_fp8_and_shared_parameters() -> None:
 def test_is_megatron() -> None:
     assert is_megatron(USER) and is_megatron(["--num-layers=2", "--micro-batch-size=1"])
     assert not is_megatron(["--num-layers", "2"]) and not is_megatron(["--num-layers-x", "--micro-batch-sizes"])
+
+
+def test_weights_of_another_run_are_loaded_at_the_first_start_only() -> None:
+    user = [*USER, "--load", "/base", "--finetune", "--no-load-optim", "--save", "/mine"]
+    first = with_plan(user, PLAN, "/run")
+    assert (value(first, "--load"), value(first, "--save")) == ("/base", "/run") and "--finetune" in first
+    later = with_plan(user, PLAN, "/run", Trained(100, ((0, 12),)))
+    assert (value(later, "--load"), value(later, "--save")) == ("/run", "/run")
+    assert not {"--finetune", "--no-load-optim", "/base"} & set(later)
+    assert later.count("--load") == 1
+    own = with_plan([*USER, "--load=/run", "--save", "/run", "--no-load-rng"], PLAN, "/run", Trained(100, ((0, 12),)))
+    assert value(own, "--load") == "/run" and "--no-load-rng" in own

@@ -26,6 +26,18 @@ def test_rates_and_lengths_follow() -> None:
     assert number(made, "--eval-interval", 0) == 100
 
 
+def test_the_embeddings_own_rate_and_a_growing_decay_follow_too() -> None:
+    more = ["--decoupled-lr", "4e-4", "--decoupled-min-lr=4e-5", "--start-weight-decay", "0.01"]
+    more += ["--end-weight-decay", "0.1", "--weight-decay-incr-style", "cosine"]
+    made = with_batch([*USER, *more], 256, Trained())
+    assert (real(made, "--decoupled-lr", 0), real(made, "--decoupled-min-lr", 0)) == pytest.approx((8e-4, 8e-5))
+    assert (real(made, "--start-weight-decay", 0), real(made, "--end-weight-decay", 0)) == pytest.approx((0.02, 0.2))
+    assert values(made, "--weight-decay-incr-style") == ["cosine"]
+    assert not values(with_batch(USER, 256, Trained()), "--start-weight-decay")
+    sgd = with_batch([*USER, *more, "--optimizer", "sgd"], 128, Trained())
+    assert real(sgd, "--decoupled-lr", 0) == pytest.approx(8e-4) and real(sgd, "--end-weight-decay", 0) == 0.1
+
+
 def test_nothing_changes_at_the_tuned_batch_or_without_one() -> None:
     assert with_batch(USER, 64, Trained(500, ((0, 64),))) == USER
     assert with_batch(USER[2:], 256, Trained()) == USER[2:]
@@ -81,7 +93,7 @@ def test_the_run_ends_where_its_samples_do(
             saved[iteration] = consumed
         assert consumed < total + max(batch, *(b for b, _, _ in parts), base) if parts else consumed < total + batch
     # one that was always at its own batch ends where Megatron lets it: a part of a batch is left out
-    assert consumed >= total or (total - consumed < base and {last, *(b for b, _, _ in parts)} == {base})
+    assert consumed >= total or (total - consumed < base and {last, *(b for _, b in trained.batches)} == {base})
 
 
 @pytest.mark.parametrize("text", ["", "x", "[[1]]", "[[0, 0]]", "[[5, 8], [1, 4]]", "{}", '[["a", 1]]'])

@@ -63,8 +63,8 @@ class Wire:
         self.fails = fails
         monkeypatch.setattr(reporters.report, "send", self)
 
-    def __call__(self, newest: Report, address: str) -> None:
-        assert address == "ctl:1"
+    def __call__(self, newest: Report, address: str, by: int | None) -> None:
+        assert (address, by) == ("ctl:1", None)
         if self.fails:
             self.fails -= 1
             raise UnavailableError("daemon at ctl:1", "away")
@@ -118,13 +118,14 @@ def test_close_is_quick_with_nothing_to_say_or_nobody_there(monkeypatch: pytest.
 def test_another_daemon_is_found_and_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, str]] = []
 
-    def send(newest: Report, address: str) -> None:
+    def send(newest: Report, address: str, by: int | None) -> None:
+        assert by == 64030
         if address != "ctl2:1":
             raise UnavailableError(f"daemon at {address}", "away")
         told.append((newest.step, address))
 
     monkeypatch.setattr(reporters.report, "send", send)
-    made = Reporter("ctl:1", every_s=60, find=lambda: "ctl2:1")
+    made = Reporter("ctl:1", every_s=60, find=lambda: "ctl2:1", by=lambda: 64030)
     made.offer(Report(1, 0, 1), urgent=True)
     until(lambda: told == [(1, "ctl2:1")])
     made.close()

@@ -70,7 +70,7 @@ def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
 
 def test_the_daemons_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol(tmp_path, monkeypatch, f"echo '   AdminComment={COMMENT}'")
-    written = Handover(9, PLAN, "ctl:1", "/ckpt")
+    written = Handover(9, PLAN, "ctl:1", "/ckpt", 64030)
     path = handover.write(written, tmp_path)
     assert find_handover(9, {"SYNERGY_STATE_DIR": str(tmp_path)}) == (written, "")
     assert find_handover(9, {"SYNERGY_PLAN": str(path), "SYNERGY_STATE_DIR": "/nowhere"}) == (written, "")
@@ -309,7 +309,7 @@ class Sent:
         self.fails = fails
         monkeypatch.setattr("launch.report.send", self)
 
-    def __call__(self, report: Report, address: str) -> None:
+    def __call__(self, report: Report, address: str, by: int | None) -> None:
         if self.fails:
             self.fails -= 1
             raise UnavailableError("daemon", "away")

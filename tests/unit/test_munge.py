@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from launch import munge
-from launch.report import from_json, to_json
+from launch.report import answer_line, from_json, plan_of_answer, to_json
 from synergyd.errors import UnavailableError
-from synergyd.records import Report
+from synergyd.records import Plan, Report
 from tests.throwaway.slurm import SlurmCluster, missing_programs
 
 pytestmark = pytest.mark.slurm
@@ -102,3 +102,17 @@ def test_munge_s_own_programs_agree(socket: str) -> None:
         ["unmunge", "-S", socket], input=credential, capture_output=True, text=True, timeout=10, check=True
     )
     assert "hello" in done.stdout
+
+
+def test_an_answer_is_believed_from_the_daemons_user_only(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUNGE_SOCKET", socket)
+    plan, report = Plan(dp=2, global_batch=64), Report(7, 1, 100)
+    line = answer_line(plan, 7, 1, socket)
+    assert len(line) < 2048  # send() reads no more than twice that
+    assert plan_of_answer(line, report, os.getuid()) == plan
+    assert plan_of_answer(line, report, os.getuid()) is None  # sent twice
+    others = answer_line(plan, 7, 1), answer_line(plan, 8, 1), answer_line(plan, 7, 2)
+    by = os.getuid() or 1  # root is always believed
+    assert [plan_of_answer(x, report, b) for x, b in zip(others[1:], (by, by), strict=True)] == [None, None]
+    if os.getuid():
+        assert plan_of_answer(others[0], report, os.getuid() + 1) is None

@@ -25,6 +25,7 @@ stamps = st.builds(
     st.none() | plans,
     st.sampled_from(["", "ctl:7321", "[fe80::1]:7321"]),
     st.none() | st.integers(1, 99),
+    st.just(""),
 )
 
 
@@ -36,6 +37,9 @@ def test_the_text_as_documented() -> None:
     )
     assert write(Stamp("")) == MARK
     assert write(Stamp("", report="a:1")) == "synergy:1 | report=a:1"
+    assert write(Stamp("", report="a:1", by=64030)) == "synergy:1 | report=a:1 by=64030"
+    assert read("synergy:1 | report=a:1 by=64030") == Stamp("", report="a:1", by=64030)
+    assert read("synergy:1 | report=a:1 by=-3") == Stamp("", report="a:1")
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import munge
 from launch import report as reports
 from launch.reporter import Reporter
 from synergyd.records import Cell, Directive, Job, JobState, Plan, Report, Shape
@@ -92,20 +93,44 @@ def test_what_is_better() -> None:
     assert rebatch.better_batch(JOB, TOLD, cells, None) is None
 
 
-@pytest.mark.parametrize("line", [b"", b"ok", b"ok\n", b"no", b"ok tp:x", b"ok \xff\xfe", b"ok tp:1,dp:2,gb:3\n"])
+@pytest.mark.parametrize(
+    "line", [b"", b"ok", b"ok\n", b"no", b"ok \xff\xfe", b"ok tp:1,dp:2,gb:4\n", b"ok MUNGE:AAAA:\n", b"ok MUNGE:"]
+)
 def test_an_answer_that_says_no_plan(line: bytes) -> None:
-    assert reports.plan_of_answer(line) is None
+    assert reports.plan_of_answer(line, TOLD, 0) is None
 
 
-def test_an_answer_with_a_plan_comes_back() -> None:
-    assert reports.plan_of_answer(reports.answer_line(WANTED)) == WANTED
+class Seal:
+    """munge in memory: a credential is `MUNGE:<uid>:<payload>`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+        self.uid = uid
+        monkeypatch.setattr(reports.munge, "encode", lambda payload, socket="": f"MUNGE:{self.uid}:{payload.decode()}")
+        monkeypatch.setattr(reports.munge, "decode", self.decode)
+
+    def decode(self, text: str) -> munge.Credential:
+        _, uid, payload = text.split(":", 2)
+        return munge.Credential(payload.encode(), int(uid), 0)
+
+
+def test_an_answer_with_a_plan_comes_back_if_the_daemon_signed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal = Seal(monkeypatch, 64030)
+    line = reports.answer_line(WANTED, TOLD.job_id, TOLD.restarts)
+    assert reports.plan_of_answer(line, TOLD, 64030) == WANTED
     assert reports.answer_line(None) == b"ok\n"
+    # another user's, another job's, another incarnation's, and from a daemon whose user nobody knows
+    assert reports.plan_of_answer(line, TOLD, 1000) is None
+    assert reports.plan_of_answer(line, replace(TOLD, job_id=8), 64030) is None
+    assert reports.plan_of_answer(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.plan_of_answer(line, TOLD, None) is None
+    seal.uid = 0
+    assert reports.plan_of_answer(reports.answer_line(WANTED, 7, 1), TOLD, None) == WANTED
 
 
 def test_the_reporter_hands_the_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Plan] = []
     answers = [None, WANTED]
-    monkeypatch.setattr(reports, "send", lambda report, address: answers.pop(0))
+    monkeypatch.setattr(reports, "send", lambda report, address, by: answers.pop(0))
     reporter = Reporter("x:1", 0.01, heard=heard.append)
     reporter.offer(TOLD, urgent=True)
     while len(answers) == 2:

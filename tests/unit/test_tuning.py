@@ -40,7 +40,7 @@ def run(noise: float, fixed: float, slope: float, limits: tuple[int, int] = (16,
     """A run whose steps take exactly fixed + slope * batch seconds."""
     tuner, plan = Tuner(limits, 16), Plan(dp=4, micro_batch=4, global_batch=16)
     for _ in range(steps):
-        plan = tuner.after_step(plan, fixed + slope * plan.global_batch, noise, 4)
+        plan = tuner.after_step(plan, fixed + slope * plan.global_batch, noise)
     return plan
 
 
@@ -76,3 +76,31 @@ def test_a_range_that_is_none(text: str) -> None:
 
 def test_a_range() -> None:
     assert batch_range("16:64") == (16, 64)
+
+
+def test_a_micro_batch_that_has_run_comes_back() -> None:
+    tuner = Tuner((8, 4096), 8)
+    tuner.after_step(Plan(micro_batch=8, global_batch=64), 1.0, None)
+    plan = Plan(micro_batch=6, global_batch=72)  # it divided no better
+    for _ in range(STEPS_BETWEEN - 1):
+        found = tuner.after_step(plan, 1.0, 1e5)
+    assert found.global_batch == 144 and found.micro_batch == 8
+
+
+def test_micro_batches_grow_as_far_as_memory_surely_allows() -> None:
+    tuner = Tuner((8, 4096), 8, device_bytes=100)
+    tuner.after_step(Plan(micro_batch=4, global_batch=8), 1.0, None, 20)
+    assert tuner.micro_limit(20) == 17  # 17 / 4 times 20 are 85, even if nothing of them were fixed
+    assert tuner.micro_limit(99) == 4  # what has run is known to fit
+    assert tuner.micro_limit(None) == 4
+    assert Tuner((8, 4096), 8).micro_limit(20) == 1
+
+
+@given(fixed=st.integers(0, 80), each=st.integers(1, 20), micro=st.integers(1, 16))
+def test_no_micro_batch_is_allowed_that_would_not_fit(fixed: int, each: int, micro: int) -> None:
+    device = 200
+    if fixed + each * micro > device:
+        return  # it would not have run
+    tuner = Tuner((1, 4096), 8, device_bytes=device)
+    tuner.after_step(Plan(micro_batch=micro, global_batch=micro), 1.0, None)
+    assert fixed + each * tuner.micro_limit(fixed + each * micro) <= device
