@@ -29,12 +29,14 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z")
 
 @dataclass(frozen=True)
 class Handover:
-    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder."""
+    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder,
+    `links` = host:port of the link arbiter ("" = ask none)."""
 
     job_id: int
     plan: Plan | None = None
     report: str = ""
     checkpoint: str = ""
+    links: str = ""
 
 
 def plan_path(state_dir: Path, job_id: int) -> Path:
@@ -65,7 +67,8 @@ def read(path: Path, job_id: int) -> Handover:
         raise UsageError(str(path), f"is no plan of format {FORMAT} for job {job_id}")
     plan = data.get("plan")
     report, checkpoint = str(data.get("report") or ""), str(data.get("checkpoint") or "")
-    return Handover(job_id, plan_from(plan, str(path)) if plan else None, report, checkpoint)
+    links = str(data.get("links") or "")
+    return Handover(job_id, plan_from(plan, str(path)) if plan else None, report, checkpoint, links)
 
 
 def plan_from(data: Any, where: str) -> Plan:
@@ -139,5 +142,7 @@ def from_admin_comment(text: str, job_id: int) -> Handover | None:
     if "plan" not in fields and "report" not in fields and not checkpoint:
         return None
     plan = plan_from_text(fields["plan"], f"AdminComment of job {job_id}") if fields.get("plan") else None
-    report = fields.get("report", "")
-    return Handover(job_id, plan, report if _ADDRESS.match(report) else "", checkpoint)
+    report, links = (
+        text if _ADDRESS.match(text) else "" for text in (fields.get("report", ""), fields.get("links", ""))
+    )
+    return Handover(job_id, plan, report, checkpoint, links)

@@ -22,12 +22,13 @@ CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
 @dataclass(frozen=True)
 class Actuator:
-    """`report` is the address jobs report to ("" = none); `known` tells each job's own size."""
+    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address."""
 
     slurm: SlurmWriter
     state_dir: Path
     report: str
     known: Mapping[int, Known]
+    links: str = ""
 
     def carry_out(self, instruction: Instruction) -> Done | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
@@ -79,7 +80,7 @@ class Actuator:
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        handover.write(handover.Handover(job_id, plan, self.report, folder), self.state_dir)
+        handover.write(handover.Handover(job_id, plan, self.report, folder, self.links), self.state_dir)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
@@ -130,7 +131,16 @@ class Actuator:
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
         return stamp.write(
-            stamp.Stamp(known.comment, known.asked, known.cpus_per_node, plan, self.report, known.own_tasks, known.note)
+            stamp.Stamp(
+                known.comment,
+                known.asked,
+                known.cpus_per_node,
+                plan,
+                self.report,
+                known.own_tasks,
+                known.note,
+                self.links,
+            )
         )
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:

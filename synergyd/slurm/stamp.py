@@ -29,6 +29,7 @@ class Stamp:
     report: str = ""
     own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
     note: str = ""  # an operator's own AdminComment, percent-encoded by the plugin
+    links: str = ""  # where the link arbiter is asked
 
 
 def write(stamp: Stamp) -> str:
@@ -46,6 +47,8 @@ def write(stamp: Stamp) -> str:
         words.append(f"note={stamp.note}")
     if stamp.report:
         words.append(f"report={stamp.report}")
+    if stamp.links:
+        words.append(f"links={stamp.links}")
     text = f"{MARK} {stamp.directive}".rstrip()
     return f"{text} | {' '.join(words)}" if words else text
 
@@ -70,7 +73,8 @@ def read(text: str) -> Stamp | None:
     except UsageError:
         plan = None
     cpus, tasks = _count(fields.get("cpus", "")), _count(fields.get("tasks", ""))
-    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks, fields.get("note", ""))
+    report, note, links = (fields.get(name, "") for name in ("report", "note", "links"))
+    return Stamp(directive, asked, cpus, plan, report, tasks, note, links)
 
 
 def _count(text: str) -> int | None:
