@@ -69,14 +69,14 @@ class DdpGate:
     def install(self) -> None:
         """Raises RuntimeError where the model has a hook already."""
         model: Any = self._model
-        model.register_comm_hook(None, self._hook)
+        model.register_comm_hook(None, lambda _state, bucket: self._hook(bucket))
         # torch takes one hook a model: a script's own, which comes later, is called from here
         model.register_comm_hook = self._register
 
     def _register(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         self._inner = lambda bucket: hook(state, bucket)
 
-    def _hook(self, _state: object, bucket: Any) -> Any:
+    def _hook(self, bucket: Any) -> Any:
         if bucket.index() == 0:
             self._ends.settled()
             if bucket.buffer().is_cuda:
