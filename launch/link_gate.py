@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import threading
 import time
@@ -74,6 +75,7 @@ class LinkGate:
         self._wire: socket.socket | None = None
         self._rest = b""
         self._bound_s = 0.0
+        self._poll = select.poll()
         self._number = 0
         self._held = 0  # the question whose grant is in use; 0: none
         self._since = 0.0
@@ -95,8 +97,7 @@ class LinkGate:
         exposed_s = min(self._took, default=0.0)
         told_to_wait = False
         try:
-            wire.settimeout(ANSWER_S)
-            wire.sendall(ask_line(Asking(self._number, size_bytes / 1e6, exposed_s)))
+            wire.send(ask_line(Asking(self._number, size_bytes / 1e6, exposed_s)))
             until = began + ANSWER_S
             while (word := self._answer(wire, until)) == "wait":
                 told_to_wait = True
@@ -159,7 +160,8 @@ class LinkGate:
             left_s = until - self._monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            wire.settimeout(left_s)
+            if not self._poll.poll(left_s * 1000.0):
+                raise TimeoutError
             more = wire.recv(4096)
             if not more or len(self._rest) > 4096:
                 raise UnavailableError("link arbiter", "ended the connection")
@@ -200,6 +202,10 @@ class LinkGate:
                 if self._closed:
                     wire.close()
                     return
+                wire.setblocking(False)
+                # one call waits and one reads, where a timeout of the socket's would cost several more
+                self._poll = select.poll()
+                self._poll.register(wire, select.POLLIN)
                 self._rest, self._bound_s, self._wire = b"", bound_s, wire
                 self._changed.notify_all()
 
