@@ -169,6 +169,8 @@ def start_of(
         environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
         environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")
     target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
+    if "SYNERGY_LINK_ARBITER" in environment and _is_megatron(style, arguments):
+        target = ["-m", "launch.gated_script", *target]
     if runner == "python":
         return Start((sys.executable, *target, *arguments), environment, (remark,) if remark else ())
     rendezvous = ["--standalone"]

@@ -104,29 +104,34 @@ class MegatronGate:
     """
 
     def __init__(self, chunks: Sequence[Any], gate: LinkGate, copies: int = 1) -> None:
-        self._gate, self._chunks, self._ends = gate, list(chunks), Ends(gate)
+        self.gate, self._copies, self._ends = gate, copies, Ends(gate)
+        self._chunks = self._bytes = 0
         self._left = 0  # chunks whose grad sync is not over
-        self._bytes = copies * sum(
-            bucket.grad_data.numel() * bucket.grad_data.element_size()
-            for chunk in self._chunks
-            for group in _bucket_groups(chunk)
-            for bucket in group.buckets
-        )
+        for chunk in chunks:
+            self.add(chunk)
 
-    def install(self) -> None:
-        for chunk in self._chunks:
-            for group in _bucket_groups(chunk):
-                group.start_grad_sync = self._before(group.start_grad_sync)
-            chunk.finish_grad_sync = self._after(chunk.finish_grad_sync)
+    def add(self, chunk: Any) -> None:
+        """One more chunk, which has not trained yet."""
+        self._chunks += 1
+        chunk.synergy_gate = self
+        for group in _bucket_groups(chunk):
+            sizes = [bucket.grad_data.numel() * bucket.grad_data.element_size() for bucket in group.buckets]
+            self._bytes += self._copies * sum(sizes)
+            group.start_grad_sync = self._before(group.start_grad_sync)
+        chunk.finish_grad_sync = self._after(chunk.finish_grad_sync)
+
+    def close(self) -> None:
+        """Lets the arbiter go; nothing is gated any more."""
+        self.gate.close()
 
     def _before(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def begin_and_start(*args: Any, **kwargs: Any) -> Any:
             if not self._left:
-                self._left = len(self._chunks)
+                self._left = self._chunks
                 self._ends.settled()
                 if torch.cuda.is_available():
                     torch.cuda.current_stream().synchronize()
-                self._gate.begin(self._bytes)
+                self.gate.begin(self._bytes)
             return start(*args, **kwargs)
 
         return begin_and_start
@@ -145,19 +150,17 @@ class MegatronGate:
 
 def gate_megatron(
     chunks: Sequence[Any], group: Any, copies: int = 1, environment: Mapping[str, str] | None = None
-) -> LinkGate | None:
-    """As `gate_ddp`, for the chunks of Megatron's DistributedDataParallel that reduce over `group`. Every group has a channel of its
-    own at the arbiter, named by its first rank; the job's links are given back when the last of them has."""
+) -> MegatronGate | None:
+    """As `gate_ddp`, for the chunks of Megatron's DistributedDataParallel that reduce over `group`, unless they are gated already.
+    Every group has a channel of its own at the arbiter, named by its first rank; the job's links are free when the last of them is."""
     env = os.environ if environment is None else environment
-    if not env.get(link_gate.ADDRESS):
+    if not env.get(link_gate.ADDRESS) or any(hasattr(chunk, "synergy_gate") for chunk in chunks):
         return None
     ranks = dist.get_process_group_ranks(group)
     if dist.get_rank() != ranks[0] or not crosses_nodes(ranks, env):
         return None
     gate = link_gate.from_environment(env, channel=ranks[0])
-    if gate is not None:
-        MegatronGate(chunks, gate, copies).install()
-    return gate
+    return MegatronGate(chunks, gate, copies) if gate is not None else None
 
 
 class Ends:

@@ -31,7 +31,7 @@ from synergyd.daemon.link_arbiter import Member
 from synergyd.daemon.link_process import LinkProcess
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
-from tests.throwaway.gating import GATE, NODES, OPEN, SHARE, Load, Outcome, Phase, measure
+from tests.throwaway.gating import DRIFT, GATE, NODES, OPEN, SHARE, Load, Outcome, Phase, measure
 from tests.throwaway.netns import why_not
 from tests.throwaway.slurm import SlurmCluster, missing_programs
 
@@ -159,7 +159,7 @@ def jobs(seconds: float) -> None:
     if reason:
         print(f"skipped: {reason}")
         return
-    cases = {"gates": GATE, "shares": SHARE}
+    cases = {"gates, in step": GATE, "gates, drifting": DRIFT, "shares": SHARE}
     nobody = Load(5.0, 1)
     phases, names = [], []
     for name, loads in cases.items():
@@ -174,7 +174,7 @@ def jobs(seconds: float) -> None:
             names.append((name, rule, [0, 1]))
     for (name, rule, whose), phase, outcomes in zip(names, phases, measure(phases, seconds=seconds), strict=True):
         found = "; ".join(_words(number, phase.loads[number], outcomes[number]) for number in whose)
-        print(f"the rule {name:6} | {rule:8} | {found}")
+        print(f"the rule {name:15} | {rule:8} | {found}")
 
 
 def _words(number: int, load: Load, outcome: Outcome) -> str:

@@ -55,8 +55,10 @@ class Outcome:
         return statistics.fmean(self.steps_s)
 
 
-# In step, with messages of one size: turns. A small message beside one twelve times as large: shared.
-GATE = (Load(0.2, 10), Load(0.2, 10))
+# In step, with messages of one size: turns. As large, but with steps that drift past each other, so that every offset comes up: turns.
+# A small message beside one twelve times as large: shared.
+GATE = (Load(0.4, 20), Load(0.4, 20))
+DRIFT = (Load(0.2, 10), Load(0.23, 10))
 SHARE = (Load(0.3, 24), Load(0.1, 2))
 MBIT = 400.0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +23,8 @@ from synergyd.records import Shape
 from synergyd.settings import Settings
 from synergyd.slurm.stamp import Stamp, read, write
 from tests.unit.daemon_world import Site
+
+ROOT = Path(__file__).parents[2]
 
 
 class Links:
@@ -90,6 +95,52 @@ def test_the_launcher_tells_jobs_that_span_nodes(nodes: tuple[str, ...], links: 
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "runner": "torchrun", "master": "a"}
     made = start_of(["t.py"], where, Handover(7, links=links), **arguments)
     assert made.environment.get("SYNERGY_LINK_ARBITER") == told
+
+
+def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
+    where = Allocation(7, 0, ("a", "b"), 0, 4, True, True)
+    arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "master": "a", "style": "megatron"}
+    for runner, before in (("torchrun", ("--master-port", "15056")), ("python", (sys.executable,))):
+        for given, first in (
+            (Handover(7, links="c:2"), ("-m", "launch.gated_script", "p.py")),
+            (Handover(7), ("p.py",)),
+        ):
+            made = start_of(["p.py", "--x"], where, given, runner=runner, **arguments)
+            assert made.command[-len(first) - 1 - len(before) :] == (*before, *first, "--x")
+
+
+FAKE = """
+class DistributedDataParallel:
+    dp_cp_group = None
+    def __init__(self, name): self.name = name
+"""
+SCRIPT = """
+import sys
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+import beside
+if __name__ == "__main__":
+    print(DistributedDataParallel("x").name, sys.argv, beside.X)
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_gated_script_runs_as_it_would_alone(tmp_path: Path, as_module: bool) -> None:
+    """Even where Megatron is another one than is known here: then it is not gated, and says so."""
+    package = tmp_path / "megatron" / "core" / "distributed"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "distributed_data_parallel.py").write_text(FAKE)
+    (tmp_path / "beside.py").write_text("X = 5\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    target = ["-m", "script"] if as_module else [str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.gated_script", *target, "--a", "b c"],
+        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == f"x ['{tmp_path}/script.py', '--a', 'b c'] 5\n"
+    assert done.stderr.startswith("synergy: all-reduces are not gated: ImportError") and done.stderr.count("\n") == 1
 
 
 def test_off_by_default_and_in_a_dry_run() -> None:
