@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -116,8 +115,6 @@ def main(arguments: list[str]) -> int:
     """The process itself."""
     number, rule, bound_s = int(arguments[0]), arguments[1], float(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
-    with contextlib.suppress(OSError):  # next to no work, but all-reduces wait for it; not every SlurmUser may
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     terms = Terms(discipline_named(rule), bound_s=bound_s)
     arbiter = LinkArbiter(socket.socket(fileno=number), terms)
