@@ -30,7 +30,8 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z")
 
 @dataclass(frozen=True)
 class Handover:
-    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder.
+    """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder,
+    `links` = host:port of the link arbiter ("" = ask none).
 
     `by` is the daemon's uid, whose signed answers the launcher believes besides root's.
     """
@@ -40,6 +41,7 @@ class Handover:
     report: str = ""
     checkpoint: str = ""
     by: int | None = None
+    links: str = ""
 
 
 def plan_path(state_dir: Path, job_id: int) -> Path:
@@ -70,10 +72,9 @@ def read(path: Path, job_id: int) -> Handover:
         raise UsageError(str(path), f"is no plan of format {FORMAT} for job {job_id}")
     plan = data.get("plan")
     report, checkpoint = str(data.get("report") or ""), str(data.get("checkpoint") or "")
-    by = data.get("by")
-    return Handover(
-        job_id, plan_from(plan, str(path)) if plan else None, report, checkpoint, by if type(by) is int else None
-    )
+    by, links = data.get("by"), str(data.get("links") or "")
+    known = plan_from(plan, str(path)) if plan else None
+    return Handover(job_id, known, report, checkpoint, by if type(by) is int else None, links)
 
 
 def plan_from(data: Any, where: str) -> Plan:
@@ -147,6 +148,8 @@ def from_admin_comment(text: str, job_id: int) -> Handover | None:
     if "plan" not in fields and "report" not in fields and not checkpoint:
         return None
     plan = plan_from_text(fields["plan"], f"AdminComment of job {job_id}") if fields.get("plan") else None
-    report = fields.get("report", "")
+    report, links = (
+        text if _ADDRESS.match(text) else "" for text in (fields.get("report", ""), fields.get("links", ""))
+    )
     by = int(fields["by"]) if _UID.match(fields.get("by", "")) else None
-    return Handover(job_id, plan, report if _ADDRESS.match(report) else "", checkpoint, by)
+    return Handover(job_id, plan, report, checkpoint, by, links)

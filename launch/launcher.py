@@ -165,10 +165,14 @@ def start_of(
         # Megatron wants it for tp and cp, and refuses it where parameters are shared out
         if (plan.tp > 1 or plan.cp > 1) and not megatron_args.is_sharded(arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if given and given.links and len(where.nodes) > 1:
+        environment["SYNERGY_LINK_ARBITER"] = given.links
     if checkpoint:
         environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
         environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")
     target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
+    if "SYNERGY_LINK_ARBITER" in environment and _is_megatron(style, arguments):
+        target = ["-m", "launch.gated_script", *target]
     if runner == "python":
         return Start((sys.executable, *target, *arguments), environment, (remark,) if remark else ())
     rendezvous = ["--standalone"]

@@ -54,6 +54,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+from launch.link_hooks import gate_megatron
 from launch.megatron_noise import GradientNoise
 from launch.megatron_optimizer import load_optimizer, optimizer_state
 
@@ -201,6 +202,8 @@ class MegatronRun:
         )
         if checkpoint is not None:
             self._load(checkpoint)
+        reducers = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        self.link_gate = gate_megatron([self.model], reducers, copies=plan.tp)
 
     def train_step(self) -> float:
         """One optimizer step on the next global batch; its mean loss, the same number on every rank."""
@@ -288,6 +291,8 @@ class MegatronRun:
 
     def close(self) -> None:
         """Take Megatron's groups down; another run may follow in this process."""
+        if self.link_gate is not None:
+            self.link_gate.close()
         parallel_state.destroy_model_parallel()
 
     def follow(self, plan: Plan) -> None:

@@ -41,6 +41,7 @@ from launch.batch_rule import Following, at_batch, rule_of
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
+from launch.link_hooks import gate_ddp
 from launch.memory import device_memory, peak_memory
 from launch.own_time import OwnTime
 from launch.pytorch_noise import GradientNorms
@@ -125,6 +126,7 @@ class SynergyTask:
         )
         self._own = OwnTime()
         self._say_batch()
+        self.link_gate = gate_ddp(model)
 
     def __enter__(self) -> SynergyTask:
         self._watching = self.agent.watching()
@@ -134,6 +136,8 @@ class SynergyTask:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.link_gate is not None:
+            self.link_gate.close()
         self._watching.__exit__(kind, error, trace)
 
     def batches(

@@ -46,6 +46,9 @@ class Settings:
     metrics_port: int = 0  # 0: off
     report_port: int = 7321  # 0: off, and then no job is ever resized
     report_host: str = ""  # what jobs connect to; empty: this host's name
+    link_arbiter_port: int = 0  # 0: off; else jobs ask here before each all-reduce between nodes
+    link_arbiter_rule: str = "ada-srsf"  # of scheduler/adadual.py
+    link_arbiter_wait_s: float = 0.5  # the longest that an all-reduce waits for its turn
     checkpoint_timeout_s: float = 300.0
     park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job
     restart_delay_s: float = 2.0  # from a job's end to its next start; Slurm fails a job that starts in the same second

@@ -15,6 +15,8 @@ from launch import handover
 from synergyd.daemon import heartbeat, lives
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.inbox import Inbox
+from synergyd.daemon.link_members import members_of
+from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.news import News, present
 from synergyd.daemon.progress import attained, progress_of
 from synergyd.daemon.registry import Registry
@@ -68,6 +70,8 @@ class Tools:
     clock: Callable[[], float]
     report_address: str = ""
     leads: Callable[[], bool] = lambda: True
+    links: LinkProcess | None = None
+    links_address: str = ""
 
 
 class Daemon:
@@ -84,7 +88,9 @@ class Daemon:
         )
         self.grace_s = max(30.0, 3 * settings.epoch_s)
         self.registry = Registry(tools.writer, self.grace_s)
-        self.actuator = Actuator(tools.writer, settings.state_dir, tools.report_address, self.registry.known)
+        self.actuator = Actuator(
+            tools.writer, settings.state_dir, tools.report_address, self.registry.known, tools.links_address
+        )
         self.forecast = Forecast(settings)
         self.lives: dict[int, Life] = {}
         self.profiles: dict[int, Profile] = {}
@@ -144,6 +150,8 @@ class Daemon:
             if j.directive
         }
         self._jobs = {j.job_id: j for j in snapshot.jobs}
+        if self.tools.links is not None:
+            self.tools.links.follow(members_of(snapshot.jobs, self.reports) if self._acts else {})
         decisions = decide(
             arrived(snapshot, self._under_way()),
             self.settings,
@@ -364,7 +372,8 @@ class Daemon:
             if self.registry.known[job_id].directive is None:
                 continue
             given = _handed_over(self.settings.state_dir, job_id)
-            if given is None or (given.report, given.by) != (address, os.getuid()):
+            told = None if given is None else (given.report, given.by, given.links)
+            if told != (address, os.getuid(), self.tools.links_address):
                 if not room:
                     continue
                 room -= 1

@@ -14,6 +14,7 @@ from types import FrameType
 
 from synergyd.daemon import heartbeat
 from synergyd.daemon.inbox import Inbox
+from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.loop import Daemon, Tools
 from synergyd.daemon.metrics import Metrics
 from synergyd.errors import SynergyError, UnavailableError, UsageError
@@ -64,8 +65,11 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
 
     metrics = Metrics(settings.metrics_port)
     inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
-    address = f"{settings.report_host or socket.getfqdn()}:{inbox.port}" if inbox else ""
-    daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, leads))
+    host = settings.report_host or socket.getfqdn()
+    address = f"{host}:{inbox.port}" if inbox else ""
+    links = _link_arbiter(settings)
+    links_address = f"{host}:{links.port}" if links else ""
+    daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, leads, links, links_address))
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _loop(daemon, leadership, metrics, stop, once, on_epoch)
@@ -76,8 +80,17 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         leadership.release()
         if inbox:
             inbox.close()
+        if links:
+            links.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _link_arbiter(settings: Settings) -> LinkProcess | None:
+    """The link arbiter where it is wanted. Raises UsageError."""
+    if not settings.link_arbiter_port or settings.dry_run:
+        return None
+    return LinkProcess("", settings.link_arbiter_port, settings.link_arbiter_rule, settings.link_arbiter_wait_s)
 
 
 def prepare(settings: Settings) -> None:

@@ -22,12 +22,13 @@ CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
 @dataclass(frozen=True)
 class Actuator:
-    """`report` is the address jobs report to ("" = none); `known` tells each job's own size."""
+    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address."""
 
     slurm: SlurmWriter
     state_dir: Path
     report: str
     known: Mapping[int, Known]
+    links: str = ""
 
     def carry_out(self, instruction: Instruction) -> Done | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
@@ -79,7 +80,8 @@ class Actuator:
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        handover.write(handover.Handover(job_id, plan, self.report, folder, os.getuid()), self.state_dir)
+        told = handover.Handover(job_id, plan, self.report, folder, os.getuid(), self.links)
+        handover.write(told, self.state_dir)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
@@ -139,6 +141,7 @@ class Actuator:
                 known.own_tasks,
                 known.note,
                 os.getuid(),
+                self.links,
             )
         )
 

@@ -181,6 +181,12 @@ def _bound(text: str) -> float:
     return value
 
 
+def _rule(text: str) -> str:
+    if not re.fullmatch(r"(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
+        raise ValueError(text)
+    return text
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("Database", "database", _database, "sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME"),
     Setting("Epoch", "epoch_s", _seconds(1, 86400), "1 s to 1 day, such as 60, 60s or 5m"),
@@ -204,6 +210,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("MetricsPort", "metrics_port", _port, "a port from 1 to 65535, or 0 for none"),
     Setting("ReportPort", "report_port", _port, "a port from 1 to 65535, or 0 for none"),
     Setting("ReportHost", "report_host", _host, "a host's name or address"),
+    Setting("LinkArbiterPort", "link_arbiter_port", _port, "a port from 1 to 65535, or 0 for none"),
+    Setting("LinkArbiterRule", "link_arbiter_rule", _rule, "ada-srsf or srsf-N, with -time or -reserve behind it"),
+    Setting("LinkArbiterWait", "link_arbiter_wait_s", _seconds(0.001, 10), "0.001 s to 10 s, such as 0.5s"),
     Setting("CheckpointTimeout", "checkpoint_timeout_s", _seconds(1, 86400), "1 s to 1 day, such as 5m"),
     Setting("RestartDelay", "restart_delay_s", _seconds(1, 300), "1 s to 5 minutes, such as 2s"),
     Setting("Park", "park_s", _seconds(0, 604800), "0 to 7 days, such as 15m"),
@@ -234,10 +243,20 @@ def load_settings(path: Path) -> LoadedSettings:
     for line in lines:
         _read_line(line, reading)
     values = reading.values
-    if values.get("metrics_port") and values.get("metrics_port") == values.get("report_port"):
-        port = values.pop("metrics_port")
-        where = reading.origins.pop("metrics_port")
-        reading.problems.append(Lint(where, f"MetricsPort={port} is also the ReportPort", "give each its own port"))
+    report_port = values.get("report_port", Settings.report_port)
+    for key, name, others in (
+        ("metrics_port", "MetricsPort", {"ReportPort": values.get("report_port")}),
+        (
+            "link_arbiter_port",
+            "LinkArbiterPort",
+            {"ReportPort": report_port, "MetricsPort": values.get("metrics_port")},
+        ),
+    ):
+        taken = [other for other, port in others.items() if port and port == values.get(key)]
+        if taken:
+            port = values.pop(key)
+            where = reading.origins.pop(key)
+            reading.problems.append(Lint(where, f"{name}={port} is also the {taken[0]}", "give each its own port"))
     settings = Settings(**values, gpu_figures=reading.figures)
     return LoadedSettings(
         settings, reading.origins, tuple(reading.problems), tuple(dict.fromkeys(line.path for line in lines))

@@ -31,6 +31,7 @@ class Stamp:
     own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
     note: str = ""  # an operator's own AdminComment, percent-encoded by the plugin
     by: int | None = None  # the uid of the daemon at `report`
+    links: str = ""  # where the link arbiter is asked
 
 
 def write(stamp: Stamp) -> str:
@@ -50,6 +51,8 @@ def write(stamp: Stamp) -> str:
         words.append(f"report={stamp.report}")
         if stamp.by is not None:
             words.append(f"by={stamp.by}")
+    if stamp.links:
+        words.append(f"links={stamp.links}")
     text = f"{MARK} {stamp.directive}".rstrip()
     return f"{text} | {' '.join(words)}" if words else text
 
@@ -75,7 +78,8 @@ def read(text: str) -> Stamp | None:
         plan = None
     cpus, tasks = _count(fields.get("cpus", "")), _count(fields.get("tasks", ""))
     by = int(fields["by"]) if _UID.match(fields.get("by", "")) else None
-    return Stamp(directive, asked, cpus, plan, fields.get("report", ""), tasks, fields.get("note", ""), by)
+    report, note, links = (fields.get(name, "") for name in ("report", "note", "links"))
+    return Stamp(directive, asked, cpus, plan, report, tasks, note, by, links)
 
 
 def _count(text: str) -> int | None:

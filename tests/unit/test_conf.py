@@ -62,6 +62,7 @@ def test_every_key(folder: Path) -> None:
         "  #SYNERGY\tFairness=-2.5 RestartCost=90 # seconds\n"
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
+        "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
@@ -82,6 +83,9 @@ def test_every_key(folder: Path) -> None:
         metrics_port=9100,
         report_port=9101,
         report_host="ctl.example.org",
+        link_arbiter_port=9102,
+        link_arbiter_rule="srsf-2-time",
+        link_arbiter_wait_s=0.25,
         checkpoint_timeout_s=150,
         restart_delay_s=3,
         park_s=3600,
@@ -106,7 +110,7 @@ def test_every_key(folder: Path) -> None:
         },
     )
     assert {setting.field for setting in SETTINGS} | {"gpu_figures.a100", "gpu_figures.l4"} == set(loaded.origins)
-    assert loaded.origins["park_s"] == f"{folder}/slurm.conf:5"
+    assert loaded.origins["park_s"] == f"{folder}/slurm.conf:6"
 
 
 def test_every_field_of_settings_has_a_key() -> None:

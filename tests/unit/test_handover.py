@@ -27,7 +27,7 @@ PLAN = Plan(tp=2, dp=4, micro_batch=2, global_batch=32, recompute="selective")
 GOOD: dict[str, Any] = {"format": 1, "job_id": 7, "plan": None, "report": "", "checkpoint": ""}
 
 
-@pytest.mark.parametrize("handover", [Handover(7), Handover(7, PLAN, "ctl:7321", "/scratch/a b/'q'\nü")])
+@pytest.mark.parametrize("handover", [Handover(7), Handover(7, PLAN, "ctl:7321", "/scratch/a b/'q'\nü", 64030, "c:2")])
 def test_what_is_written_is_read(tmp_path: Path, handover: Handover) -> None:
     path = write(handover, tmp_path / "not yet")
     assert path == plan_path(tmp_path / "not yet", 7)

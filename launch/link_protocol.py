@@ -1,0 +1,134 @@
+"""The words that jobs and the link arbiter exchange: one TCP connection, one munge credential, then plain lines.
+
+| from the job | from the arbiter |
+|---|---|
+| a munge credential around a Hello in JSON | `hello BOUND_S` (the longest that a grant takes), or `no REASON` and the end |
+| `ask N MB EXPOSED_S` (0: not known yet) | `go N` at once, or `wait N` at once and `go N` later |
+| `done N` | nothing |
+
+N counts a connection's questions, so that a late answer is never taken for the one to a newer question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from synergyd.errors import UsageError
+
+MAX_HELLO_BYTES = 256 * 1024  # a credential with thousands of node names
+MAX_LINE_BYTES = 200
+MAX_NODES = 16_384
+MAX_CHANNELS = 4096
+MAX_MB = 1e9
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,254}\Z")
+_WHOLE = re.compile(r"[0-9]{1,18}\Z")
+_DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?\Z")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who asks: one reduction group (`channel`) of one incarnation of a job, and the job's nodes."""
+
+    job_id: int
+    restarts: int
+    nodes: tuple[str, ...]
+    channel: int = 0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Question `number`: a message of `size_mb`. `exposed_s`: seconds the least of its latest ones took, 0 where none did."""
+
+    number: int
+    size_mb: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The message of question `number` has arrived."""
+
+    number: int
+
+
+def hello_json(hello: Hello) -> bytes:
+    """What goes into the credential."""
+    return json.dumps(dataclasses.asdict(hello), separators=(",", ":")).encode()
+
+
+def hello_from(payload: bytes) -> Hello:
+    """Reads what a stranger sent. Raises UsageError naming the field."""
+    try:
+        data = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise UsageError("hello", "is no JSON") from None
+    if not isinstance(data, dict):
+        raise UsageError("hello", "is no JSON object")
+    nodes = data.get("nodes")
+    if (
+        not isinstance(nodes, list)
+        or not 1 <= len(nodes) <= MAX_NODES
+        or not all(isinstance(name, str) and _NODE.match(name) for name in nodes)
+    ):
+        raise UsageError("hello", "nodes is no list of node names")
+    return Hello(
+        _whole(data, "job_id", 1, 2**32),
+        _whole(data, "restarts", 0, 10**6),
+        tuple(nodes),
+        _whole(data, "channel", 0, MAX_CHANNELS - 1),
+    )
+
+
+def welcome_line(bound_s: float) -> bytes:
+    return b"hello %.6f\n" % bound_s
+
+
+def bound_of(line: bytes) -> float | None:
+    """The arbiter's bound from its welcome; None where it is none."""
+    word, _, text = line.decode("ascii", "replace").strip().partition(" ")
+    return float(text) if word == "hello" and _DECIMAL.match(text) else None
+
+
+def ask_line(asking: Asking) -> bytes:
+    return b"ask %d %.6f %.6f\n" % (asking.number, asking.size_mb, asking.exposed_s)
+
+
+def done_line(number: int) -> bytes:
+    return b"done %d\n" % number
+
+
+def question(line: bytes) -> Asking | Ended:
+    """A job's line. Raises UsageError for any other."""
+    words = line.decode("ascii", "replace").split()
+    if len(words) == 2 and words[0] == "done" and _WHOLE.match(words[1]):
+        return Ended(int(words[1]))
+    if len(words) == 4 and words[0] == "ask" and _WHOLE.match(words[1]) and all(_DECIMAL.match(w) for w in words[2:]):
+        size_mb, exposed_s = float(words[2]), float(words[3])
+        if size_mb <= MAX_MB and exposed_s <= 86_400 and math.isfinite(size_mb):
+            return Asking(int(words[1]), size_mb, exposed_s)
+    raise UsageError("line", f"{line[:40]!r} is no question", "ask N MB SECONDS, or done N")
+
+
+def answer_line(word: str, number: int) -> bytes:
+    """`word` is go or wait."""
+    return f"{word} {number}\n".encode()
+
+
+def answer(line: bytes) -> tuple[str, int] | None:
+    """(go or wait, number); None for any other line."""
+    words = line.decode("ascii", "replace").split()
+    if len(words) == 2 and words[0] in ("go", "wait") and _WHOLE.match(words[1]):
+        return words[0], int(words[1])
+    return None
+
+
+def _whole(data: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = data.get(name, 0 if name == "channel" else None)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError("hello", f"{name} is no whole number from {low} to {high}")
+    return value

@@ -1,0 +1,363 @@
+"""The link arbiter's shell: a port where running jobs ask before their all-reduces, one thread, no decision.
+
+Who may send is said by scheduler/arbiter.py. Here: connections, credentials (checked in threads that may block, as munged may),
+and what a job's several reduction groups (channels) come to: the first that asks asks for the job, the last that ends ends its
+message. The daemon says by `follow` which jobs there are; whoever it does not name is turned away, and then is not gated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from launch import munge
+from launch.link_protocol import (
+    MAX_HELLO_BYTES,
+    MAX_LINE_BYTES,
+    Asking,
+    Hello,
+    answer_line,
+    hello_from,
+    question,
+    welcome_line,
+)
+from synergyd.errors import SynergyError, UsageError, one_line
+from synergyd.scheduler.arbiter import Ask, Done, Event, Grant, Join, Leave, State, Terms, Tick, step, wake_s
+
+log = logging.getLogger("synergyd.links")
+MAX_OPEN = 4096  # connections at a time
+MAX_CHECKS = 8  # credentials being checked at a time
+HELLO_S = 10.0  # for a credential to arrive and to be checked
+_SWEEP_S = 1.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A running job as the daemon knows it. `left_s`: its remaining seconds of training, inf where it does not tell."""
+
+    uid: int
+    restarts: int
+    nodes: tuple[str, ...]
+    gpus: int
+    left_s: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Since the start: questions, grants that were not at once, and those by the bound; connections turned away."""
+
+    asked: int = 0
+    waited: int = 0
+    bound: int = 0
+    refused: int = 0
+
+
+@dataclass(eq=False)
+class _Session:
+    """One connection. `hello` None: nobody yet. `asked`: the question that waits for its grant, 0: none."""
+
+    wire: socket.socket
+    since_s: float
+    received: bytes = b""
+    checking: bool = False
+    hello: Hello | None = None
+    asked: int = 0
+
+
+@dataclass
+class _Job:
+    """The connections of one job, and those of them that have a grant."""
+
+    sessions: set[_Session] = field(default_factory=set)
+    sending: set[_Session] = field(default_factory=set)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises UsageError when the port can't be had."""
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        what = f"can't listen on port {port} ({error.strerror})"
+        raise UsageError("LinkArbiterPort", what, "choose a free port") from None
+
+
+class LinkArbiter:
+    """Answers on `listener` from construction on, until `close`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        terms: Terms | None = None,
+        *,
+        decode: Callable[[str], munge.Credential] = munge.decode,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.terms = terms or Terms()
+        self.counts = Counts()
+        self._decode, self._clock = decode, clock
+        self._members: Mapping[int, Member] = {}
+        self._state = State()
+        self._jobs: dict[int, _Job] = {}
+        self._sessions: set[_Session] = set()
+        self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
+        self._checks = 0
+        self._closing = False
+        self._listener = listener
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake, self._awake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._awake.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._awake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="link-arbiter", daemon=True)
+        self._thread.start()
+
+    def follow(self, members: Mapping[int, Member]) -> None:
+        """From now on these are the jobs, by id; called by the daemon after each look at Slurm. Never waits."""
+        self._call(lambda: self._follow(dict(members)))
+
+    def close(self) -> None:
+        """Stops; every job goes on ungated."""
+        self._closing = True
+        self._call(lambda: None)
+        self._thread.join(5.0)
+
+    # -- in the arbiter's thread -----------------------------------------------------------------------------------
+
+    def _call(self, what: Callable[[], None]) -> None:
+        self._calls.append(what)
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake already
+            self._wake.send(b".")
+
+    def _serve(self) -> None:
+        swept_s = self._clock()
+        while not self._closing:
+            due = wake_s(self._state, self.terms)
+            wait_s = _SWEEP_S if due is None else min(_SWEEP_S, max(0.0, due - self._clock()))
+            for key, _ in self._selector.select(wait_s):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj is self._awake:
+                    with contextlib.suppress(BlockingIOError):
+                        self._awake.recv(4096)
+                elif key.data in self._sessions:
+                    self._read(key.data)
+            while self._calls:
+                self._calls.popleft()()
+            now_s = self._clock()
+            due = wake_s(self._state, self.terms)
+            if now_s - swept_s >= _SWEEP_S or (due is not None and due <= now_s):
+                swept_s = now_s
+                self._event(Tick())
+                for late in [s for s in self._sessions if s.hello is None and now_s - s.since_s > HELLO_S]:
+                    self._end(late, "no credential in time")
+        for session in list(self._sessions):
+            self._end(session)
+        self._selector.close()
+        for held in (self._listener, self._wake, self._awake):
+            held.close()
+
+    def _accept(self) -> None:
+        try:
+            wire, _ = self._listener.accept()
+        except OSError:  # gone again, or no file descriptor left: whoever asks is not gated
+            return
+        if len(self._sessions) >= MAX_OPEN:
+            wire.close()
+            return
+        wire.setblocking(False)
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # a host that died without a word is noticed within a minute
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        session = _Session(wire, self._clock())
+        self._sessions.add(session)
+        self._selector.register(wire, selectors.EVENT_READ, session)
+
+    def _read(self, session: _Session) -> None:
+        try:
+            more = session.wire.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        if not more:
+            self._end(session)
+            return
+        session.received += more
+        if session.hello is None:
+            self._read_credential(session)
+            return
+        while b"\n" in session.received and session in self._sessions:
+            line, _, session.received = session.received.partition(b"\n")
+            try:
+                self._take(session, line)
+            except UsageError as error:
+                self._end(session, str(error))
+        if len(session.received) > MAX_LINE_BYTES:
+            self._end(session, "a line without an end")
+
+    def _read_credential(self, session: _Session) -> None:
+        line, newline, rest = session.received.partition(b"\n")
+        if session.checking or rest or len(session.received) > MAX_HELLO_BYTES:
+            self._end(session, "more than a credential")  # before the welcome there is nothing to say
+            return
+        if not newline:
+            return
+        if self._checks >= MAX_CHECKS:
+            self._end(session, "busy")
+            return
+        session.checking = True
+        session.received = b""
+        self._checks += 1
+        threading.Thread(target=self._check, args=(session, line), name="link-arbiter-check", daemon=True).start()
+
+    def _check(self, session: _Session, line: bytes) -> None:
+        """In a thread of its own."""
+        found: tuple[Hello, int] | None = None
+        problem = ""
+        try:
+            credential = self._decode(line.decode("ascii", "replace").strip())
+            found = hello_from(credential.payload), credential.uid
+        except SynergyError as error:
+            problem = str(error)
+        self._call(lambda: self._checked(session, found, problem))
+
+    def _checked(self, session: _Session, found: tuple[Hello, int] | None, problem: str) -> None:
+        self._checks -= 1
+        session.checking = False
+        if session not in self._sessions:
+            return
+        if found is None:
+            self._end(session, problem)
+            return
+        hello, uid = found
+        member = self._members.get(hello.job_id)
+        # a stranger is not told which jobs there are
+        if member is None or member.uid != uid:
+            self._end(session, f"job {hello.job_id} is not known as a running job of uid {uid}")
+        elif (member.restarts, set(member.nodes)) != (hello.restarts, set(hello.nodes)):
+            self._end(session, f"job {hello.job_id} is another incarnation here")
+        else:
+            old = self._jobs[hello.job_id].sessions if hello.job_id in self._jobs else set()
+            for other in [s for s in old if s.hello and s.hello.channel == hello.channel]:
+                self._end(other, "connected anew")
+            session.hello = hello
+            job = self._jobs.get(hello.job_id)
+            if job is None:  # also where that other one was all there was of the job
+                job = self._jobs[hello.job_id] = _Job()
+                self._event(Join(hello.job_id, member.nodes, member.gpus, member.left_s))
+            job.sessions.add(session)
+            self._say(session, welcome_line(self.terms.bound_s))
+
+    def _take(self, session: _Session, line: bytes) -> None:
+        """One line of a job that is known. Raises UsageError."""
+        assert session.hello is not None
+        job_id = session.hello.job_id
+        job = self._jobs[job_id]
+        said = question(line)
+        if not isinstance(said, Asking):
+            self._ended(session, job)
+            return
+        self._ended(session, job)  # whoever asks again has ended what it was granted before
+        self.counts = replace(self.counts, asked=self.counts.asked + 1)
+        if job.sending:
+            job.sending.add(session)  # the job has the link: its groups do not wait for one another
+            self._say(session, answer_line("go", said.number))
+            return
+        waiting = any(s.asked for s in job.sessions)
+        session.asked = said.number
+        if not waiting:
+            self._event(Ask(job_id, self._size_mb(said, job_id)))
+        if session.asked and session in self._sessions:
+            self.counts = replace(self.counts, waited=self.counts.waited + 1)
+            self._say(session, answer_line("wait", said.number))
+
+    def _size_mb(self, said: Asking, job_id: int) -> float:
+        """What the rule compares. Messages whose time was measured count by it, as so many MB as the links' figures say go through
+        in that time: then it does not matter how far these figures, or what a job sends beside its gradients, are off."""
+        links = self.terms.topology.crossed(self._state.members[job_id].nodes)
+        if said.exposed_s <= 0 or not links:
+            return said.size_mb
+        return said.exposed_s * 1000.0 / max(self.terms.topology.figures(link).per_mb for link in links)
+
+    def _ended(self, session: _Session, job: _Job) -> None:
+        """The session's message is over, or it does not wait for one any more."""
+        assert session.hello is not None
+        session.asked = 0
+        if session in job.sending:
+            job.sending.discard(session)
+            if not job.sending:
+                self._event(Done(session.hello.job_id))
+
+    def _event(self, event: Event) -> None:
+        self._state, grants = step(self._state, event, self._clock(), self.terms)
+        for grant in grants:
+            self._grant(grant)
+
+    def _grant(self, grant: Grant) -> None:
+        job = self._jobs.get(grant.job_id)
+        if job is None:
+            return
+        self.counts = replace(self.counts, bound=self.counts.bound + (grant.why == "bound"))
+        for session in [s for s in job.sessions if s.asked]:
+            number, session.asked = session.asked, 0
+            job.sending.add(session)
+            self._say(session, answer_line("go", number))
+
+    def _say(self, session: _Session, line: bytes) -> None:
+        try:
+            if session.wire.send(line) == len(line):
+                return
+        except OSError:
+            pass
+        # it does not read: ended from the loop, for this may be the middle of another job's event
+        self._call(lambda: self._end(session))
+
+    def _end(self, session: _Session, why: str = "") -> None:
+        """Closes a connection; what it held is free."""
+        if session not in self._sessions:
+            return
+        self._sessions.discard(session)
+        self._selector.unregister(session.wire)
+        if why:
+            self.counts = replace(self.counts, refused=self.counts.refused + 1)
+            log.info("link arbiter: %s", one_line(why, 200))
+            with contextlib.suppress(OSError):
+                session.wire.send(f"no {one_line(why, 200)}\n".encode())
+        session.wire.close()
+        if session.hello is None:
+            return
+        job_id = session.hello.job_id
+        job = self._jobs[job_id]
+        waited = bool(session.asked)
+        self._ended(session, job)
+        job.sessions.discard(session)
+        if not job.sessions:
+            del self._jobs[job_id]
+            self._event(Leave(job_id))
+        elif waited and not job.sending and not any(s.asked for s in job.sessions):
+            self._event(Leave(job_id))  # nobody waits for its grant any more
+            member = self._members.get(job_id)
+            if member is not None:
+                self._event(Join(job_id, member.nodes, member.gpus, member.left_s))
+
+    def _follow(self, members: Mapping[int, Member]) -> None:
+        before, self._members = self._members, members
+        for job_id, job in list(self._jobs.items()):
+            old, new = before.get(job_id), members.get(job_id)
+            if new is None or old is None or (new.uid, new.restarts, new.nodes) != (old.uid, old.restarts, old.nodes):
+                for session in list(job.sessions):
+                    self._end(session, f"job {job_id} no longer runs as it did")
+            elif new != old:
+                self._event(Join(job_id, new.nodes, new.gpus, new.left_s))

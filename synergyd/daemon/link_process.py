@@ -1,0 +1,128 @@
+"""The link arbiter in a process of its own, fed by the daemon: `python -m synergyd.daemon.link_process FD RULE BOUND_S`.
+
+A thread would wait for Python's lock whenever the daemon computes: milliseconds for every all-reduce, where a tenth of one is wanted.
+The process takes the running jobs as lines of JSON on its standard input, and ends when that ends, as it does with the daemon's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
+from synergyd.scheduler.adadual import discipline_named
+from synergyd.scheduler.arbiter import Terms
+
+log = logging.getLogger("synergyd.links")
+_RESTART_S = 5.0  # between two starts of a process that ended
+
+
+def members_line(members: Mapping[int, Member]) -> bytes:
+    """The jobs as one line."""
+    return json.dumps([[job_id, *dataclasses.astuple(member)] for job_id, member in members.items()]).encode() + b"\n"
+
+
+def members_from(line: bytes) -> dict[int, Member]:
+    """The inverse."""
+    return {
+        job_id: Member(uid, restarts, tuple(nodes), gpus, float(left_s))
+        for job_id, uid, restarts, nodes, gpus, left_s in json.loads(line)
+    }
+
+
+class LinkProcess:
+    """The daemon's end. Started anew where it ended; while it is away nobody is gated."""
+
+    def __init__(self, host: str, port: int, rule: str, bound_s: float) -> None:
+        """Raises UsageError when the port can't be had or the rule is none."""
+        discipline_named(rule)
+        self._rule, self._bound_s = rule, bound_s
+        self._listener = listen(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._newest: Mapping[int, Member] | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self.child = self._start()
+        self._thread = threading.Thread(target=self._feed, name="link-arbiter", daemon=True)
+        self._thread.start()
+
+    def follow(self, members: Mapping[int, Member]) -> None:
+        """From now on these are the jobs. Never waits: a thread passes the newest on."""
+        with self._changed:
+            self._newest = dict(members)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the process; every job goes on ungated."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self.child.terminate()  # a write that waits for it ends so, too
+        self._thread.join(5.0)
+        self._end()
+        self._listener.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        number = self._listener.fileno()
+        command = [sys.executable, "-m", "synergyd.daemon.link_process", str(number), self._rule, str(self._bound_s)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
+
+    def _end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        if self.child.stdin is not None:
+            with contextlib.suppress(OSError):  # what it did not read is lost with it
+                self.child.stdin.close()
+
+    def _feed(self) -> None:
+        last: Mapping[int, Member] = {}
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._newest is not None, _RESTART_S)
+                if self._closing:
+                    return
+                fresh, self._newest = self._newest, None
+            ended = self.child.poll()
+            if fresh is None and ended is None:
+                continue
+            last = last if fresh is None else fresh
+            if ended is not None:
+                log.warning("the link arbiter ended (%d); it is started again", ended)
+                time.sleep(_RESTART_S)
+                with self._changed:
+                    if self._closing:
+                        return
+                    self._end()
+                    self.child = self._start()
+            try:
+                assert self.child.stdin is not None
+                self.child.stdin.write(members_line(last))
+                self.child.stdin.flush()
+            except OSError:
+                continue  # it has just ended: seen at the next turn
+
+
+def main(arguments: list[str]) -> int:
+    """The process itself."""
+    number, rule, bound_s = int(arguments[0]), arguments[1], float(arguments[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    terms = Terms(discipline_named(rule), bound_s=bound_s)
+    arbiter = LinkArbiter(socket.socket(fileno=number), terms)
+    for line in sys.stdin.buffer:
+        arbiter.follow(members_from(line))
+    arbiter.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Two real torchrun jobs on gloo over one shaped link between two network namespaces: the rule gates, the rule shares."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launch import link_gate
+from launch.link_hooks import crosses_nodes
+from tests.integration import training_ranks
+from tests.integration.training_ranks import Call
+from tests.throwaway.gating import GATE, OPEN, SHARE, Outcome, Phase, measure
+from tests.throwaway.netns import why_not
+from tests.throwaway.slurm import missing_programs
+
+pytestmark = pytest.mark.training
+
+
+def words(outcomes: list[Outcome]) -> str:
+    return ", ".join(f"{o.mean_s * 1000:.0f} ms a step ({o.waited} of {o.asked} waited)" for o in outcomes)
+
+
+@pytest.mark.timeout(420)
+def test_equal_messages_take_turns_and_a_small_one_shares() -> None:
+    reason = why_not() or ("munged is not installed" if "munged" in missing_programs() else "")
+    if reason:
+        pytest.skip(reason)
+    cases = [(OPEN, GATE), ("ada-srsf", GATE), (OPEN, SHARE), ("ada-srsf", SHARE), ("srsf-1", SHARE)]
+    phases = [Phase(rule, loads) for rule, loads in cases]
+    turns_off, turns_on, share_off, share_on, never_share = found = measure(phases, seconds=8.0)
+    for phase, outcomes in zip(phases, found, strict=True):
+        print(f"{phase.rule}: {words(outcomes)}")
+    for outcomes in (turns_off, share_off):
+        assert [o.waited for o in outcomes] == [0, 0]
+    # in step and as large as each other: 0.4 s of compute, 0.42 s of message, 0.84 s while both send
+    assert sum(o.waited for o in turns_on) > 4
+    assert statistics.fmean(o.mean_s for o in turns_on) < 0.9 * statistics.fmean(o.mean_s for o in turns_off)
+    # the small job's steps are hardly longer than ungated; held up by every large message they would be
+    small_off, small_on, small_held = share_off[1], share_on[1], never_share[1]
+    assert small_on.waited < small_on.asked / 3 and small_held.waited > small_on.waited
+    assert small_on.mean_s < 1.15 * small_off.mean_s and small_on.mean_s < 0.9 * small_held.mean_s
+
+
+# -- the hooks, two ranks as if on two nodes ---------------------------------------------------------------------------
+
+
+class Recorder:
+    """A gate that counts; `begin` takes a while on the rank that asks."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def begin(self, size_bytes: int) -> float:
+        self.told.append(("begin", size_bytes))
+        return 0.0
+
+    def end(self) -> None:
+        self.told.append(("end", 0))
+
+    def close(self) -> None:
+        self.told.append(("close", 0))
+
+
+def _gates(made: list[tuple[int, Recorder]]) -> None:
+    """In this process `from_environment` gives Recorders."""
+
+    def fake(environment: Any, channel: int = 0) -> Recorder:
+        made.append((channel, Recorder()))
+        return made[-1][1]
+
+    link_gate.from_environment = fake  # type: ignore[assignment]
+
+
+def ddp_told(own_hook: str) -> list[tuple[str, int]]:
+    """Three steps of DDP with several buckets and accumulation, gated; what rank 0's gate was told. Gradients are checked."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from launch.link_hooks import gate_ddp
+
+    made: list[tuple[int, Recorder]] = []
+    _gates(made)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]), bucket_cap_mb=0.03
+    )
+    seen = []
+
+    def scaled(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen.append(bucket.index())
+        future: Any = dist.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]
+        return future.then(lambda reduced: reduced.value()[0] / 2)
+
+    scaled.__annotations__ = {}
+    if own_hook == "before":
+        model.register_comm_hook(None, scaled)
+    gate = gate_ddp(model)
+    assert (gate is None) == (rank != 0 or own_hook == "before")
+    if own_hook == "after":
+        model.register_comm_hook(None, scaled)
+    for _ in range(3):
+        model.zero_grad()
+        with model.no_sync():
+            model(torch.full((1, 64), float(rank))).sum().backward()
+        model(torch.full((1, 64), float(rank + 1))).sum().backward()
+        for mine in [p.grad for p in model.parameters() if p.grad is not None]:
+            first_ranks = mine.clone()
+            dist.broadcast(first_ranks, 0)
+            assert torch.equal(mine, first_ranks), "the ranks' gradients differ"
+        first = model.module[5].bias.grad  # 1 a sample: two samples a rank
+        assert torch.allclose(first, torch.full((64,), 2.0))
+    if own_hook:
+        assert seen
+    return made[0][1].told if made else []
+
+
+def megatron_told(plan: Any, steps: int, gated: bool, from_outside: bool = False) -> dict[str, Any]:
+    """What each leader's gate was told in some steps of a small GPT, and the losses. `from_outside`: as an unchanged script is."""
+    import torch.distributed as dist
+
+    from launch import gated_script
+    from launch.examples.text import TextWindows
+    from launch.megatron import MegatronRun, start_process_group
+    from launch.ranks import TorchRanks
+
+    made: list[tuple[int, Recorder]] = []
+    if gated:
+        _gates(made)
+    if from_outside:
+        gated_script.install()
+    ranks: TorchRanks = start_process_group()
+    run = MegatronRun(training_ranks.SPEC, plan, ranks, TextWindows(training_ranks.SPEC.seq).sample)
+    losses = [run.train_step() for _ in range(steps)]
+    run.close()
+    told = ranks.gather([(channel, recorder.told) for channel, recorder in made])
+    return {"told": {c: t for each in told for c, t in each}, "losses": losses, "world": dist.get_world_size()}
+
+
+TWO_NODES = {"LOCAL_WORLD_SIZE": "1", "SYNERGY_LINK_ARBITER": "127.0.0.1:1"}
+HERE = "tests.integration.test_link_gating:"
+
+
+@pytest.mark.parametrize("own_hook", ["", "after", "before"])
+def test_ddp_asks_once_a_step_on_rank_0_alone(tmp_path: Any, own_hook: str) -> None:
+    told, _ = training_ranks.run(tmp_path, 2, Call(HERE + "ddp_told", own_hook), environment=TWO_NODES)
+    size = 6 * (64 * 64 + 64) * 4
+    assert told == ([] if own_hook == "before" else [("begin", size), ("end", 0)] * 3)
+
+
+def test_megatron_asks_once_a_step_for_each_reduction_group(tmp_path: Any) -> None:
+    """tp 2, dp 2, the replicas on two nodes: ranks 0 and 1 lead a group each. The losses are those without a gate."""
+    from synergyd.records import Plan
+
+    plan = Plan(tp=2, dp=2, micro_batch=1, global_batch=4)
+    environment = {**TWO_NODES, "LOCAL_WORLD_SIZE": "2"}
+    gated, _ = training_ranks.run(
+        tmp_path / "on", 4, Call(HERE + "megatron_told", plan, 2, True), environment=environment
+    )
+    plain, _ = training_ranks.run(tmp_path / "off", 4, Call(HERE + "megatron_told", plan, 2, False))
+    assert gated["losses"] == plain["losses"] and plain["told"] == {}
+    assert sorted(gated["told"]) == [0, 1]
+    for told in gated["told"].values():
+        assert [word for word, _ in told] == ["begin", "end", "begin", "end", "close"] and told[0][1] > 100_000
+    outside, _ = training_ranks.run(
+        tmp_path / "out", 4, Call(HERE + "megatron_told", plan, 2, True, True), environment=environment
+    )
+    assert outside["losses"] == plain["losses"]
+    assert {c: told[:4] for c, told in outside["told"].items()} == {c: told[:4] for c, told in gated["told"].items()}
+    # pipeline stages on a node each: no reduction group crosses nodes
+    stages = replace(plan, tp=1, pp=2, dp=2)
+    apart, _ = training_ranks.run(
+        tmp_path / "pp", 4, Call(HERE + "megatron_told", stages, 1, True), environment=environment
+    )
+    assert apart["told"] == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environment", "crosses"),
+    [
+        ([0, 1], {"LOCAL_WORLD_SIZE": "2"}, False),
+        ([0, 2], {"LOCAL_WORLD_SIZE": "2"}, True),
+        ([0, 1], {"WORLD_SIZE": "2"}, False),
+        ([0, 1], {"LOCAL_WORLD_SIZE": "0"}, False),
+        ([0, 1], {"LOCAL_WORLD_SIZE": "x"}, False),
+        ([0, 1], {}, False),
+    ],
+)
+def test_which_groups_cross_nodes(ranks: list[int], environment: dict[str, str], crosses: bool) -> None:
+    assert crosses_nodes(ranks, environment) is crosses

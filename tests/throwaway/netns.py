@@ -1,0 +1,92 @@
+"""Two hosts on this machine: network namespaces joined by one link with a shaped rate, each also reachable from here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from types import TracebackType
+
+
+def why_not() -> str:
+    """What keeps namespaces or shaping from working here, in one line; "" if nothing does."""
+    try:
+        with ShapedLink("probe", 100.0, 2):
+            return ""
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        return f"network namespaces or tc are not to be had here: {said.splitlines()[-1] if said else error}"
+
+
+class ShapedLink:
+    """Two namespaces `a` and `b`, joined by `link0`, on which each of `users` has an address and an alias of the interface of its own.
+
+    The link goes at `mbit` each way, and users that send at the same time have a fair share each, as the model has it: without that
+    the luckier of two TCP connections drives the other away. `up0` leads from a to `here`.
+    """
+
+    def __init__(self, name: str, mbit: float, users: int) -> None:
+        self._tag = f"{name[:5]}{os.getpid() % 100_000}"  # an interface's name may have 15 letters
+        self.a, self.b = f"{self._tag}a", f"{self._tag}b"
+        self._mbit, self._users = mbit, users
+        self.here = ""
+
+    def interface(self, user: int) -> str:
+        return f"link0:{user}"
+
+    def address(self, name: str, user: int) -> str:
+        return f"10.77.0.{(10 if name == self.a else 110) + user}"
+
+    def __enter__(self) -> ShapedLink:
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def command(self, name: str, argv: list[str]) -> list[str]:
+        """`argv` as it runs inside a namespace."""
+        return ["ip", "netns", "exec", name, *argv]
+
+    def _make(self) -> None:
+        for name in (self.a, self.b):
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", self.a, "link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", self.b)
+        for name in (self.a, self.b):
+            _run("ip", "-n", name, "link", "set", "link0", "up")
+            self._tc(name, "qdisc", "root", "handle", "1:", "htb")
+            shares = {"parent 1: classid 1:1": self._mbit}
+            shares |= {f"parent 1:1 classid 1:{10 + user}": self._mbit / self._users for user in range(self._users)}
+            for words, rate in shares.items():
+                limits = ("rate", f"{rate}mbit", "ceil", f"{self._mbit}mbit", "burst", "64kb", "cburst", "64kb")
+                self._tc(name, "class", *words.split(), "htb", *limits, "quantum", "3000")
+            for user in range(self._users):
+                address, other = (self.address(x, user) for x in ((name, self.b) if name == self.a else (name, self.a)))
+                _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "link0", "label", self.interface(user))
+                matches = ("u32", "match", "ip", "dst", f"{other}/32", "flowid", f"1:{10 + user}")
+                self._tc(name, "filter", "parent", "1:", "protocol", "ip", "prio", "1", *matches)
+                self._tc(name, "qdisc", "parent", f"1:{10 + user}", "pfifo", "limit", "200")
+        net = os.getpid() % 250
+        self.here = f"10.78.{net}.1"
+        _run("ip", "link", "add", f"{self._tag}u", "type", "veth", "peer", "name", "up0", "netns", self.a)
+        _run("ip", "addr", "add", f"{self.here}/24", "dev", f"{self._tag}u")
+        _run("ip", "link", "set", f"{self._tag}u", "up")
+        _run("ip", "-n", self.a, "addr", "add", f"10.78.{net}.2/24", "dev", "up0")
+        _run("ip", "-n", self.a, "link", "set", "up0", "up")
+
+    def _tc(self, name: str, kind: str, *words: str) -> None:
+        _run("ip", "netns", "exec", name, "tc", kind, "add", "dev", "link0", *words)
+
+    def _remove(self) -> None:
+        for argv in (["link", "del", f"{self._tag}u"], ["netns", "del", self.a], ["netns", "del", self.b]):
+            subprocess.run(["ip", *argv], capture_output=True, check=False, timeout=20)
+
+
+def _run(*argv: str) -> None:
+    subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)

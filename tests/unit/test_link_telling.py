@@ -1,0 +1,150 @@
+"""How a job learns where the link arbiter is, and how the arbiter learns of the job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import handover
+from launch.allocation import Allocation
+from launch.handover import Handover, from_admin_comment
+from launch.launcher import start_of
+from synergyd.daemon import service
+from synergyd.daemon.link_arbiter import Member
+from synergyd.errors import UsageError
+from synergyd.records import Shape
+from synergyd.settings import Settings
+from synergyd.slurm.stamp import Stamp, read, write
+from tests.unit.daemon_world import Site
+
+ROOT = Path(__file__).parents[2]
+
+
+class Links:
+    """In place of the arbiter's process."""
+
+    def __init__(self) -> None:
+        self.told: list[Mapping[int, Member]] = []
+
+    def follow(self, members: Mapping[int, Member]) -> None:
+        self.told.append(members)
+
+
+def with_links(site: Site) -> Links:
+    links = Links()
+    site.daemon.tools = replace(site.daemon.tools, links=links, links_address="ctl:7322")  # type: ignore[arg-type]
+    site.daemon.actuator = replace(site.daemon.actuator, links="ctl:7322")
+    return links
+
+
+def test_the_address_goes_by_the_plan_file_and_by_admin_comment(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with_links(site)
+    site.slurm.submit(1)
+    site.epoch()
+    assert handover.read(handover.plan_path(tmp_path, 1), 1).links == "ctl:7322"
+    told = from_admin_comment(site.slurm.comments[1], 1)
+    assert told is not None and (told.report, told.links) == ("ctl:7321", "ctl:7322")
+
+
+def test_a_job_that_was_told_of_none_is_told_at_the_next_epoch(tmp_path: Path) -> None:
+    """It asks from its next start on."""
+    site = Site(tmp_path)
+    site.running(1, "n1")
+    assert handover.read(handover.plan_path(tmp_path, 1), 1).links == ""
+    site.start()
+    with_links(site)
+    site.epoch(60)
+    assert handover.read(handover.plan_path(tmp_path, 1), 1).links == "ctl:7322"
+
+
+def test_the_arbiter_follows_running_jobs_on_several_nodes_while_this_daemon_acts(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    links = with_links(site)
+    site.running(1, "n1", "n2")
+    site.running(2, "n3")
+    site.slurm.submit(3)
+    site.epoch(60)
+    told = links.told[-1]
+    assert list(told) == [1]
+    assert (told[1].uid, told[1].restarts, told[1].nodes) == (1000, site.slurm.jobs[1].restarts, ("n1", "n2"))
+    site.leads = False
+    site.epoch(60)
+    assert links.told[-1] == {}
+
+
+def test_stamp() -> None:
+    stamp = Stamp("model=x", Shape("a", 2, 4), report="ctl:1", links="ctl:2")
+    assert write(stamp) == "synergy:1 model=x | asked=a,2,4 report=ctl:1 links=ctl:2" and read(write(stamp)) == stamp
+    told = from_admin_comment("synergy:1 model=x | report=ctl:1 links=$(x)", 7)
+    assert told is not None and (told.report, told.links) == ("ctl:1", "")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "links", "told"), [(("a", "b"), "ctl:2", "ctl:2"), (("a",), "ctl:2", None), (("a", "b"), "", None)]
+)
+def test_the_launcher_tells_jobs_that_span_nodes(nodes: tuple[str, ...], links: str, told: str | None) -> None:
+    where = Allocation(7, 0, nodes, 0, 4, True, True)
+    arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "runner": "torchrun", "master": "a"}
+    made = start_of(["t.py"], where, Handover(7, links=links), **arguments)
+    assert made.environment.get("SYNERGY_LINK_ARBITER") == told
+
+
+def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
+    where = Allocation(7, 0, ("a", "b"), 0, 4, True, True)
+    arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "master": "a", "style": "megatron"}
+    for runner, before in (("torchrun", ("--master-port", "15056")), ("python", (sys.executable,))):
+        for given, first in (
+            (Handover(7, links="c:2"), ("-m", "launch.gated_script", "p.py")),
+            (Handover(7), ("p.py",)),
+        ):
+            made = start_of(["p.py", "--x"], where, given, runner=runner, **arguments)
+            assert made.command[-len(first) - 1 - len(before) :] == (*before, *first, "--x")
+
+
+FAKE = """
+class DistributedDataParallel:
+    dp_cp_group = None
+    def __init__(self, name): self.name = name
+"""
+SCRIPT = """
+import sys
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+import beside
+if __name__ == "__main__":
+    print(DistributedDataParallel("x").name, sys.argv, beside.X)
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_gated_script_runs_as_it_would_alone(tmp_path: Path, as_module: bool) -> None:
+    """Even where Megatron is another one than is known here: then it is not gated, and says so."""
+    package = tmp_path / "megatron" / "core" / "distributed"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "distributed_data_parallel.py").write_text(FAKE)
+    (tmp_path / "beside.py").write_text("X = 5\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    target = ["-m", "script"] if as_module else [str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.gated_script", *target, "--a", "b c"],
+        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == f"x ['{tmp_path}/script.py', '--a', 'b c'] 5\n"
+    assert done.stderr.startswith("synergy: all-reduces are not gated: ImportError") and done.stderr.count("\n") == 1
+
+
+def test_off_by_default_and_in_a_dry_run() -> None:
+    assert service._link_arbiter(Settings()) is None
+    assert service._link_arbiter(Settings(link_arbiter_port=1, dry_run=True)) is None
+    with pytest.raises(UsageError, match="no discipline"):
+        service._link_arbiter(Settings(link_arbiter_port=1, link_arbiter_rule="fifo"))
