@@ -6,27 +6,37 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from synergyd.cli.console import console
-from synergyd.errors import UsageError
+from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
 from synergyd.sim.metrics import Metrics, metrics_of
 from synergyd.sim.records import Costs, Run, Scenario, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
-from synergyd.sim.traces.kinds import KINDS, gpu_type_of, read_trace
+from synergyd.sim.traces.kinds import KINDS, Loaded, gpu_type_of, read_trace
+from synergyd.sim.traces.queue import Replay, replay
 
 MAX_NODES = 100_000
 
 
 @click.command("simulate")
-@click.option("--trace", required=True, metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
+@click.option("--trace", default="", metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
+@click.option(
+    "--from-database",
+    "database",
+    default="",
+    metavar="URL",
+    help="In place of --trace: the queue that a daemon has recorded there, on the cluster it had last.",
+)
 @click.option(
     "--profiles",
     type=click.Path(path_type=Path),
@@ -71,6 +81,7 @@ MAX_NODES = 100_000
 )
 def simulate_verb(
     trace: str,
+    database: str,
     profiles: Path | None,
     nodes: int,
     gpus_per_node: int,
@@ -97,33 +108,76 @@ def simulate_verb(
     Examples:
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias,fifo,synergy
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias --rounds --json -
+      synergyctl simulate --from-database sqlite:////var/lib/synergy/synergy.db --policy fifo,synergy --fairness -2
       synergyctl simulate --trace generate:200 --nodes 32 --gpus-per-node 8 --policy fifo,synergy --plot out.png
 
-    Exit code: 0; 2 if an option or the trace is wrong.
+    Exit code: 0; 2 if an option or the trace is wrong; 1 if the database can't be reached.
     """
     try:
         chosen = policy_names(names)
-        told = groups(types) if types else {gpu_type or gpu_type_of(trace): (nodes, gpus_per_node)}
-        cluster = cluster_of(told)
-        first, (_, each) = next(iter(told.items()))
-        loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
+        if bool(trace) == bool(database):
+            raise UsageError("--trace", "give it or --from-database, one of the two")
+        told: dict[str, tuple[int, int]] = groups(types) if types else {}
+        replayed: Replay | None = None
+        if database:
+            told, replayed = recorded_queue(database, told, nodes, gpus_per_node, gpu_type)
+            loaded = Loaded(replayed.jobs)
+        else:
+            told = told or {gpu_type or gpu_type_of(trace): (nodes, gpus_per_node)}
+            first, (_, each) = next(iter(told.items()))
+            loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
-        scenario = checked(Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, seed=seed))
+        scenario = checked(Scenario(loaded.jobs, cluster_of(told), costs, epoch_s, whole_seconds=rounds, seed=seed))
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)
         runs = run_all(scenario, chosen, Settings(fairness=fairness), oracle, ideals)
         measured = {run.policy: metrics_of(run, ideals) for run in runs}
         if json_file is not None:
-            write_json(json_file, as_json(scenario, measured, bound))
+            write_json(json_file, as_json(scenario, measured, bound) | as_recorded(replayed))
         if plot is not None:
             from synergyd.cli.simulate_plot import draw
 
             draw(runs, bound, plot)
-    except UsageError as error:
+    except SynergyError as error:
         click.echo(f"synergyctl simulate: {error}", err=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    if replayed is not None and replayed.left_out:
+        click.echo(f"synergyctl simulate: {replayed.left_out_line()}", err=True)
     if json_file != Path("-"):
         show(scenario, measured, bound, console())
+        if replayed is not None and replayed.recorded_jcts_s:
+            count, average = len(replayed.recorded_jcts_s), fmean(replayed.recorded_jcts_s)
+            click.echo(f"as recorded: {count} of these jobs have left the queue, average JCT {average:,.2f} s")
+
+
+def recorded_queue(
+    url: str, told: dict[str, tuple[int, int]], nodes: int, gpus_per_node: int, gpu_type: str
+) -> tuple[dict[str, tuple[int, int]], Replay]:
+    """The cluster (as told, else as recorded, in it the options that were given) and the trace of a daemon's database."""
+    from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
+
+    where, kept = read_database(url)
+    found = recorded_jobs(kept)
+    if not found:
+        return told, replay((), where, ())
+    if not told:
+        given = click.get_current_context().get_parameter_source
+        sized = given("nodes") is ParameterSource.COMMANDLINE, given("gpus_per_node") is ParameterSource.COMMANDLINE
+        if all(sized) and gpu_type:
+            told = {gpu_type: (nodes, gpus_per_node)}
+        else:
+            [(had_type, (had_nodes, had_each))] = recorded_cluster(kept, where).items()
+            told = {gpu_type or had_type: (nodes if sized[0] else had_nodes, gpus_per_node if sized[1] else had_each)}
+    return told, replay(found, where, told)
+
+
+def as_recorded(replayed: Replay | None) -> dict[str, Any]:
+    """What the JSON tells of a recorded queue besides."""
+    if replayed is None:
+        return {}
+    jcts = replayed.recorded_jcts_s
+    recorded = {"jobs": len(jcts), "avg_jct_s": fmean(jcts) if jcts else None}
+    return {"left_out": dict(replayed.left_out), "recorded": recorded}
 
 
 def policy_names(text: str) -> list[str]:

@@ -96,8 +96,8 @@ class Learnt:
         return self.figures
 
     def _model(self, job: TraceJob) -> ModelSpec | None:
-        if job.model is None:
-            return None
+        if job.spec is not None or job.model is None:
+            return job.spec
         if job.model not in self._models:
             self._models[job.model] = load_model(job.model)
         return self._models[job.model]
@@ -171,6 +171,7 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,
+        reshard=job.reshard,
     )
 
 

@@ -93,6 +93,8 @@ class Tiresias:
 
 def asked_plan(live: Live) -> Plan:
     """The plan of the size and batch that the job's user asked for; a batch that does not divide is rounded up."""
+    if live.job.plan is not None:
+        return live.job.plan
     gpus = live.job.gpus
     micro = -(-live.job.batch // gpus)
     return Plan(dp=gpus, micro_batch=micro, global_batch=gpus * micro, zero_stage=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from synergyd.errors import UsageError
 from synergyd.records import (
@@ -26,6 +26,7 @@ from synergyd.store.items import (
     Event,
     LeaderRecord,
     Lifecycle,
+    Recording,
     Remembered,
     StoredDecision,
     StoredReport,
@@ -217,6 +218,32 @@ def story(connection: Connection, job_id: int) -> list[Event]:
         .order_by(EventRow.at_s, EventRow.id)
     )
     return [Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
+
+
+def recording(connection: Connection) -> Recording:
+    """Nine statements. Raises UsageError for a first Cell that can't be read."""
+    events = select(EventRow.job_id, EventRow.at_s, EventRow.state, EventRow.event, EventRow.detail).order_by(
+        EventRow.at_s, EventRow.id
+    )
+    seen = select(DecisionRow.job_id, func.min(DecisionRow.at_s).label("at_s")).group_by(DecisionRow.job_id)
+    given = (
+        select(DecisionRow.job_id, func.min(DecisionRow.epoch_id).label("epoch_id"))
+        .where(DecisionRow.cell.is_not(None))
+        .group_by(DecisionRow.job_id)
+        .subquery()
+    )
+    first = select(DecisionRow.job_id, DecisionRow.cell).join(
+        given, (given.c.job_id == DecisionRow.job_id) & (given.c.epoch_id == DecisionRow.epoch_id)
+    )
+    return Recording(
+        remembered=remembered(connection),
+        events=tuple(Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(events)),
+        seen_s={r.job_id: r.at_s for r in connection.execute(seen)},
+        first_cells={
+            r.job_id: decode(Cell, r.cell, f"job {r.job_id}: stored decision: cell") for r in connection.execute(first)
+        },
+        latest=latest_epoch(connection),
+    )
 
 
 def leader(connection: Connection) -> LeaderRecord | None:
