@@ -22,7 +22,7 @@ from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
 from synergyd.sim.metrics import Metrics, metrics_of
 from synergyd.sim.records import Costs, Run, Scenario, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
-from synergyd.sim.traces.kinds import KINDS, Loaded, gpu_type_of, read_trace
+from synergyd.sim.traces.kinds import KINDS, Loaded, cluster_of_trace, gpu_type_of, read_trace
 from synergyd.sim.traces.queue import Replay, replay
 
 MAX_NODES = 100_000
@@ -44,7 +44,11 @@ MAX_NODES = 100_000
     help="Measurements that the jobs' true speeds come from, where they are not beside the workload.",
 )
 @click.option(
-    "--nodes", default=16, show_default=True, type=click.IntRange(1, MAX_NODES), help="Nodes (of --gpu-type)."
+    "--nodes",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, MAX_NODES),
+    help="Nodes (of --gpu-type); morphling and arena bring their own.",
 )
 @click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), help="GPUs a node.")
 @click.option(
@@ -120,10 +124,11 @@ def simulate_verb(
         told: dict[str, tuple[int, int]] = groups(types) if types else {}
         replayed: Replay | None = None
         if database:
-            told, replayed = recorded_queue(database, told, nodes, gpus_per_node, gpu_type)
+            told, replayed = recorded_queue(database, told)
             loaded = Loaded(replayed.jobs)
         else:
-            told = told or {gpu_type or gpu_type_of(trace): (nodes, gpus_per_node)}
+            own = None if told else cluster_of_trace(trace, profiles)
+            told = told or own_cluster(own or {gpu_type_of(trace): (nodes, gpus_per_node)})
             first, (_, each) = next(iter(told.items()))
             loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
@@ -150,9 +155,7 @@ def simulate_verb(
             click.echo(f"as recorded: {count} of these jobs have left the queue, average JCT {average:,.2f} s")
 
 
-def recorded_queue(
-    url: str, told: dict[str, tuple[int, int]], nodes: int, gpus_per_node: int, gpu_type: str
-) -> tuple[dict[str, tuple[int, int]], Replay]:
+def recorded_queue(url: str, told: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], Replay]:
     """The cluster (as told, else as recorded, in it the options that were given) and the trace of a daemon's database."""
     from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
 
@@ -161,14 +164,24 @@ def recorded_queue(
     if not found:
         return told, replay((), where, ())
     if not told:
-        given = click.get_current_context().get_parameter_source
-        sized = given("nodes") is ParameterSource.COMMANDLINE, given("gpus_per_node") is ParameterSource.COMMANDLINE
-        if all(sized) and gpu_type:
-            told = {gpu_type: (nodes, gpus_per_node)}
-        else:
-            [(had_type, (had_nodes, had_each))] = recorded_cluster(kept, where).items()
-            told = {gpu_type or had_type: (nodes if sized[0] else had_nodes, gpus_per_node if sized[1] else had_each)}
+        told = own_cluster(recorded_cluster(kept, where))
     return told, replay(found, where, told)
+
+
+def own_cluster(groups: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The cluster of a trace, with what of --nodes, --gpus-per-node and --gpu-type is on the command line in its place.
+    Raises UsageError: it has several types, of which these options say nothing."""
+    context = click.get_current_context()
+    names = ("nodes", "gpus_per_node", "gpu_type")
+    said = {n: context.params[n] for n in names if context.get_parameter_source(n) is not ParameterSource.DEFAULT}
+    if not said:
+        return groups
+    if len(groups) > 1:
+        raise UsageError(
+            "--nodes", f"the trace's cluster has {len(groups)} GPU types", "give --types TYPE=NODESxGPUS,..."
+        )
+    [(had_type, (had_nodes, had_each))] = groups.items()
+    return {said.get("gpu_type") or had_type: (said.get("nodes", had_nodes), said.get("gpus_per_node", had_each))}
 
 
 def as_recorded(replayed: Replay | None) -> dict[str, Any]:

@@ -77,6 +77,9 @@ class Learnt:
         task = SynergyTask(job, profile, self._model(live.job), self.figures, present)
         cells = task.cells(cluster)
         why = "" if cells else task.why_no_cell(cluster)
+        if (can_run := live.job.can_run) is not None:
+            cells = tuple(cell for cell in cells if can_run(cell.shape))
+            why = why or ("" if cells else "it fits on no shape of this cluster")
         self._kept[job.job_id] = key, cells, why
         return cells, why
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -101,6 +102,7 @@ class TraceJob:
     spec: ModelSpec | None = None  # the model itself, where `model` is no name that a directive could give
     plan: Plan | None = None  # that its user runs it with at the size asked for; None: data-parallel
     reshard: bool | None = None  # whether its checkpoint takes other degrees; None: not said
+    can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
 
 
 @dataclass(frozen=True)
