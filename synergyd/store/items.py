@@ -91,7 +91,8 @@ class Remembered:
 @dataclass(frozen=True)
 class Recording:
     """All that is kept of the queue's past, for a replay. `seen_s`: the first decision of each job; `first_cells`: what
-    it was first given (or left with); `latest`: the last epoch, with its jobs as they stood."""
+    it was first given (or left with); `latest`: the last epoch, with its jobs as they stood
+    but without its decisions."""
 
     remembered: Remembered
     events: tuple[Event, ...] = ()  # of all jobs, in the order in which things happened

@@ -141,7 +141,7 @@ class Store:
             return reads.story(connection, job_id)
 
     def recording(self) -> Recording:
-        """The past of the whole queue, in nine statements however many jobs. Raises UsageError for what can't be read."""
+        """The past of the whole queue, in eight statements however many jobs."""
         with self._reading() as connection:
             return reads.recording(connection)
 

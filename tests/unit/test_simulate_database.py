@@ -183,7 +183,12 @@ def test_a_row_that_can_not_be_read_leaves_its_job_out(url: str) -> None:
     with open_store(url) as store:
         gone(store, 11, 60, 700, 1000, profile())
         gone(store, 12, 60, 700, 1000, profile())
+        gone(store, 13, 60, 700, 1000, profile())
         with store.engine.execution_options(writes=True).begin() as connection:
             connection.exec_driver_sql('UPDATE reports SET payload = \'{"job_id": "x"}\' WHERE job_id = 12')
+            connection.exec_driver_sql("UPDATE decisions SET cell = '{}' WHERE job_id = 13 AND cell IS NOT NULL")
     code, _, err = invoke("--from-database", url, "--policy", "fifo", "--json", "-")
-    assert code == 0 and "1 of 2 recorded jobs are left out: 1 stored report or profile can't be read" in err
+    assert (
+        code == 0
+        and "2 of 3 recorded jobs are left out: 2 with a stored report, profile or decision that can't be read" in err
+    )

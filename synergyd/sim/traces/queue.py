@@ -31,7 +31,7 @@ NEVER_RAN = "still waiting, never measured"
 NO_STEPS = "left without a measured step"
 NO_WORK = "left without any progress reported"
 USED_AGAIN = "number used again by a later job"
-UNREADABLE = "stored report or profile can't be read"
+UNREADABLE = "with a stored report, profile or decision that can't be read"
 
 
 @dataclass(frozen=True)
