@@ -16,6 +16,7 @@ from synergyd.sim.records import Placed
 from synergyd.sim.traces.queue import RecordedJob, replay
 from synergyd.store.items import EpochRecord, Event, Lifecycle, StoredReport
 from synergyd.store.store import Store, open_store
+from tests.unit.daemon_world import START_S, Site
 
 TWO = Shape("a100", 1, 2)
 PLAN = Plan(dp=2, micro_batch=8, global_batch=32, zero_stage=0)
@@ -192,3 +193,29 @@ def test_a_row_that_can_not_be_read_leaves_its_job_out(url: str) -> None:
         code == 0
         and "2 of 3 recorded jobs are left out: 2 with a stored report, profile or decision that can't be read" in err
     )
+
+
+def test_what_a_daemon_itself_has_stored_can_be_replayed(tmp_path: Path) -> None:
+    site = Site(tmp_path / "state")
+    for job_id, steps in ((1, 1000), (2, 400)):
+        site.slurm.submit(job_id)
+        decided = site.epoch()[job_id]
+        site.tick()
+        assert decided.cell is not None and site.slurm.jobs[job_id].state == "RUNNING"
+        site.epoch(60)
+        site.report(job_id, plan=decided.cell.plan, step=steps, done=256.0 * steps, total=256000.0)
+        site.epoch(600)
+        if job_id == 1:
+            del site.slurm.jobs[1]
+            site.epoch(60)
+    where, kept = read_database(site.url)
+    gone, there = sorted(recorded_jobs(kept), key=lambda job: job.job_id)
+    assert (gone.submit_s, gone.end_s, gone.ran) == (START_S, START_S + 1 + 60 + 600 + 60, True)
+    assert (there.submit_s, there.end_s, there.asked_gpus) == (gone.end_s, None, 2)
+    assert recorded_cluster(kept, where) == {"a100": (2, 4)}
+    made = replay([gone, there], where, ["a100"])
+    assert not made.left_out and made.recorded_jcts_s == (721.0,)
+    # the one that is still there is replayed to the end that it states
+    assert [job.truth.end(0) for job in made.jobs] == [1000.0, 1000.0]
+    code, out, err = invoke("--from-database", site.url, "--policy", "synergy,fifo", "--json", "-")
+    assert (code, err) == (0, "") and json.loads(out)["policies"]["synergy"]["finished"] == 2
