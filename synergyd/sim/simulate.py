@@ -18,8 +18,7 @@ from synergyd.sim.world import Live, World, results_in_order
 
 # Policies that take a job's size and batch as its user asked for them.
 RIGID = frozenset({"fifo", "first-fit", "srtf", "srsf", "tiresias"})
-# plays the artifact's own scheduler, uneven placements and all (rigid.py); jobs that can't run just anywhere have the daemon's
-REFERENCE = "tiresias"
+REFERENCE = "tiresias"  # plays the artifact's own scheduler, uneven placements and all (rigid.py)
 
 
 def policies() -> tuple[str, ...]:
@@ -57,8 +56,8 @@ def simulate(
     known, a job that can't run or never starts."""
     checked(scenario)
     director: Tiresias | Managed
-    if policy == REFERENCE and all(job.can_run is None for job in scenario.jobs):
-        if len(scenario.cluster.gpu_types()) > 1:
+    if policy == REFERENCE:
+        if len(scenario.cluster.gpu_types()) > 1 and any(job.can_run is None for job in scenario.jobs):
             raise UsageError(
                 "--policy", f"{REFERENCE} knows one GPU type only", "give one of --types, or another policy"
             )

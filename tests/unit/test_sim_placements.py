@@ -13,7 +13,8 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 from synergyd.sim.ideal import all_shapes
 from synergyd.sim.placements import BATCH, Timed, Times, fits
-from synergyd.sim.records import Costs, Placed, cluster_of
+from synergyd.sim.records import Costs, Placed, Scenario, TraceJob, cluster_of
+from synergyd.sim.simulate import simulate
 from synergyd.sim.traces import arena, morphling
 from synergyd.sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
 
@@ -248,6 +249,23 @@ def test_crius_jobs_by_hand_in_the_simulator(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (2, "") and "has 2 GPU types; give --types" in done.stderr
     learnt = CliRunner().invoke(simulate_verb, ["--trace", f"arena:{path}", "--policy", "synergy", "--json", "-"])
     assert json.loads(learnt.stdout)["policies"]["synergy"]["finished"] == 2
+
+
+def test_tiresias_keeps_jobs_on_equal_gpus_of_their_type() -> None:
+    times = Times({"a100": {(2,): 2.0, (4, 4): 1.0}})
+
+    def asks(name: str, gpus: int, steps: float) -> TraceJob:
+        batch = dict(batch_fixed=True, can_run=times.can_run)
+        return TraceJob(name, "net", 0.0, gpus, BATCH, Timed(times, steps), "t:2", "a100", **batch)  # type: ignore[arg-type]
+
+    # a and b share one node; c's eight GPUs on two nodes have no room until both have ended
+    given = Scenario(
+        (asks("a", 2, 10.0), asks("b", 2, 100.0), asks("c", 8, 10.0)), cluster_of({"a100": (2, 4), "t4": (1, 4)})
+    )
+    run = simulate(given, "tiresias")
+    assert [(r.start_s, r.finish_s) for r in run.jobs] == [(60.0, 110.0), (60.0, 290.0), (300.0, 340.0)]
+    assert [held.nodes for held in run.held if held.job == 3] == [(("a100-0", 4), ("a100-1", 4))]
+    assert {name for held in run.held if held.job < 3 for name, _ in held.nodes} == {"a100-0"}
 
 
 @pytest.mark.skipif(not (SHARED / "morphling").is_dir(), reason=f"{SHARED}/morphling is not there")
