@@ -24,7 +24,8 @@ def read_database(url: str) -> tuple[str, Recording]:
 def recorded_jobs(kept: Recording) -> list[RecordedJob]:
     """Every job that the store has heard of, once for each time its number was used."""
     remembered = kept.remembered
-    present = {p["job_id"]: p for p in (kept.latest.present if kept.latest else ())}
+    stood = kept.latest.present if kept.latest is not None else ()
+    present = {p["job_id"]: p for p in stood if isinstance(p, Mapping) and "job_id" in p}
     stories: dict[int, list[list[Event]]] = {}
     for job_id, some in groupby(sorted(kept.events, key=lambda e: e.job_id), key=lambda e: e.job_id):
         stories[job_id] = _uses(list(some))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from synergyd.cli.simulate_database import read_database, recorded_cluster, reco
 from synergyd.errors import UsageError
 from synergyd.records import Action, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Report, Shape
 from synergyd.sim.records import Placed
-from synergyd.sim.traces.queue import RecordedJob, replay
+from synergyd.sim.traces.queue import UNREADABLE, RecordedJob, replay
 from synergyd.store.items import EpochRecord, Event, Lifecycle, StoredReport
 from synergyd.store.store import Store, open_store
 from tests.unit.daemon_world import START_S, Site
@@ -131,6 +133,18 @@ def test_measured_plans_keep_their_times_and_others_follow_the_profile() -> None
     best = truth.best_rates(TWO)
     assert best is not None and best[0] >= pace.rate
     assert truth.pace(0, Placed("a100", (4,)), PLAN) is None
+
+
+def test_numbers_that_make_no_sense_leave_a_job_out() -> None:
+    good = RecordedJob(1, T0, T0 + 9, first_shape=TWO, profile=profile(), report=Report(1, 0, 9))
+    for wrong in (
+        replace(good, profile=profile(0.0)),
+        replace(good, profile=profile(math.nan)),
+        replace(good, profile=profile(noise=math.inf)),
+        replace(good, end_s=None, report=Report(1, 0, 9, total=math.inf)),
+    ):
+        made = replay([good, wrong], "db", ["a100"])
+        assert len(made.jobs) == 1 and made.left_out == {UNREADABLE: 1}
 
 
 def test_a_known_model_is_replayed_with_its_degrees() -> None:

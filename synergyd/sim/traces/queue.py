@@ -15,6 +15,7 @@ left without having been measured, one whose number was used again by a later jo
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -98,7 +99,10 @@ def replay(recorded: Iterable[RecordedJob], where: str, gpu_types: Iterable[str]
 def _why_not(job: RecordedJob) -> str:
     if job.profile is None or not job.profile.measured:
         return NO_STEPS if job.end_s is not None else RUNS if job.ran else NEVER_RAN
-    if _work(job) <= 0:
+    work, steps = _work(job), [m.step_s for m in job.profile.measured]
+    if not all(math.isfinite(x) for x in (work, *steps, job.profile.noise_scale or 0.0)) or min(steps) <= 0:
+        return UNREADABLE
+    if work <= 0:
         return NO_WORK if job.end_s is not None else RUNS
     return ""
 
