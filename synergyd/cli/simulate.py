@@ -6,28 +6,38 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from synergyd.cli.console import console
-from synergyd.errors import UsageError
+from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
 from synergyd.sim.metrics import Metrics, metrics_of
 from synergyd.sim.records import Costs, Run, Scenario, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
-from synergyd.sim.traces.kinds import KINDS, gpu_type_of, read_trace
+from synergyd.sim.traces.kinds import KINDS, Loaded, cluster_of_trace, gpu_type_of, read_trace
+from synergyd.sim.traces.queue import Replay, replay
 from synergyd.slurm.conf import with_values
 
 MAX_NODES = 100_000
 
 
 @click.command("simulate")
-@click.option("--trace", required=True, metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
+@click.option("--trace", default="", metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
+@click.option(
+    "--from-database",
+    "database",
+    default="",
+    metavar="URL",
+    help="In place of --trace: the queue that a daemon has recorded there, on the cluster it had last.",
+)
 @click.option(
     "--profiles",
     type=click.Path(path_type=Path),
@@ -35,7 +45,11 @@ MAX_NODES = 100_000
     help="Measurements that the jobs' true speeds come from, where they are not beside the workload.",
 )
 @click.option(
-    "--nodes", default=16, show_default=True, type=click.IntRange(1, MAX_NODES), help="Nodes (of --gpu-type)."
+    "--nodes",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, MAX_NODES),
+    help="Nodes (of --gpu-type); morphling and arena bring their own.",
 )
 @click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), help="GPUs a node.")
 @click.option(
@@ -76,6 +90,7 @@ MAX_NODES = 100_000
 )
 def simulate_verb(
     trace: str,
+    database: str,
     profiles: Path | None,
     nodes: int,
     gpus_per_node: int,
@@ -104,36 +119,95 @@ def simulate_verb(
     Examples:
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias,fifo,synergy
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias --rounds --json -
+      synergyctl simulate --from-database sqlite:////var/lib/synergy/synergy.db --policy fifo,synergy --fairness -2
       synergyctl simulate --trace generate:200 --nodes 32 --gpus-per-node 8 --policy fifo,synergy --plot out.png
 
-    Exit code: 0; 2 if an option or the trace is wrong.
+    Exit code: 0; 2 if an option or the trace is wrong; 1 if the database can't be reached.
     """
     try:
         chosen = policy_names(names)
-        told = groups(types) if types else {gpu_type or gpu_type_of(trace): (nodes, gpus_per_node)}
-        cluster = cluster_of(told)
-        first, (_, each) = next(iter(told.items()))
-        loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
+        if bool(trace) == bool(database):
+            raise UsageError("--trace", "give it or --from-database, one of the two")
+        told: dict[str, tuple[int, int]] = groups(types) if types else {}
+        replayed: Replay | None = None
+        if database:
+            told, replayed = recorded_queue(database, told)
+            loaded = Loaded(replayed.jobs)
+        else:
+            own = None if told else cluster_of_trace(trace, profiles)
+            told = told or own_cluster(own or {gpu_type_of(trace): (nodes, gpus_per_node)})
+            first, (_, each) = next(iter(told.items()))
+            loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
         settings = with_values(Settings(fairness=fairness), "--set", given)
-        known = not unknown_lengths
-        scenario = Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, lengths_known=known, seed=seed)
+        scenario = Scenario(
+            loaded.jobs,
+            cluster_of(told),
+            costs,
+            epoch_s,
+            whole_seconds=rounds,
+            lengths_known=not unknown_lengths,
+            seed=seed,
+        )
         checked(scenario)
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)
         runs = run_all(scenario, chosen, settings, oracle, ideals)
         measured = {run.policy: metrics_of(run, ideals) for run in runs}
         if json_file is not None:
-            write_json(json_file, as_json(scenario, measured, bound))
+            write_json(json_file, as_json(scenario, measured, bound) | as_recorded(replayed))
         if plot is not None:
             from synergyd.cli.simulate_plot import draw
 
             draw(runs, bound, plot)
-    except UsageError as error:
+    except SynergyError as error:
         click.echo(f"synergyctl simulate: {error}", err=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    if replayed is not None and replayed.left_out:
+        click.echo(f"synergyctl simulate: {replayed.left_out_line()}", err=True)
     if json_file != Path("-"):
         show(scenario, measured, bound, console())
+        if replayed is not None and replayed.recorded_jcts_s:
+            count, average = len(replayed.recorded_jcts_s), fmean(replayed.recorded_jcts_s)
+            click.echo(f"as recorded: {count} of these jobs have left the queue, average JCT {average:,.2f} s")
+
+
+def recorded_queue(url: str, told: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], Replay]:
+    """The cluster (as told, else as recorded, in it the options that were given) and the trace of a daemon's database."""
+    from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
+
+    where, kept = read_database(url)
+    found = recorded_jobs(kept)
+    if not found:
+        return told, replay((), where, ())
+    if not told:
+        told = own_cluster(recorded_cluster(kept, where))
+    return told, replay(found, where, told)
+
+
+def own_cluster(groups: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The cluster of a trace, with what of --nodes, --gpus-per-node and --gpu-type is on the command line in its place.
+    Raises UsageError: it has several types, of which these options say nothing."""
+    context = click.get_current_context()
+    names = ("nodes", "gpus_per_node", "gpu_type")
+    said = {n: context.params[n] for n in names if context.get_parameter_source(n) is not ParameterSource.DEFAULT}
+    if not said:
+        return groups
+    if len(groups) > 1:
+        raise UsageError(
+            "--nodes", f"the trace's cluster has {len(groups)} GPU types", "give --types TYPE=NODESxGPUS,..."
+        )
+    [(had_type, (had_nodes, had_each))] = groups.items()
+    return {said.get("gpu_type") or had_type: (said.get("nodes", had_nodes), said.get("gpus_per_node", had_each))}
+
+
+def as_recorded(replayed: Replay | None) -> dict[str, Any]:
+    """What the JSON tells of a recorded queue besides."""
+    if replayed is None:
+        return {}
+    jcts = replayed.recorded_jcts_s
+    recorded = {"jobs": len(jcts), "avg_jct_s": fmean(jcts) if jcts else None}
+    return {"left_out": dict(replayed.left_out), "recorded": recorded}
 
 
 def policy_names(text: str) -> list[str]:

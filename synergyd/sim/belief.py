@@ -78,6 +78,9 @@ class Learnt:
         task = SynergyTask(job, profile, self._model(live.job), self.figures, present)
         cells = task.cells(cluster)
         why = "" if cells else task.why_no_cell(cluster)
+        if (can_run := live.job.can_run) is not None:
+            cells = tuple(cell for cell in cells if can_run(cell.shape))
+            why = why or ("" if cells else "it fits on no shape of this cluster")
         self._kept[job.job_id] = key, cells, why
         return cells, why
 
@@ -99,8 +102,8 @@ class Learnt:
         return self.figures
 
     def _model(self, job: TraceJob) -> ModelSpec | None:
-        if job.model is None:
-            return None
+        if job.spec is not None or job.model is None:
+            return job.spec
         if job.model not in self._models:
             self._models[job.model] = load_model(job.model)
         return self._models[job.model]
@@ -179,6 +182,7 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,
+        reshard=job.reshard,
     )
 
 

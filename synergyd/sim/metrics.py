@@ -20,7 +20,8 @@ class Metrics:
     that the work needs / GPU time held; `goodput_gpus` = that least GPU time / makespan, so many GPUs' worth of work.
 
     Finish-time fairness of a job (Themis, NSDI 2020): its JCT over the time it would take alone on its fair share, the
-    cluster's GPUs / jobs present on average while it was there; `unfair_share` of the jobs are above 1.
+    cluster's GPUs / jobs present on average while it was there, its one start included (without it a job of a second would
+    be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1.
     """
 
     jobs: int
@@ -53,7 +54,7 @@ def metrics_of(run: Run, ideals: Ideals) -> Metrics:
     gpu_s = math.fsum(result.gpu_s for result in run.jobs)
     found = [ideals.of(result.job) for result in run.jobs]
     work_s = math.fsum(one.work_gpu_s for one in found if one is not None)
-    unfair = fairness(run.jobs, run.scenario.gpus, ideals)
+    unfair = fairness(run.jobs, run.scenario.gpus, ideals, run.scenario.costs.first_start_s)
     count = len(run.jobs)
     took = sorted(run.decisions_s)
     return Metrics(
@@ -80,8 +81,9 @@ def metrics_of(run: Run, ideals: Ideals) -> Metrics:
     )
 
 
-def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals) -> list[float]:
-    """Finish-time fairness of every job, in the order of `results`. Empty where the ideal of one is not known."""
+def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals, start_s: float = 0.0) -> list[float]:
+    """Finish-time fairness of every job, in the order of `results`; alone it would take `start_s` besides its training.
+    Empty where the ideal of one is not known."""
     present = _Present(results)
     found = []
     for result in results:
@@ -89,7 +91,7 @@ def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals) -> list[fl
         if best is None:
             return []
         others = max(1.0, present.mean(result.job.submit_s, result.finish_s))
-        found.append(result.jct_s / best.seconds(gpus / others) if result.jct_s > 0 else 0.0)
+        found.append(result.jct_s / (start_s + best.seconds(gpus / others)) if result.jct_s > 0 else 0.0)
     return found
 
 

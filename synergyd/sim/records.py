@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from synergyd.records import Cluster, Node, Plan, Shape
+from synergyd.records import Cluster, ModelSpec, Node, Plan, Shape
 
 Floats = npt.NDArray[np.float64]
 
@@ -98,6 +99,10 @@ class TraceJob:
     max_micro_batch: int | None = None  # as its user knows it
     deadline_s: float | None = None
     weight: float = 1.0
+    spec: ModelSpec | None = None  # the model itself, where `model` is no name that a directive could give
+    plan: Plan | None = None  # that its user runs it with at the size asked for; None: data-parallel
+    reshard: bool | None = None  # whether its checkpoint takes other degrees; None: not said
+    can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
 
 
 @dataclass(frozen=True)

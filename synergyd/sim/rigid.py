@@ -10,15 +10,19 @@ Matched to it, and checked to the digit (tests/benchmarks/fidelity.py):
     be as uneven as 4+2, which is why this is no Policy over Shapes;
   - each start costs 30 s on the GPUs; training epochs end at whole seconds (`whole_seconds`), and a job that ends in a round
     keeps its GPUs until the next decision;
+  - a job that can't run just anywhere (TraceJob.can_run; the artifact has none) takes equal GPUs of its own type on the
+    fewest nodes, the fullest that have room; where there is no such room it waits, though enough GPUs are free in all;
   - jobs on the same nodes do not slow each other down (the artifact's default for its published numbers).
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from synergyd.records import Plan
+from synergyd.sim.belief import asked_shape
 from synergyd.sim.world import Live, World
 
 DEMOTED_GPU_S = 16 * 3600.0
@@ -65,19 +69,39 @@ class Tiresias:
                     self.first.remove(job_id)
                     self.second.append(job_id)
         self._seen_s = world.now_s
-        left = sum(node.gpus for node in world.scenario.cluster.nodes if node.name not in world.down)
+        left: Counter[str] = Counter()
+        for node in world.scenario.cluster.nodes:
+            left[node.gpu_type] += 0 if node.name in world.down else node.gpus
         self._runs.clear()
         for job_id in (*self.first, *self.second):
-            gpus = world.jobs[job_id].job.gpus
-            if gpus <= left:
-                left -= gpus
+            job = world.jobs[job_id].job
+            gpu_type = job.gpu_type if job.gpu_type in left else next(iter(left))
+            if job.gpus <= left[gpu_type]:
+                left[gpu_type] -= job.gpus
                 self._runs.add(job_id)
             else:
                 world.halt(world.jobs[job_id])
         for job_id in (*self.first, *self.second):
             live = world.jobs[job_id]
             if job_id in self._runs and not live.grant:
-                world.begin(live, self._most_free(world, live.job.gpus), asked_plan(live), self.start_s)
+                rigid = live.job.can_run is not None
+                grant = self._equal(world, live) if rigid else self._most_free(world, live.job.gpus)
+                if grant:
+                    world.begin(live, grant, asked_plan(live), self.start_s)
+                else:
+                    self._runs.discard(job_id)
+
+    def _equal(self, world: World, live: Live) -> tuple[tuple[str, int], ...]:
+        """Equal GPUs on the fewest nodes, () where they have no room."""
+        shape = asked_shape(live.job, world.scenario.cluster)
+        if shape is None:
+            return ()
+        nodes = [n for n in world.scenario.cluster.nodes if n.gpu_type == shape.gpu_type and n.name not in world.down]
+        room = [n.name for n in nodes if world.free[n.name] >= shape.gpus_per_node]
+        if len(room) < shape.nodes:
+            return ()
+        fullest = sorted(room, key=lambda name: world.free[name])[: shape.nodes]
+        return tuple((name, shape.gpus_per_node) for name in fullest)
 
     def _most_free(self, world: World, gpus: int) -> tuple[tuple[str, int], ...]:
         free = {name: n for name, n in world.free.items() if name not in world.down}
@@ -93,6 +117,8 @@ class Tiresias:
 
 def asked_plan(live: Live) -> Plan:
     """The plan of the size and batch that the job's user asked for; a batch that does not divide is rounded up."""
+    if live.job.plan is not None:
+        return live.job.plan
     gpus = live.job.gpus
     micro = -(-live.job.batch // gpus)
     return Plan(dp=gpus, micro_batch=micro, global_batch=gpus * micro, zero_stage=0)

@@ -57,7 +57,7 @@ def simulate(
     checked(scenario)
     director: Tiresias | Managed
     if policy == REFERENCE:
-        if len(scenario.cluster.gpu_types()) > 1:
+        if len(scenario.cluster.gpu_types()) > 1 and any(job.can_run is None for job in scenario.jobs):
             raise UsageError(
                 "--policy", f"{REFERENCE} knows one GPU type only", "give one of --types, or another policy"
             )

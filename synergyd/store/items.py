@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synergyd.records import Decision, Profile, Report
+from synergyd.records import Cell, Decision, Profile, Report
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,19 @@ class Remembered:
     no_directive: frozenset[tuple[int, float]] = frozenset()  # (job id, submit time)
     reports: Mapping[int, StoredReport] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()  # one line for each profile or report that could not be read back
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All that is kept of the queue's past, for a replay. `seen_s`: the first decision of each job; `first_cells`: what
+    it was first given (or left with); `latest`: the last epoch, with its jobs as they stood
+    but without its decisions."""
+
+    remembered: Remembered
+    events: tuple[Event, ...] = ()  # of all jobs, in the order in which things happened
+    seen_s: Mapping[int, float] = field(default_factory=dict)
+    first_cells: Mapping[int, Cell] = field(default_factory=dict)
+    latest: EpochRecord | None = None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from synergyd.errors import UsageError
 from synergyd.records import (
@@ -26,6 +27,7 @@ from synergyd.store.items import (
     Event,
     LeaderRecord,
     Lifecycle,
+    Recording,
     Remembered,
     StoredDecision,
     StoredReport,
@@ -171,27 +173,32 @@ def decisions_of(connection: Connection, job_id: int, limit: int) -> list[Stored
 
 def latest_epoch(connection: Connection) -> EpochRecord | None:
     """Two statements: the epoch that started last, and its decisions by job id."""
-    statement = (
-        select(
-            EpochRow.id,
-            EpochRow.started_s,
-            EpochRow.duration_s,
-            EpochRow.dry_run,
-            EpochRow.summary,
-            EpochRow.error,
-            EpochRow.present,
-        )
-        .order_by(EpochRow.started_s.desc(), EpochRow.id.desc())
-        .limit(1)
-    )
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(_LATEST).one_or_none()
     if row is None:
         return None
     made = connection.execute(_DECISION.where(DecisionRow.epoch_id == row.id).order_by(DecisionRow.job_id))
-    decisions = tuple(_decision(r) for r in made)
+    return _epoch(row, tuple(_decision(r) for r in made))
+
+
+def _epoch(row: Row[Any], decisions: tuple[Decision, ...] = ()) -> EpochRecord:
     return EpochRecord(
         row.started_s, row.duration_s, row.dry_run, decisions, row.summary, row.error, tuple(row.present or ())
     )
+
+
+_LATEST = (
+    select(
+        EpochRow.id,
+        EpochRow.started_s,
+        EpochRow.duration_s,
+        EpochRow.dry_run,
+        EpochRow.summary,
+        EpochRow.error,
+        EpochRow.present,
+    )
+    .order_by(EpochRow.started_s.desc(), EpochRow.id.desc())
+    .limit(1)
+)
 
 
 def _decision(r: Row[Any]) -> Decision:
@@ -217,6 +224,37 @@ def story(connection: Connection, job_id: int) -> list[Event]:
         .order_by(EventRow.at_s, EventRow.id)
     )
     return [Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
+
+
+def recording(connection: Connection) -> Recording:
+    """Eight statements. A first Cell that can't be read is named beside the profiles and reports that can't."""
+    events = select(EventRow.job_id, EventRow.at_s, EventRow.state, EventRow.event, EventRow.detail).order_by(
+        EventRow.at_s, EventRow.id
+    )
+    seen = select(DecisionRow.job_id, func.min(DecisionRow.at_s).label("at_s")).group_by(DecisionRow.job_id)
+    given = (
+        select(DecisionRow.job_id, func.min(DecisionRow.epoch_id).label("epoch_id"))
+        .where(DecisionRow.cell.is_not(None))
+        .group_by(DecisionRow.job_id)
+        .subquery()
+    )
+    first = select(DecisionRow.job_id, DecisionRow.cell).join(
+        given, (given.c.job_id == DecisionRow.job_id) & (given.c.epoch_id == DecisionRow.epoch_id)
+    )
+    unreadable: list[str] = []
+    cells = _readable(connection.execute(first), "job_id", _first_cell, unreadable)
+    known, last = remembered(connection), connection.execute(_LATEST).one_or_none()
+    return Recording(
+        remembered=replace(known, unreadable=(*known.unreadable, *unreadable)),
+        events=tuple(Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(events)),
+        seen_s={r.job_id: r.at_s for r in connection.execute(seen)},
+        first_cells=cells,
+        latest=None if last is None else _epoch(last),
+    )
+
+
+def _first_cell(r: Row[Any]) -> Cell:
+    return decode(Cell, r.cell, f"job {r.job_id}: stored decision: cell")
 
 
 def leader(connection: Connection) -> LeaderRecord | None:

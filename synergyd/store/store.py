@@ -23,6 +23,7 @@ from synergyd.store.items import (
     Keyed,
     LeaderRecord,
     Lifecycle,
+    Recording,
     Remembered,
     StoredDecision,
     StoredReport,
@@ -138,6 +139,11 @@ class Store:
         """In the order in which things happened."""
         with self._reading() as connection:
             return reads.story(connection, job_id)
+
+    def recording(self) -> Recording:
+        """The past of the whole queue, in eight statements however many jobs."""
+        with self._reading() as connection:
+            return reads.recording(connection)
 
     # Lifecycles
 

@@ -76,6 +76,22 @@ class SynergyTask:
         plans = from_plans([plan], shape.gpus_per_node)
         return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
 
+    def expected(self, shape: Shape, plan: Plan) -> float | None:
+        """Seconds of a step of `plan` on `shape` after all that the profile has learnt, as a Cell would state them; None if
+        the plan does not fit the shape's GPU count or its own batch."""
+        bare = self.predict(shape, plan)
+        if bare is None:
+            return None
+        model, measured = self._model, self.profile.measured
+        if model is not None:
+            plans = from_plans([plan], shape.gpus_per_node)
+            speed = self._believed(shape.gpu_type)[0]
+            return float(step_time(model, self._refined(shape.gpu_type), plans).total[0]) / speed
+        if not measured:
+            return bare[0] / self._believed(shape.gpu_type)[0]
+        learnt = throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured))
+        return learnt.step_s(self._figures(shape.gpu_type), shape, plan.dp, plan.micro_batch, plan.micro_batches)
+
     def why_no_cell(self, cluster: Cluster) -> str:
         """One line for the user why `cells` is empty; "" if it is not."""
         if self.job.directive_error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import text
 
+from synergyd.cli.simulate import simulate_verb
 from synergyd.errors import UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
@@ -19,6 +22,7 @@ from synergyd.store.items import Event
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres, PostgresMissing, programs
+from tests.unit.test_simulate_database import gone, profile
 from tests.unit.test_store_contract import Clock, StoreContract, lifecycle
 
 pytest_plugins = ["tests.throwaway.fixtures_postgres"]
@@ -205,6 +209,16 @@ def test_a_role_without_rights(server: Postgres, postgres_database: str) -> None
         assert store.lifecycles() == {}
         with pytest.raises(UsageError, match=r"permission denied for table events; grant it"):
             store.append_events([Event(1, 1.0, "RUNNING", "a")])
+
+
+def test_a_recorded_queue_is_replayed_from_it(postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    with open_store(postgres_database) as store:
+        gone(store, 11, 60, 700, 1000, profile())
+        gone(store, 12, 60, 700, 1000)
+    done = CliRunner().invoke(simulate_verb, ["--from-database", postgres_database, "--policy", "fifo", "--json", "-"])
+    assert (done.exit_code, json.loads(done.stdout)["policies"]["fifo"]["avg_jct_s"]) == (0, 60 + 30 + 500)
+    assert "1 of 2 recorded jobs are left out: 1 left without a measured step" in done.stderr
 
 
 def test_the_server_leaves_no_trace() -> None:

@@ -82,3 +82,5 @@ def test_metrics_and_fairness_by_hand() -> None:
     assert share == pytest.approx(2.545, abs=1e-3)
     assert fairness(run.jobs, 4, Ideals(found)) == [160 / 200, 280 / 200]
     assert (one.worst_ftf, one.unfair_share) == (1.4, 0.5)
+    # with a start of 50 s each alone takes 250 s
+    assert fairness(run.jobs, 4, Ideals(found), 50.0) == [160 / 250, 280 / 250]

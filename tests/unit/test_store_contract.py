@@ -82,6 +82,25 @@ class StoreContract:
         with open_store(url) as store:
             yield store
 
+    # A recording for a replay
+
+    def test_the_past_of_the_whole_queue(self, store: Store) -> None:
+        wait = Decision(1, Action.WAIT, None, (), "no GPUs")
+        store.save_epoch(EpochRecord(10.0, 0.1, False, (wait, decision(2)), {"gpus": 8}))
+        later = replace(decision(1), cell=replace(CELL, goodput=1.0))
+        store.save_epoch(EpochRecord(20.0, 0.1, False, (later,), {"gpus": 16}, present=({"job_id": 1},)))
+        store.append_events([Event(2, 30.0, "GONE", "Observed"), Event(1, 21.0, "RUNNING", "Observed")])
+        store.put_profiles({"job:1": PROFILE}, 5.0)
+        found = store.recording()
+        assert found.seen_s == {1: 10.0, 2: 10.0}
+        assert found.first_cells == {1: later.cell, 2: CELL}
+        assert [(e.job_id, e.at_s) for e in found.events] == [(1, 21.0), (2, 30.0)]
+        assert found.remembered.profiles == {"job:1": PROFILE} and found.remembered.unreadable == ()
+        assert found.latest is not None and (found.latest.summary, found.latest.present) == (
+            {"gpus": 16},
+            ({"job_id": 1},),
+        )
+
     # Schema
 
     def test_up_from_empty(self, url: str) -> None:

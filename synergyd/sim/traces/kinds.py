@@ -7,16 +7,18 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.sim.records import Costs, TraceJob
-from synergyd.sim.traces import cluster_logs, gavel, generate, pollux
+from synergyd.sim.traces import arena, cluster_logs, gavel, generate, morphling, pollux
 
 KINDS = {
     "pollux": "a workload of the Pollux artifact, its measurements in ../traces or --profiles",
+    "morphling": "a workload of the Rubick (Morphling) artifact, its measurements in ../traces or --profiles",
+    "arena": "a trace of the Crius (Arena) artifact, its tables in .. or --profiles",
     "generate": "JOBS[,HOURS]: made up, no data needed",
     "gavel": "a trace of Gavel's or Shockwave's, *throughputs.json beside it or --profiles",
     "philly": "philly.csv as arrivals, sizes and lengths",
     "sacct": "sacct -X --parsable2 --format=JobID,Submit,ElapsedRaw,AllocTRES of a real cluster",
 }
-_TYPES = {"pollux": "t4", "gavel": "v100"}  # what the measurements are of
+_TYPES = {"pollux": "t4", "gavel": "v100", "morphling": "a800"}  # what the measurements are of
 _OTHER = "a100"
 
 
@@ -33,11 +35,23 @@ def gpu_type_of(text: str) -> str:
     return _TYPES.get(_split(text)[0], _OTHER)
 
 
+def cluster_of_trace(text: str, profiles: Path | None) -> dict[str, tuple[int, int]] | None:
+    """GPU type -> (nodes, GPUs a node) of the cluster that a trace comes with; None if it has none. Raises UsageError."""
+    kind, rest = _split(text)
+    if kind == "morphling":
+        return morphling.CLUSTER
+    return arena.read_cluster(profiles or Path(rest).parent.parent) if kind == "arena" else None
+
+
 def read_trace(text: str, profiles: Path | None, gpu_type: str, gpus: int, gpus_per_node: int, seed: int = 0) -> Loaded:
     """`KIND:PATH` for a cluster of `gpus` GPUs. Raises UsageError."""
     kind, rest = _split(text)
     if kind == "pollux":
         return Loaded(pollux.read(Path(rest), profiles, gpu_type))
+    if kind == "morphling":
+        return Loaded(morphling.read(Path(rest), profiles, gpu_type, gpus_per_node), morphling.COSTS)
+    if kind == "arena":
+        return Loaded(arena.read(Path(rest), profiles), arena.COSTS)
     if kind == "generate":
         return Loaded(generate.generate(rest, gpu_type, gpus, gpus_per_node, seed))
     if kind == "gavel":

@@ -1,0 +1,102 @@
+"""`synergyctl simulate --from-database`: from what the store keeps to a trace and its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from synergyd.daemon import lives
+from synergyd.errors import SynergyError, UsageError
+from synergyd.records import Profile, Shape
+from synergyd.sim.traces.queue import UNREADABLE, USED_AGAIN, RecordedJob
+from synergyd.store.items import Event, Lifecycle, Recording
+from synergyd.store.store import open_store
+
+Groups = dict[str, tuple[int, int]]  # GPU type -> (nodes, GPUs a node)
+
+
+def read_database(url: str) -> tuple[str, Recording]:
+    """(the database for messages, what it has recorded). Raises UsageError or UnavailableError."""
+    with open_store(url) as store:
+        return store.where, store.recording()
+
+
+def recorded_jobs(kept: Recording) -> list[RecordedJob]:
+    """Every job that the store has heard of, once for each time its number was used."""
+    remembered = kept.remembered
+    stood = kept.latest.present if kept.latest is not None else ()
+    present = {p["job_id"]: p for p in stood if isinstance(p, Mapping) and "job_id" in p}
+    stories: dict[int, list[list[Event]]] = {}
+    for job_id, some in groupby(sorted(kept.events, key=lambda e: e.job_id), key=lambda e: e.job_id):
+        stories[job_id] = _uses(list(some))
+    found = []
+    for job_id in sorted({*stories, *kept.seen_s, *remembered.lifecycles}):
+        *earlier, story = stories.get(job_id) or [[]]
+        found += [RecordedJob(job_id, s[0].at_s, s[-1].at_s, why_not=USED_AGAIN) for s in earlier]
+        ended = bool(story) and story[-1].state == "GONE"
+        life = remembered.lifecycles.get(job_id)
+        first_s = [e.at_s for e in story[:1]]
+        if not earlier and job_id in kept.seen_s:
+            first_s.append(kept.seen_s[job_id])
+        submit_s = life.submit_s if life is not None else min(first_s, default=0.0)
+        stored, cell = remembered.reports.get(job_id), None if earlier else kept.first_cells.get(job_id)
+        shown = present.get(job_id, {})
+        asked = shown.get("asked_gpus")
+        broken = any(_names(line, job_id) for line in remembered.unreadable)
+        found.append(
+            RecordedJob(
+                job_id,
+                submit_s,
+                story[-1].at_s if ended else None,
+                str(shown.get("name") or ""),
+                any(e.state == "RUNNING" for e in story),
+                cell.shape if cell is not None else _origin(life),
+                asked if isinstance(asked, int) and asked > 0 else None,
+                remembered.profiles.get(f"job:{job_id}"),
+                stored.report if stored is not None else None,
+                UNREADABLE if broken else "",
+            )
+        )
+    return found
+
+
+def _uses(story: list[Event]) -> list[list[Event]]:
+    """A number's story, one part for each job that had it."""
+    parts: list[list[Event]] = [[]]
+    for event in story:
+        if parts[-1] and parts[-1][-1].state == "GONE":
+            parts.append([])
+        parts[-1].append(event)
+    return parts
+
+
+def _names(line: str, job_id: int) -> bool:
+    return line.startswith((f"job {job_id}:", f"profile job:{job_id}:"))
+
+
+def _origin(life: Lifecycle | None) -> Shape | None:
+    """What a job asked for before its first resize, if that is under way."""
+    if life is None:
+        return None
+    try:
+        origin = lives.from_payload(life.payload).origin
+    except SynergyError:
+        return None
+    return origin.shape if origin is not None else None
+
+
+def recorded_cluster(kept: Recording, where: str) -> Groups:
+    """The cluster of the last epoch, where it is of one GPU type with equal nodes. Raises UsageError where that can't be
+    told."""
+    types = {cell.shape.gpu_type for cell in kept.first_cells.values()}
+    types |= {m.shape.gpu_type for p in _job_profiles(kept.remembered.profiles) for m in p.measured}
+    summary = kept.latest.summary if kept.latest is not None else {}
+    nodes, gpus = summary.get("nodes"), summary.get("gpus")
+    if len(types) == 1 and isinstance(nodes, int) and isinstance(gpus, int) and 0 < nodes <= gpus and not gpus % nodes:
+        return {next(iter(types)): (nodes, gpus // nodes)}
+    seen = f"{nodes} nodes with {gpus} GPUs of {', '.join(sorted(types)) or 'no type that a job had'}"
+    raise UsageError(where, f"its cluster can't be told from it ({seen})", "give --types TYPE=NODESxGPUS,...")
+
+
+def _job_profiles(profiles: Mapping[str, Profile]) -> list[Profile]:
+    return [profile for key, profile in profiles.items() if key.startswith("job:")]
