@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.simulate_contention import WithWorkloads
 from synergyd.errors import UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
@@ -25,7 +26,7 @@ from synergyd.sim.traces.kinds import KINDS, gpu_type_of, read_trace
 MAX_NODES = 100_000
 
 
-@click.command("simulate")
+@click.command("simulate", cls=WithWorkloads)
 @click.option("--trace", required=True, metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
 @click.option(
     "--profiles",
@@ -98,6 +99,8 @@ def simulate_verb(
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias,fifo,synergy
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias --rounds --json -
       synergyctl simulate --trace generate:200 --nodes 32 --gpus-per-node 8 --policy fifo,synergy --plot out.png
+
+    Jobs that share links, task by task: synergyctl simulate --workload contention --help
 
     Exit code: 0; 2 if an option or the trace is wrong.
     """

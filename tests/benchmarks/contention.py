@@ -185,7 +185,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     base = Setup(exclusive=args.exclusive, scale=args.scale, jobs=args.jobs).checked()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    answer: dict[str, Any] = {"seeds": args.seeds, "first_seed": args.first_seed, "scale": args.scale, "exclusive": args.exclusive}
+    answer: dict[str, Any] = {
+        "seeds": args.seeds,
+        "first_seed": args.first_seed,
+        "scale": args.scale,
+        "exclusive": args.exclusive,
+    }
     if args.paper:
         answer["paper"] = told = paper(base, seeds, args.processes)
         show((f"{n:<22} {m:>8.1f} ±{s:.1f} s" for n, (m, s) in told["mean_jct_s"].items()), args.json)
