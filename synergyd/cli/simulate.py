@@ -15,6 +15,7 @@ from rich.table import Table
 
 from synergyd.cli.console import console
 from synergyd.cli.simulate_contention import WithWorkloads
+from synergyd.cli.simulate_links import link_options, with_links
 from synergyd.errors import UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
@@ -61,6 +62,7 @@ MAX_NODES = 100_000
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the generator and the reports' noise."
 )
+@link_options
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="'-': stdout."
 )
@@ -87,6 +89,7 @@ def simulate_verb(
     seed: int,
     json_file: Path | None,
     plot: Path | None,
+    **links: Any,
 ) -> None:
     """Run policies on a workload, in simulated time, with the daemon's own code.
 
@@ -112,9 +115,10 @@ def simulate_verb(
         loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
         scenario = checked(Scenario(loaded.jobs, cluster, costs, epoch_s, whole_seconds=rounds, seed=seed))
+        scenario, settings = with_links(scenario, Settings(fairness=fairness), **links)
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)
-        runs = run_all(scenario, chosen, Settings(fairness=fairness), oracle, ideals)
+        runs = run_all(scenario, chosen, settings, oracle, ideals)
         measured = {run.policy: metrics_of(run, ideals) for run in runs}
         if json_file is not None:
             write_json(json_file, as_json(scenario, measured, bound))

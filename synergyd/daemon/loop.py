@@ -40,6 +40,7 @@ from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Pla
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.ready import ready
+from synergyd.scheduler.sharing import slowdowns_of
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmReader, SlurmWriter
@@ -99,6 +100,7 @@ class Daemon:
         self._told: set[tuple[int, int]] = set()
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
+        self._slowed: dict[int, float] = {}  # by neighbours on shared links, as the last decisions have it
         self._news = News()
         self._beat_s = 0.0
         self._loaded = False
@@ -152,7 +154,7 @@ class Daemon:
             self.ages_s,
             progress=progress_of(snapshot.jobs, self.reports, self._attained_gpu_s),
         )
-        self.decisions = decisions
+        self.decisions, self._slowed = decisions, slowdowns_of(decisions)
         record = EpochRecord(
             started_s=began,
             duration_s=self.tools.clock() - began,
@@ -347,6 +349,10 @@ class Daemon:
             same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
             shape = job.shape if same and job is not None else None
+            slowdown = self._slowed.get(report.job_id, 1.0)
+            if report.step_s is not None and slowdown > 1.0:
+                # what its neighbours on shared links cost is theirs, not the plan's
+                report = replace(report, step_s=report.step_s / slowdown)
             self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None, shape)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept and self._acts:

@@ -37,8 +37,9 @@ class Learnt:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def report(self, live: Live, job: Job, until_s: float) -> bool:
-        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet."""
+    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool:
+        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet. `slowdown` is
+        what the scheduler holds its neighbours on shared links for: taken out of its step times, as the daemon does."""
         assert live.pace is not None and live.plan is not None
         since_s = max(live.ready_s, self._told_s.get(job.job_id, 0.0))
         due = int((until_s - since_s) / REPORT_EVERY_S)
@@ -53,7 +54,7 @@ class Learnt:
                 job.job_id,
                 job.restarts,
                 step=0,
-                step_s=live.pace.step_s * self._noisy(),
+                step_s=live.pace.step_s * self._noisy() / slowdown,
                 noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
                 plan=live.plan,
             )
@@ -109,7 +110,7 @@ class Oracle:
 
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
-    def report(self, live: Live, job: Job, until_s: float) -> bool:
+    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool:
         """An oracle learns nothing; its jobs report at once."""
         return True
 
@@ -153,7 +154,7 @@ def _cell(live: Live, shape: Shape, plan: Plan) -> Cell | None:
     if pace is None:
         return None
     goodput, throughput = pace.rate * truth.unit, plan.global_batch / pace.step_s
-    return Cell(shape, plan, throughput, goodput / throughput, goodput, pace.step_s, 0)
+    return Cell(shape, plan, throughput, goodput / throughput, goodput, pace.step_s, 0, sync_s=pace.sync_s)
 
 
 def directive_of(job: TraceJob, *, rigid: bool) -> Directive:

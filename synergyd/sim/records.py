@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from synergyd.records import Cluster, Node, Plan, Shape
+from synergyd.scheduler.links import Topology
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,12 +36,13 @@ class Pace:
     """How a job truly moves: `rate` units of progress a second, `step_s` seconds an optimizer step.
 
     `noise_scale` is the true gradient noise scale in sequences at this point of the training, None where the trace has
-    none (then the batch is fixed).
+    none (then the batch is fixed). `sync_s` of `step_s` it sends between nodes, with its links to itself.
     """
 
     rate: float
     step_s: float
     noise_scale: float | None
+    sync_s: float = 0.0
 
 
 class Truth(Protocol):
@@ -136,6 +138,7 @@ class Scenario:
     outages: tuple[Outage, ...] = ()
     checkpoint_every_s: float = 1800.0  # of jobs that nobody asks; what a node failure can cost
     seed: int = 0
+    topology: Topology | None = None  # the links that jobs share; None: each has them to itself
 
     @property
     def gpus(self) -> int:
