@@ -1,4 +1,4 @@
-"""`synergyctl simulate --contention`: jobs that span nodes share links, in truth and, where it is asked for, to the scheduler's knowledge."""
+"""`synergyctl simulate --contention`: jobs that span nodes share links, in truth and, if asked for, to the scheduler's knowledge."""
 
 from __future__ import annotations
 

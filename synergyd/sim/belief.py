@@ -176,11 +176,11 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
 
 
 def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
-    """The size asked for on the fewest nodes that can share it equally; None where the cluster can't hold it."""
+    """The size asked for on the nodes asked for, or the fewest that can share it equally; None where the cluster can't hold it."""
     types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
     for gpu_type in types:
         sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
-        for nodes in range(1, len(sizes) + 1):
+        for nodes in [job.nodes] if job.nodes else range(1, len(sizes) + 1):
             each, rest = divmod(job.gpus, nodes)
             if not rest and sum(size >= each for size in sizes) >= nodes:
                 return Shape(gpu_type, nodes, each)

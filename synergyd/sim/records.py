@@ -100,6 +100,7 @@ class TraceJob:
     max_micro_batch: int | None = None  # as its user knows it
     deadline_s: float | None = None
     weight: float = 1.0
+    nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
 
 
 @dataclass(frozen=True)
