@@ -172,6 +172,7 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,
+        resize=job.resize,
     )
 
 

@@ -101,6 +101,7 @@ class TraceJob:
     deadline_s: float | None = None
     weight: float = 1.0
     nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
+    resize: bool = True  # its user lets it be resized
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Shared links in the simulator: sizes and nodes chosen with them in mind against the same scheduler that does not look at them.
 
     python -m tests.benchmarks.joint [--seeds 5] [--first-seed 0] [--jobs 160] [--hours 8] [--nodes 16] [--leaf 4]
-                                     [--uplink 10gbe] [--network 1] [--spread] [--policy synergy] [--oracle] [--trace KIND:PATH] [--json]
+                                     [--uplink 10gbe] [--network 1] [--spread 0.5] [--policy synergy] [--oracle] [--trace KIND:PATH] [--json]
     python -m tests.benchmarks.joint --speed
 
 Generated traces (synergyctl simulate --trace generate:JOBS,HOURS) on nodes of 4 GPUs with 10 GbE, leaves of --leaf nodes with an
 uplink of --uplink; jobs that share a link slow each other down in truth, by slowdown.py's mean-field model. `--network` multiplies
-what spanning nodes costs each job. With `--spread` every job of several GPUs asks for twice the nodes that it needs, as a
-user does who writes --nodes=2 --gres=gpu:2. Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware;
+what spanning nodes costs each job. `--spread` is the share of the jobs of several GPUs whose users ask for twice the nodes that they
+need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs take whole nodes, and no node's link is shared. Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware;
 `joint+one` with both; `quiet` alone without contention in truth, what nobody can expect to beat.
 
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
@@ -49,13 +49,13 @@ WAYS = ("quiet", "alone", "one", "joint", "joint+one")
 def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
     trace = args.trace or f"generate:{args.jobs},{args.hours}"
     loaded = read_trace(trace, None, gpu_type_of(trace), args.nodes * GPUS, GPUS, seed).jobs
-    found = []
+    found, draw = [], random.Random(seed)
     for job in loaded:
         if isinstance(job.truth, Scaling):
             job = replace(job, truth=replace(job.truth, network=job.truth.network * args.network))
         fewest = -(-job.gpus // GPUS)
-        if args.spread and job.gpus > 1 and job.gpus % (2 * fewest) == 0 and 2 * fewest <= args.nodes:
-            job = replace(job, nodes=2 * fewest)
+        if draw.random() < args.spread and job.gpus > 1 and job.gpus % (2 * fewest) == 0 and 2 * fewest <= args.nodes:
+            job = replace(job, nodes=2 * fewest, resize=False)
         found.append(job)
     return tuple(found)
 
@@ -71,8 +71,8 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
     found = {}
     for way in args.ways:
         settings = Settings(
-            link_aware="joint" in way,
-            one_multi_node_job_per_node="one" in way,
+            link_aware="joint" in way.split("+"),
+            one_multi_node_job_per_node="one" in way.split("+"),
             node_link="10gbe",
             leaf_uplink=args.uplink,
         )
@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--leaf", type=int, default=4, help="nodes behind a leaf switch")
     parser.add_argument("--uplink", default="10gbe")
     parser.add_argument("--network", type=float, default=1.0, help="times what spanning nodes costs")
-    parser.add_argument("--spread", action="store_true")
+    parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--policy", default="synergy")
     parser.add_argument("--oracle", action="store_true")
     parser.add_argument("--trace", default="")

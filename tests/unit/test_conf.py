@@ -64,6 +64,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
+        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
@@ -93,6 +94,10 @@ def test_every_key(folder: Path) -> None:
         qos_weights={"high": 4.0, "low": 0.5},
         account_limits={"chem": 64},
         partition_limits={"gpu": 128, "debug": 0},
+        link_aware=True,
+        node_link="2x25gbe",
+        leaf_uplink="100gbe",
+        one_multi_node_job_per_node=True,
         gpu_figures={
             "a100": {
                 "peak_tflops": 312,
