@@ -1,17 +1,19 @@
 """Shared links in the simulator: sizes and nodes chosen with them in mind against the same scheduler that does not look at them.
 
-    python -m tests.benchmarks.joint [--seeds 5] [--first-seed 0] [--jobs 160] [--hours 8] [--nodes 16] [--leaf 4]
-                                     [--uplink 10gbe] [--network 1] [--spread 0.5] [--policy synergy] [--oracle] [--trace KIND:PATH] [--json]
+    python -m tests.benchmarks.joint [--seeds 5] [--first-seed 0] [--jobs 160] [--hours 8] [--nodes 16] [--leaf 4] [--uplink 10gbe]
+                                     [--network 1] [--spread 0.5] [--policy synergy] [--oracle] [--trace KIND:PATH] [--json]
     python -m tests.benchmarks.joint --speed
 
 Generated traces (synergyctl simulate --trace generate:JOBS,HOURS) on nodes of 4 GPUs with 10 GbE, leaves of --leaf nodes with an
 uplink of --uplink; jobs that share a link slow each other down in truth, by slowdown.py's mean-field model. `--network` multiplies
 what spanning nodes costs each job. `--spread` is the share of the jobs of several GPUs whose users ask for twice the nodes that they
-need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs take whole nodes, and no node's link is shared. Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware;
-`joint+one` with both; `quiet` alone without contention in truth, what nobody can expect to beat.
+need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs take whole nodes, and no node's link is shared.
+
+Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `quiet`: alone
+without contention in truth, for what contention costs.
 
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
-deviation over seeds. `lost` is the mean over seeds of how much `alone` loses to contention.
+deviation over seeds.
 
 `--speed`: processor milliseconds of weighing links (joint.py) on 1,280 nodes of 4 GPUs behind leaves of 32, in one epoch in which
 5 % of the jobs are new.
