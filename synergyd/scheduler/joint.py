@@ -66,13 +66,14 @@ def joint(
     topology: Topology,
     others: Iterable[Traffic] = (),
     sizes: bool = True,
+    tries: int = TRIES,
 ) -> Joint:
     """The allocation and placement, changed where links make something else better.
 
     `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose, and running ones
-    their nodes: only where what changes anyway lies is chosen.
+    their nodes: only where what changes anyway lies is chosen. At most about `tries` places are tried; 0 only works out the total.
     """
-    work = _Work(problem, allocation, placement, topology, tuple(others))
+    work = _Work(problem, allocation, placement, topology, tuple(others), tries)
     work.improve(sizes)
     return work.outcome(allocation, placement)
 
@@ -85,6 +86,7 @@ class _Work:
         placement: Placement,
         topology: Topology,
         others: Sequence[Traffic],
+        tries: int,
     ) -> None:
         self.problem, self.topology = problem, topology
         self.leaf = {room.name: room.leaf for room in problem.rooms}
@@ -94,7 +96,7 @@ class _Work:
         self.senders: dict[int, Traffic] = {}  # by index of the ask, those outside of the problem below 0
         self.users: dict[str, set[int]] = {}
         self.load: dict[str, float] = {}
-        self.tries = 0
+        self.tries = tries  # left
         for n, traffic in enumerate(others):
             self._send(-1 - n, traffic)
         for i, cell, stays in allocation.taken(problem):
@@ -175,7 +177,7 @@ class _Work:
 
     def _better(self, i: int, sizes: bool) -> bool:
         """Takes the best place for one job, all others as they are; whether that is another than it had."""
-        if self.tries >= TRIES or self._slowdown(i) <= _HURT:
+        if self.tries <= 0 or self._slowdown(i) <= _HURT:
             return False
         old = self.spots[i]
         near = self._beside(old.traffic) - {i}
@@ -184,7 +186,7 @@ class _Work:
         self._lift(i)
         best, most = old, _GAIN * (1.0 + abs(held))
         for spot in list(self._places(i, old, sizes)):
-            self.tries += 1
+            self.tries -= 1
             # who is left behind gains whatever comes next
             was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(spot.traffic)}
             self.spots[i] = spot

@@ -15,8 +15,9 @@ without contention in truth, for what contention costs.
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
 deviation over seeds.
 
-`--speed`: processor milliseconds of weighing links (joint.py) on 1,280 nodes of 4 GPUs behind leaves of 32, in one epoch in which
-5 % of the jobs are new.
+`--speed`: processor milliseconds of placing, of weighing links (joint.py) and of telling who shares what, on 1,280 nodes of 4 GPUs
+behind leaves of 32 that are full of jobs of 1 to 32 nodes, a part of them on half nodes and new; `lost`: what the links take from the
+sum of the logarithms of the jobs' goodputs, before and after.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from synergyd.scheduler.joint import joint
 from synergyd.scheduler.links import TEN_GBE, Topology, topology_of
 from synergyd.scheduler.place import place, requests_of
 from synergyd.scheduler.policy import Ask, Problem, Room
+from synergyd.scheduler.sharing import sharings, traffic_of
 from synergyd.scheduler.utility import allocation, find_asked, relative_goodputs
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals
@@ -100,7 +102,7 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
     """Median processor ms of `place` and of `joint` after it: jobs of 1 to 32 nodes, half of them on half nodes, fill the machine."""
     topology = Topology(leaf={f"n{i}": f"leaf{i // per_leaf}" for i in range(nodes)}, uplink=TEN_GBE.faster(8))
     rooms = tuple(Room(f"n{i}", "a100", GPUS, leaf=f"leaf{i // per_leaf}") for i in range(nodes))
-    spent: dict[str, list[float]] = {"place_ms": [], "joint_ms": [], "slowed_before": [], "slowed_after": []}
+    spent: dict[str, list[float]] = {"place_ms": [], "joint_ms": [], "sharings_ms": [], "lost": [], "lost_after": []}
     count = 0
     for repeat in range(repeats):
         problem = _full(rooms, random.Random(repeat))
@@ -113,8 +115,15 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
         begun = time.process_time()
         found = joint(problem, chosen, placed, topology)
         spent["joint_ms"].append(1e3 * (time.process_time() - begun))
-        spent["slowed_before"].append(joint(problem, chosen, placed, topology, sizes=False).total)
-        spent["slowed_after"].append(found.total)
+        pairs = [(problem.asks[i].job_id, cell) for i, cell, _ in found.allocation.taken(problem)]
+        begun = time.process_time()
+        traffic = [traffic_of(job, cell, found.placement.nodes[job], topology) for job, cell in pairs]
+        sharings([one for one in traffic if one is not None], topology)
+        spent["sharings_ms"].append(1e3 * (time.process_time() - begun))
+        quiet = tuple(replace(a, cells=tuple(replace(c, sync_s=0.0) for c in a.cells)) for a in problem.asks)
+        alone = joint(replace(problem, asks=quiet), chosen, placed, topology, tries=0).total
+        spent["lost"].append(alone - joint(problem, chosen, placed, topology, tries=0).total)
+        spent["lost_after"].append(alone - found.total)
     return {"nodes": nodes, "jobs": count, **{k: statistics.median(v) for k, v in spent.items()}}
 
 
@@ -122,7 +131,11 @@ def _full(rooms: tuple[Room, ...], rnd: random.Random) -> Problem:
     asks, left, at = [], len(rooms) * GPUS, 0
     names = [room.name for room in rooms]
     while left >= GPUS:
-        shape = Shape("a100", min(rnd.choice((1, 1, 2, 2, 4, 8, 32)), left // GPUS), rnd.choice((2, 4)))
+        shape = Shape(
+            "a100",
+            min(rnd.choice((1, 1, 1, 2, 2, 2, 4, 8, 32) if len(asks) % 10 == 0 else (1, 2, 2, 2)), left // GPUS),
+            rnd.choice((2, 4)),
+        )
         shapes = list(
             dict.fromkeys(
                 [shape, Shape("a100", 1, 4), Shape("a100", 1, 2), *([Shape("a100", 2, 4)] * (shape.gpus >= 8))]
