@@ -349,15 +349,16 @@ class Daemon:
             same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
             shape = job.shape if same and job is not None else None
-            slowdown = self._slowed.get(report.job_id, 1.0)
-            if report.step_s is not None and slowdown > 1.0:
-                # what its neighbours on shared links cost is theirs, not the plan's
-                report = replace(report, step_s=report.step_s / slowdown)
-            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None, shape)
+            self.profiles[report.job_id] = update_profile(profile, self._quiet(report), step_s, memory or None, shape)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept and self._acts:
             self.tools.store.put_reports(kept.values())
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
+
+    def _quiet(self, report: Report) -> Report:
+        """The report without what neighbours on shared links cost, by the last decision: that is theirs, not the plan's."""
+        slowdown = self._slowed.get(report.job_id, 1.0)
+        return replace(report, step_s=report.step_s / slowdown) if report.step_s is not None else report
 
     def _adopt(self) -> None:
         """Running jobs that know no address to report to (started as plain jobs), or another daemon's, are told ours."""
@@ -424,7 +425,9 @@ class Daemon:
             life, found = self.lives.get(job.job_id), forecasts.get(job.job_id)
             if life is None or found is None or life.state is not State.RUNNING:
                 continue
-            plan = better_batch(job, self.reports.get(job.job_id), found.cells, self._profile(job.job_id).noise_scale)
+            report = self.reports.get(job.job_id)
+            told_by = None if report is None else self._quiet(report)
+            plan = better_batch(job, told_by, found.cells, self._profile(job.job_id).noise_scale)
             if plan is None:
                 continue
             key = job.job_id, job.restarts

@@ -206,9 +206,8 @@ class _Work:
         own = frozenset(ask.nodes)
         if ask.current is not None and not old.stays:
             cell = ask.cells[ask.current]
-            each = cell.shape.gpus_per_node
-            open_to = all(self.bins.free.get(name, 0) >= each for name in ask.nodes)
-            if sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus and open_to:
+            narrower = sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus
+            if narrower and own <= set(self.bins.fitting(cell.shape, ask.partition)):
                 yield Spot(ask.current, True, ask.nodes, traffic_of(i, cell, ask.nodes, self.topology))
         if ask.current is not None and ask.discount <= 0:
             return
