@@ -144,7 +144,8 @@ class Shape:
 class Cell:
     """One column of the allocation (Crius): a shape and a pipeline degree, with the best plan found for it.
 
-    `goodput` = `throughput` (sequences/s) x statistical efficiency at the plan's global batch.
+    `goodput` = `throughput` (sequences/s) x statistical efficiency at the plan's global batch. `sync_s`: seconds of `step_s` in which
+    it sends between nodes, with its links to itself (0: nothing, or not known).
     """
 
     shape: Shape
@@ -155,6 +156,7 @@ class Cell:
     step_s: float
     memory_bytes: int
     uncertainty: float = 0.0  # relative, one sigma
+    sync_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -297,13 +299,31 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class SharedLink:
+    """A link (`nic:NODE`: a node's own, `leaf:NAME`: a leaf switch's uplink) that a job shares with `jobs`."""
+
+    link: str
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What the links that a job shares cost it: `slowdown` = expected step time over that with its links to itself; `worst` is
+    the link that it waits for most, `links` all that it shares."""
+
+    slowdown: float
+    worst: str
+    links: tuple[SharedLink, ...]
+
+
+@dataclass(frozen=True)
 class Decision:
     """One epoch's answer for one job; pure data, stored and shown as it is.
 
     `cell` is what the job should have (None while it waits); `node_names` the nodes it should have; `why` one or more sentences
     for the user; `relative_goodput` = goodput over that of the size asked for at sbatch (None if unknown). `worth` are the
     terms that the job adds to the objective, by name; `fairness` is its finish-time fairness (Themis), above 1 where it fares
-    worse than on an equal share of the cluster.
+    worse than on an equal share of the cluster. `sharing`: None where it shares no link, or nobody asked (LinkAware).
     """
 
     job_id: int
@@ -315,6 +335,7 @@ class Decision:
     alternatives: tuple[Alternative, ...] = ()
     worth: tuple[tuple[str, float], ...] = ()
     fairness: float | None = None
+    sharing: Sharing | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ POLICIES = (
     "sia",
     "crius",
 )
+LINKS = ("1gbe", "10gbe", "25gbe", "100gbe", "ib-edr", "ib-hdr", "ib-ndr")  # their figures: scheduler/links.py
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Settings:
     park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job
     restart_delay_s: float = 2.0  # from a job's end to its next start; Slurm fails a job that starts in the same second
     max_growth: float = 0.0  # 0: no bound; 2: at most doubled in an epoch
+    link_aware: bool = False  # placement and sizes account for links that jobs share
+    node_link: str = "10gbe"  # a node's: one of LINKS, `Nx` before it for N together
+    leaf_uplink: str = ""  # a leaf switch's, likewise; empty: never the bottleneck
+    one_multi_node_job_per_node: bool = False
     # GPU type -> peak_tflops, memory_gib, bandwidth_gbs, intra_gbs, inter_gbs: they override the built-in figures
     gpu_figures: dict[str, dict[str, float]] = field(default_factory=dict)
 

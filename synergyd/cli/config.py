@@ -81,6 +81,8 @@ def _text(field: str, value: object, settings: Settings) -> str:
             return f"{value:g}s"
         case float():
             return f"{value:g}"
+        case "" if field == "leaf_uplink":
+            return "none"
         case "" if field == "report_host":
             return "(this host)"
         case str() if field == "database":

@@ -11,7 +11,8 @@ import click
 from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.daemon.watch import warnings
 from synergyd.errors import UsageError, one_line
-from synergyd.records import Cell
+from synergyd.records import Cell, Decision
+from synergyd.scheduler.sharing import lines as lines_of
 from synergyd.store.codec import encode
 from synergyd.store.store import Store
 
@@ -42,6 +43,7 @@ def collect(store: Store, job_id: int) -> dict[str, Any]:
         "dry_run": last.dry_run if last else None,
         "decision": encode(last.decision) if last else None,
         "lines": _decision_lines(last.decision.cell, last.decision.node_names) if last else [],
+        "links": _links(last.decision) if last else [],
         "alternatives": [f"{_words(a.cell)}: {a.why_not}" for a in last.decision.alternatives] if last else [],
         "lifecycle": life.state if life else None,
         "report": encode(report.report) if report else None,
@@ -69,6 +71,16 @@ def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> list[str]:
     ]
 
 
+def _links(decision: Decision) -> list[str]:
+    if decision.sharing is None:
+        return []
+    goodput = decision.cell.goodput if decision.cell is not None else 0.0
+    return [
+        f"{'links     ' if n == 0 else '          '}{text}"
+        for n, text in enumerate(lines_of(decision.sharing, goodput))
+    ]
+
+
 def _words(cell: Cell) -> str:
     s, p = cell.shape, cell.plan
     return f"{s.gpus} {s.gpu_type} ({s.nodes} x {s.gpus_per_node}; tp {p.tp} pp {p.pp} dp {p.dp}), goodput {cell.goodput:.3g}"
@@ -86,7 +98,7 @@ def lines(data: dict[str, Any]) -> list[str]:
         when = time.strftime("%F %T", time.localtime(data["decided_s"]))
         out.append(f"{when}{' (dry run)' if data['dry_run'] else ''}: {decision['action']}")
         out.append(f"  {one_line(decision['why'], 2000)}")
-        out += [f"  {text}" for text in data["lines"]]
+        out += [f"  {one_line(text)}" for text in (*data["lines"], *data["links"])]
         if decision["relative_goodput"] is not None:
             out.append(f"  {decision['relative_goodput']:.2f} times the goodput of the size asked for")
         if decision["fairness"] is not None:

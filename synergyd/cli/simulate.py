@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.simulate_contention import WithWorkloads
+from synergyd.cli.simulate_links import link_options, with_links
 from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
@@ -29,7 +31,7 @@ from synergyd.slurm.conf import with_values
 MAX_NODES = 100_000
 
 
-@click.command("simulate")
+@click.command("simulate", cls=WithWorkloads)
 @click.option("--trace", default="", metavar="KIND:PATH", help=f"Workload; KIND is {', '.join(KINDS)}.")
 @click.option(
     "--from-database",
@@ -79,6 +81,7 @@ MAX_NODES = 100_000
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the generator and the reports' noise."
 )
+@link_options
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="'-': stdout."
 )
@@ -108,6 +111,7 @@ def simulate_verb(
     seed: int,
     json_file: Path | None,
     plot: Path | None,
+    **links: Any,
 ) -> None:
     """Run policies on a workload, in simulated time, with the daemon's own code.
 
@@ -121,6 +125,8 @@ def simulate_verb(
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias --rounds --json -
       synergyctl simulate --from-database sqlite:////var/lib/synergy/synergy.db --policy fifo,synergy --fairness -2
       synergyctl simulate --trace generate:200 --nodes 32 --gpus-per-node 8 --policy fifo,synergy --plot out.png
+
+    Jobs that share links, task by task: synergyctl simulate --workload contention --help
 
     Exit code: 0; 2 if an option or the trace is wrong; 1 if the database can't be reached.
     """
@@ -150,6 +156,7 @@ def simulate_verb(
             seed=seed,
         )
         checked(scenario)
+        scenario, settings = with_links(scenario, settings, **links)
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)
         runs = run_all(scenario, chosen, settings, oracle, ideals)

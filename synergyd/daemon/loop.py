@@ -42,6 +42,7 @@ from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Pla
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.ready import ready
+from synergyd.scheduler.sharing import slowdowns_of
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmReader, SlurmWriter
@@ -106,6 +107,7 @@ class Daemon:
         self._told: set[tuple[int, int]] = set()
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
+        self._slowed: dict[int, float] = {}  # by neighbours on shared links, as the last decisions have it
         self._news = News()
         self._beat_s = 0.0
         self._loaded = False
@@ -161,7 +163,7 @@ class Daemon:
             self.ages_s,
             progress=progress_of(snapshot.jobs, self.reports, self._attained_gpu_s),
         )
-        self.decisions = decisions
+        self.decisions, self._slowed = decisions, slowdowns_of(decisions)
         record = EpochRecord(
             started_s=began,
             duration_s=self.tools.clock() - began,
@@ -356,11 +358,16 @@ class Daemon:
             same = job is not None and job.restarts == report.restarts and job.state is JobState.RUNNING
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
             shape = job.shape if same and job is not None else None
-            self.profiles[report.job_id] = update_profile(profile, report, step_s, memory or None, shape)
+            self.profiles[report.job_id] = update_profile(profile, self._quiet(report), step_s, memory or None, shape)
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept and self._acts:
             self.tools.store.put_reports(kept.values())
             self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
+
+    def _quiet(self, report: Report) -> Report:
+        """The report without what neighbours on shared links cost, by the last decision: that is theirs, not the plan's."""
+        slowdown = self._slowed.get(report.job_id, 1.0)
+        return replace(report, step_s=report.step_s / slowdown) if report.step_s is not None else report
 
     def _adopt(self) -> None:
         """Running jobs that know no address to report to (started as plain jobs), or another daemon's, are told ours."""
@@ -428,7 +435,9 @@ class Daemon:
             life, found = self.lives.get(job.job_id), forecasts.get(job.job_id)
             if life is None or found is None or life.state is not State.RUNNING:
                 continue
-            plan = better_batch(job, self.reports.get(job.job_id), found.cells, self._profile(job.job_id).noise_scale)
+            report = self.reports.get(job.job_id)
+            told_by = None if report is None else self._quiet(report)
+            plan = better_batch(job, told_by, found.cells, self._profile(job.job_id).noise_scale)
             if plan is None:
                 continue
             key = job.job_id, job.restarts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from synergyd.records import Shape
@@ -14,9 +15,11 @@ _Fit = tuple[
 
 class Bins:
     """Free GPUs per node; best fit. Jobs laid down biggest GPUs-per-node first always fit where the counts allow it,
-    if those sizes divide each other (facts/solver.md: 1, 2, 4, 8 and whole nodes)."""
+    if those sizes divide each other (facts/solver.md: 1, 2, 4, 8 and whole nodes). With `spanned` not None no job that spans
+    nodes gets a node on which another does; `spanned` are those that jobs not laid here span."""
 
-    def __init__(self, rooms: Iterable[Room]) -> None:
+    def __init__(self, rooms: Iterable[Room], spanned: Collection[str] | None = None) -> None:
+        self._spanned: Counter[str] | None = None if spanned is None else Counter(spanned)
         self._rooms = tuple(rooms)
         self._order = {room.name: i for i, room in enumerate(self._rooms)}
         self.free = {room.name: room.free for room in self._rooms}
@@ -41,7 +44,7 @@ class Bins:
         fit = [
             (name not in own, wanted.get(name, 0), shared, free[name], i)
             for name, shared, i in nodes
-            if free[name] >= gpus
+            if free[name] >= gpus and self._may_span(name, shape)
         ]
         if 2 * len(fit) < len(nodes):
             # Full nodes need not be looked at again until GPUs are given back.
@@ -91,6 +94,15 @@ class Bins:
                     found += min(room.free, free[name] + back) >= gpus
         return found
 
+    def fitting(self, shape: Shape, partition: str) -> list[str]:
+        """Names of the nodes that could each take one node's part of the shape."""
+        free, gpus = self.free, shape.gpus_per_node
+        nodes = self._open_to(shape.gpu_type, partition)
+        return [name for name, _, _ in nodes if free[name] >= gpus and self._may_span(name, shape)]
+
+    def _may_span(self, name: str, shape: Shape) -> bool:
+        return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
+
     def _open_to(self, gpu_type: str, partition: str) -> list[tuple[str, int, int]]:
         """(name, partitions that share it, place in the order) of the nodes of a type that a partition may use."""
         key = gpu_type, partition
@@ -105,6 +117,9 @@ class Bins:
     def take(self, names: Iterable[str], gpus: int) -> None:
         """Takes `gpus` on each node. A node that has fewer (it went down under its job) is left with none."""
         self._counts.clear()
+        names = tuple(names)
+        if self._spanned is not None and len(names) > 1:
+            self._spanned.update(names)
         for name in names:
             if name in self.free:
                 self.free[name] = max(0, self.free[name] - gpus)
@@ -113,6 +128,9 @@ class Bins:
         """Gives `gpus` back on each node that can hand out GPUs."""
         self._open.clear()
         self._counts.clear()
+        names = tuple(names)
+        if self._spanned is not None and len(names) > 1:
+            self._spanned.subtract(names)
         for name in names:
             if name in self.free:
                 self.free[name] = min(self._rooms[self._order[name]].free, self.free[name] + gpus)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from synergyd.records import Action, Cell, Decision, Plan, Snapshot
+from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.scheduler.allowance import within_limits
 from synergyd.scheduler.capacity import Left, rooms_of, sort_job
 from synergyd.scheduler.claims import claimed, limits, terms_of, weights, with_bonus
 from synergyd.scheduler.feasible import feasible
 from synergyd.scheduler.greedy import fill, greedy
+from synergyd.scheduler.joint import joint
 from synergyd.scheduler.keep import without_stopping
+from synergyd.scheduler.links import Topology, topology_of
 from synergyd.scheduler.place import Placement, place, requests_of
 from synergyd.scheduler.policies import policy_named
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Progress
 from synergyd.scheduler.reasons import Outcome, explain
+from synergyd.scheduler.sharing import sentence, sharings, traffic_of
+from synergyd.scheduler.slowdown import Traffic
 from synergyd.scheduler.utility import allocation as allocation_of
 from synergyd.scheduler.utility import parts, relative_goodput
 from synergyd.settings import Settings
@@ -26,11 +30,13 @@ _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal ban
 
 @dataclass(frozen=True)
 class Answer:
-    """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed."""
+    """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed. `away`: by index of
+    the ask, Cells that it did not get because of links that it would share."""
 
     problem: Problem
     allocation: Allocation
     placement: Placement
+    away: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 def decide(
@@ -75,11 +81,21 @@ def decide(
         )
     asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
     terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
+    outside = [(j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, Left)]
     asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s)
     terms = with_bonus(terms, asks)
     bounds = limits(asks, snapshot.jobs, settings)
-    problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds)
+    spanned = None
+    if settings.one_multi_node_job_per_node:
+        spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
+    problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned)
     answer = solve(problem, policy, may_stop)
+    shared: Mapping[int, Sharing] = {}
+    if settings.link_aware:
+        topology = topology_of(settings.node_link, settings.leaf_uplink, {room.name: room.leaf for room in rooms})
+        others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
+        answer = linked(answer, policy, topology, others, may_stop)
+        shared = sharings([*others, *_traffic(answer, topology)], topology)
     outcome = Outcome(
         answer.problem,
         answer.allocation,
@@ -87,12 +103,13 @@ def decide(
         settings.restart_cost_s,
         sizes_fixed=policy.sizes_fixed,
         rule=policy.rule,
+        away=answer.away,
     )
     by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
     return tuple(
-        _left(job.job_id, found)
+        _left(job.job_id, found, shared.get(job.job_id))
         if isinstance(found, Left)
-        else _decision(by_id[job.job_id], answer, outcome, fairness.get(job.job_id))
+        else _decision(by_id[job.job_id], answer, outcome, fairness.get(job.job_id), shared.get(job.job_id))
         for job, found in zip(snapshot.jobs, sorted_jobs, strict=True)
     )
 
@@ -109,7 +126,7 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
         stops = may_stop or not policy.preempts
         allocation = policy.allocate(problem) if stops else without_stopping(policy, problem)
         allocation = within_limits(problem, allocation)
-        placement = place(problem.rooms, requests_of(problem, allocation))
+        placement = place(problem.rooms, requests_of(problem, allocation), problem.spanned)
         if not placement.failed:
             # of a problem from which Cells were banned, not of the one that was asked
             proven = allocation.optimal and not any(ask.banned for ask in problem.asks)
@@ -120,7 +137,7 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
             asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
         problem = replace(problem, asks=tuple(asks))
     for attempt in (_most_of(problem, allocation), greedy(problem, grow=False)):
-        placement = place(problem.rooms, requests_of(problem, attempt))
+        placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
             return Answer(problem, attempt, placement)
     pairs = zip(problem.asks, attempt.choice, strict=True)
@@ -128,18 +145,50 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
     return Answer(problem, attempt, replace(placement, failed={}))
 
 
+def linked(
+    answer: Answer, policy: Policy, topology: Topology, others: Sequence[Traffic], may_stop: bool = False
+) -> Answer:
+    """The answer with shared links weighed (joint.py). Where a job is better off with a Cell of fewer GPUs for them, what it
+    leaves is shared out once more, and the better of the two outcomes taken."""
+    sizes = not policy.sizes_fixed and not policy.rule
+    first = joint(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
+    found = Answer(answer.problem, first.allocation, first.placement, first.away)
+    if not first.away:
+        return found
+    banned = tuple(
+        replace(ask, banned=ask.banned | first.away.get(i, frozenset())) for i, ask in enumerate(answer.problem.asks)
+    )
+    again = solve(replace(answer.problem, asks=banned), policy, may_stop)
+    second = joint(again.problem, again.allocation, again.placement, topology, others, sizes)
+    if second.total <= first.total:
+        return found
+    away = {i: first.away.get(i, frozenset()) | second.away.get(i, frozenset()) for i in {*first.away, *second.away}}
+    return Answer(again.problem, second.allocation, second.placement, away)
+
+
+def _traffic(answer: Answer, topology: Topology) -> list[Traffic]:
+    """What every job that has a Cell sends."""
+    found = []
+    for i, cell, _ in answer.allocation.taken(answer.problem):
+        job_id = answer.problem.asks[i].job_id
+        sends = traffic_of(job_id, cell, answer.placement.nodes[job_id], topology)
+        found += [] if sends is None else [sends]
+    return found
+
+
 def _most_of(problem: Problem, found: Allocation) -> Allocation:
     """`found` without what can't be laid, and what is then free given to who waits."""
     kept = within_limits(problem, feasible(problem, found.choice, found.moved))
-    placement = place(problem.rooms, requests_of(problem, kept))
+    placement = place(problem.rooms, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)
 
 
-def _left(job_id: int, left: Left) -> Decision:
-    return Decision(job_id, left.action, left.cell, left.nodes, left.why, left.relative_goodput)
+def _left(job_id: int, left: Left, shared: Sharing | None) -> Decision:
+    why = left.why + sentence(shared)
+    return Decision(job_id, left.action, left.cell, left.nodes, why, left.relative_goodput, sharing=shared)
 
 
-def _decision(index: int, answer: Answer, outcome: Outcome, fairness: float | None) -> Decision:
+def _decision(index: int, answer: Answer, outcome: Outcome, fairness: float | None, shared: Sharing | None) -> Decision:
     ask, terms = answer.problem.asks[index], answer.problem.terms
     choice = answer.allocation.choice[index]
     if choice is None:
@@ -150,9 +199,10 @@ def _decision(index: int, answer: Answer, outcome: Outcome, fairness: float | No
     action = _action(ask, choice, nodes)
     why, alternatives = explain(outcome, index, action)
     cell = ask.cells[choice]
-    worth = parts(ask, choice, action is Action.KEEP, terms)
+    worth = parts(ask, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
     relative = relative_goodput(cell, ask.cells, ask.asked)
-    return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness)
+    why += sentence(shared)
+    return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
 
 
 def _action(ask: Ask, choice: int, nodes: tuple[str, ...]) -> Action:

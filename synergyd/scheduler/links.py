@@ -49,11 +49,15 @@ LINKS: dict[str, Link] = {
 
 
 def link_named(name: str) -> Link:
-    """The figures of a kind of link. Raises UsageError."""
-    try:
-        return LINKS[name.lower()]
-    except KeyError:
-        raise UsageError("link", f"no figures for {name!r}", f"one of {', '.join(LINKS)}") from None
+    """The figures of a kind of link, `4x10gbe` of four together. Raises UsageError."""
+    count, times, kind = name.lower().rpartition("x")
+    known = LINKS.get(name.lower())
+    if known is None and times and count.isascii() and count.isdecimal() and 0 < int(count[:6]) <= 9999:
+        known = LINKS[kind].faster(int(count)) if kind in LINKS else None
+    if known is None:
+        right = f"one of {', '.join(LINKS)}; 4x10gbe for several together"
+        raise UsageError("link", f"no figures for {name!r}", right)
+    return known
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,12 @@ class Topology:
         if kind == "leaf" and self.uplink is not None:
             return self.uplink
         return self.nics.get(name, self.nic)
+
+
+def topology_of(node_link: str, leaf_uplink: str, leaf: Mapping[str, str]) -> Topology:
+    """The links that the settings NodeLink and LeafUplink ("": never the bottleneck) tell of, with each node's leaf switch. Raises
+    UsageError."""
+    return Topology(link_named(node_link), {}, leaf, link_named(leaf_uplink) if leaf_uplink else None)
 
 
 def pace(links: Sequence[Link], sharers: Sequence[int]) -> float:

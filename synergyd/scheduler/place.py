@@ -7,7 +7,7 @@ present nodes as it can (a growing job gets a superset, a shrinking one a subset
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from synergyd.records import Shape
@@ -35,9 +35,10 @@ class Placement:
     left: dict[str, int]
 
 
-def place(rooms: Sequence[Room], requests: Sequence[Request]) -> Placement:
-    """Names the nodes of every request; the same input gives the same answer."""
-    bins = Bins(rooms)
+def place(rooms: Sequence[Room], requests: Sequence[Request], spanned: Collection[str] | None = None) -> Placement:
+    """Names the nodes of every request; the same input gives the same answer. `spanned` not None: no two jobs that span nodes
+    get the same node, see Bins."""
+    bins = Bins(rooms, spanned)
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
     for request in requests:
@@ -56,6 +57,8 @@ def place(rooms: Sequence[Room], requests: Sequence[Request]) -> Placement:
         names = bins.pick(request.shape, request.partition, frozenset(request.nodes), homes)
         if names is None:
             failed[request.job_id] = why_not(bins.free, rooms, request)
+            if spanned is not None and request.shape.nodes > 1:
+                failed[request.job_id] += ", on nodes with no other job that spans nodes"
             continue
         bins.take(names, request.shape.gpus_per_node)
         nodes[request.job_id] = names

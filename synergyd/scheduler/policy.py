@@ -142,7 +142,8 @@ class Limit:
 @dataclass(frozen=True)
 class Problem:
     """One epoch's allocation: who asks, and what there is. `now_s` is the time that deadlines are told in; `restart_cost_s`
-    what any change of a running job costs it. Running jobs never exceed `limits` by staying as they are."""
+    what any change of a running job costs it. Running jobs never exceed `limits` by staying as they are. `spanned` not None: at most
+    one job that spans nodes on a node; those are the nodes that jobs outside of the problem span."""
 
     asks: tuple[Ask, ...]
     rooms: tuple[Room, ...]
@@ -150,6 +151,7 @@ class Problem:
     now_s: float = 0.0
     restart_cost_s: float = 0.0
     limits: tuple[Limit, ...] = ()
+    spanned: frozenset[str] | None = None
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""

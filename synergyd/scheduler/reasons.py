@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from synergyd.records import Action, Alternative, Cell, Plan, Shape
 from synergyd.scheduler.allowance import Allowance
@@ -21,7 +21,7 @@ _NAMED = 3  # rival jobs named in a sentence
 class Outcome:
     """An epoch's answer with what every explanation needs, worked out once. `sizes_fixed`: the policy gives each job
     the size it asked for, whatever could be gained. `rule`: what the policy goes by, where that is not the objective.
-    `restart_cost_s` in seconds."""
+    `restart_cost_s` in seconds. `away`: by index of the ask, Cells not given because of links that would be shared."""
 
     def __init__(
         self,
@@ -31,13 +31,15 @@ class Outcome:
         restart_cost_s: float,
         sizes_fixed: bool = False,
         rule: str = "",
+        away: Mapping[int, frozenset[int]] | None = None,
     ) -> None:
+        self.away = away or {}
         self.problem, self.allocation, self.placement = problem, allocation, placement
         self.restart_cost_s, self.sizes_fixed, self.rule = restart_cost_s, sizes_fixed, rule
         self.empty, self.left = Bins(problem.rooms), Bins(problem.rooms)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
-        self.weighed = allocation.optimal or allocation.gap <= _WEIGHED
+        self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[str, str], int] = {}
         self._told: dict[Hashable, tuple[str, tuple[Alternative, ...]]] = {}
@@ -244,6 +246,8 @@ def _why_not(outcome: Outcome, index: int, i: int, stay: float) -> str:
     chosen = None if choice is None else ask.cells[choice]
     if not outcome.fits_empty(ask, cell):
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
+    if i in outcome.away.get(index, ()):
+        return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
     if i in ask.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if outcome.sizes_fixed:

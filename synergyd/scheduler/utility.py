@@ -137,8 +137,11 @@ def change_value(ask: Ask, index: int, terms: Terms) -> float:
     return ask.weight * value + bonus(ask, index, terms, anew=True)
 
 
-def parts(ask: Ask, choice: int | None, stays: bool, terms: Terms) -> tuple[tuple[str, float], ...]:
-    """The terms of the objective that one job's outcome adds up from, as (name, value); those that are 0 are left out."""
+def parts(
+    ask: Ask, choice: int | None, stays: bool, terms: Terms, slowdown: float = 1.0
+) -> tuple[tuple[str, float], ...]:
+    """The terms of the objective that one job's outcome adds up from, as (name, value); those that are 0 are left out.
+    `slowdown`: of its steps, by who shares its links."""
     need = 0.0
     if choice is None:
         found = {"waiting": waiting(ask, terms)}
@@ -148,6 +151,8 @@ def parts(ask: Ask, choice: int | None, stays: bool, terms: Terms) -> tuple[tupl
         found = {
             "goodput": plain,
             "restart": worth(factor * ask.relative[choice], terms) - plain,
+            "links": worth(factor * ask.relative[choice] / slowdown, terms)
+            - worth(factor * ask.relative[choice], terms),
         }
         need = bonus(ask, choice, terms, anew=not stays)
     total, plain_weight = sum(found.values()), ask.weight / ask.short

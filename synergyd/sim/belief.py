@@ -38,8 +38,9 @@ class Learnt:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def report(self, live: Live, job: Job, until_s: float) -> bool:
-        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet."""
+    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool:
+        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet. `slowdown` is
+        what the scheduler holds its neighbours on shared links for: taken out of its step times, as the daemon does."""
         assert live.pace is not None and live.plan is not None
         since_s = max(live.ready_s, self._told_s.get(job.job_id, 0.0))
         due = int((until_s - since_s) / REPORT_EVERY_S)
@@ -54,7 +55,7 @@ class Learnt:
                 job.job_id,
                 job.restarts,
                 step=0,
-                step_s=live.pace.step_s * self._noisy(),
+                step_s=live.pace.step_s * self._noisy() / slowdown,
                 noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
                 plan=live.plan,
             )
@@ -115,7 +116,7 @@ class Oracle:
 
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
-    def report(self, live: Live, job: Job, until_s: float) -> bool:
+    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool:
         """An oracle learns nothing; its jobs report at once."""
         return True
 
@@ -164,7 +165,7 @@ def _cell(live: Live, shape: Shape, plan: Plan) -> Cell | None:
     if pace is None:
         return None
     goodput, throughput = pace.rate * truth.unit, plan.global_batch / pace.step_s
-    return Cell(shape, plan, throughput, goodput / throughput, goodput, pace.step_s, 0)
+    return Cell(shape, plan, throughput, goodput / throughput, goodput, pace.step_s, 0, sync_s=pace.sync_s)
 
 
 def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
@@ -183,15 +184,16 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         weight=job.weight,
         deadline_s=job.deadline_s,
         reshard=job.reshard,
+        resize=job.resize,
     )
 
 
 def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
-    """The size asked for on the fewest nodes that can share it equally; None where the cluster can't hold it."""
+    """The size asked for on the nodes asked for, or the fewest that can share it equally; None where the cluster can't hold it."""
     types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
     for gpu_type in types:
         sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
-        for nodes in range(1, len(sizes) + 1):
+        for nodes in [job.nodes] if job.nodes else range(1, len(sizes) + 1):
             each, rest = divmod(job.gpus, nodes)
             if not rest and sum(size >= each for size in sizes) >= nodes:
                 return Shape(gpu_type, nodes, each)

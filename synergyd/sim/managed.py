@@ -42,6 +42,7 @@ from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
 from synergyd.scheduler.policy import Policy, Progress
 from synergyd.scheduler.ready import ready
+from synergyd.scheduler.sharing import slowdowns_of
 from synergyd.settings import Settings
 from synergyd.sim.belief import asked_shape, directive_of
 from synergyd.sim.world import ACTION, Live, World
@@ -51,7 +52,7 @@ from synergyd.task.rebatch import better_batch
 class Belief(Protocol):
     """Where Cells come from: `belief.Learnt` or `belief.Oracle`."""
 
-    def report(self, live: Live, job: Job, until_s: float) -> bool: ...
+    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool: ...
     def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]: ...
     def progress(self, live: Live) -> Progress: ...
     def known(self) -> dict[int, Profile]: ...
@@ -73,6 +74,9 @@ class Managed:
     _reported: set[int] = field(default_factory=set)
     _released: dict[int, Target] = field(default_factory=dict)  # may start as soon as their nodes are free
     _acks: dict[int, int] = field(default_factory=dict)
+    _slowed: dict[int, float] = field(
+        default_factory=dict
+    )  # by neighbours on shared links, as the last decision has it
 
     def limits(self, world: World) -> Limits:
         return Limits(
@@ -113,7 +117,7 @@ class Managed:
         """Takes the reports that are due of a job; whether there were any in this incarnation."""
         if live.pace is None or world.now_s <= live.ready_s:
             return False
-        if self.belief.report(live, self._job(world, live), world.now_s):
+        if self.belief.report(live, self._job(world, live), world.now_s, self._slowed.get(live.job_id, 1.0)):
             self._reported.add(live.job_id)
         return live.job_id in self._reported
 
@@ -159,6 +163,7 @@ class Managed:
             {i: self._progress(world, live) for i, live in world.jobs.items()},
         )
         self.decisions_s.append(time.perf_counter() - began)
+        self._slowed = slowdowns_of(decisions)
         self._rebatch(world, jobs, offers)
         for decision in decisions:
             life = self.lives[decision.job_id]

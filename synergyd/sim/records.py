@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from synergyd.records import Cluster, ModelSpec, Node, Plan, Shape
+from synergyd.scheduler.links import Topology
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,12 +37,13 @@ class Pace:
     """How a job truly moves: `rate` units of progress a second, `step_s` seconds an optimizer step.
 
     `noise_scale` is the true gradient noise scale in sequences at this point of the training, None where the trace has
-    none (then the batch is fixed).
+    none (then the batch is fixed). `sync_s` of `step_s` it sends between nodes, with its links to itself.
     """
 
     rate: float
     step_s: float
     noise_scale: float | None
+    sync_s: float = 0.0
 
 
 class Truth(Protocol):
@@ -103,6 +105,8 @@ class TraceJob:
     plan: Plan | None = None  # that its user runs it with at the size asked for; None: data-parallel
     reshard: bool | None = None  # whether its checkpoint takes other degrees; None: not said
     can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
+    nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
+    resize: bool = True  # its user lets it be resized
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class Scenario:
     checkpoint_every_s: float = 1800.0  # of jobs that nobody asks; what a node failure can cost
     lengths_known: bool = True  # jobs' reports say how far they are, of how much
     seed: int = 0
+    topology: Topology | None = None  # the links that jobs share; None: each has them to itself
 
     @property
     def gpus(self) -> int:

@@ -53,11 +53,14 @@ class Scaling:
         if (self.gpu_types and placed.gpu_type not in self.gpu_types) or plan.gpus != placed.gpus:
             return None
         step_s = self.step_s * self._relative(placed) / self._relative(self.asked)
-        return Pace(1.0 / step_s, step_s, None)
+        return Pace(1.0 / step_s, step_s, None, step_s * self._sent(placed) / self._relative(placed))
 
     def _relative(self, placed: Placed) -> float:
-        gpus, nodes = placed.gpus, len(placed.per_node)
-        return 1 - self.parallel + self.parallel / gpus + self.network * math.sqrt((nodes - 1) / gpus)
+        return 1 - self.parallel + self.parallel / placed.gpus + self._sent(placed)
+
+    def _sent(self, placed: Placed) -> float:
+        """What the network takes, in steps on one GPU."""
+        return self.network * math.sqrt((len(placed.per_node) - 1) / placed.gpus)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         if self.batch % shape.gpus:

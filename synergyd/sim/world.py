@@ -10,15 +10,17 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan
+from synergyd.scheduler.slowdown import Traffic, slowdowns
 from synergyd.sim.records import Held, JobResult, Pace, Placed, Scenario, TraceJob
 
 # Order of events at the same instant: what has happened comes before the decision that is to know of it.
 STAGE, NODE, ARRIVAL, ACTION, EPOCH, LATE = range(6)
+_ALIKE = 1e-6  # slowdowns that differ by less are the same
 STUCK_S = 30 * 24 * 3600.0  # nothing runs and nothing starts for so long: a trace that can't run out
 
 
@@ -30,7 +32,9 @@ class Live:
     job: TraceJob
     grant: tuple[tuple[str, int], ...] = ()
     plan: Plan | None = None  # as executed
-    pace: Pace | None = None
+    pace: Pace | None = None  # with what neighbours on shared links cost
+    own: Pace | None = None  # with its links to itself
+    slowdown: float = 1.0
     stage: int = 0
     progress: float = 0.0
     synced_s: float = 0.0
@@ -130,6 +134,8 @@ class World:
         live.started_s = self.now_s if live.started_s is None else live.started_s
         self._changed_s = self.now_s
         self._plan_stage(live)
+        if self.scenario.topology is not None and delay_s > 0 and len(grant) > 1:
+            self.at(live.ready_s, STAGE, self._contend)
 
     def halt(self, live: Live) -> None:
         """Takes a job's GPUs; its progress is kept as it stands."""
@@ -145,14 +151,17 @@ class World:
         for name, gpus in live.grant:
             self.free[name] += gpus
         live.grant, live.plan, live.pace, live.ready_s = (), None, None, math.inf
+        live.slowdown = 1.0
         self._changed_s = self.now_s
+        self._contend()
 
     def pause(self, live: Live) -> None:
         """Training stops (it writes its checkpoint); the GPUs stay with it."""
         self.sync(live)
         live.version += 1
         live.synced_s, live.saved_s = max(self.now_s, live.ready_s), self.now_s
-        live.pace = None
+        live.pace, live.slowdown = None, 1.0
+        self._contend()
 
     def resume(self, live: Live) -> None:
         """A pause that came to nothing ends."""
@@ -226,15 +235,45 @@ class World:
     def _plan_stage(self, live: Live) -> None:
         """The event of the end of the present stage."""
         assert live.plan is not None
-        truth = live.job.truth
-        live.version += 1
-        live.pace = truth.pace(live.stage, self.placed(live), live.plan)
-        if live.pace is None or live.pace.rate <= 0:
+        live.own = live.job.truth.pace(live.stage, self.placed(live), live.plan)
+        if live.own is None or live.own.rate <= 0:
             raise UsageError(
                 live.job.where or live.job.name,
                 f"nothing was measured of {live.plan} on {self.placed(live)}",
                 "the trace's job can't be simulated there",
             )
+        self._go_on(live)
+        self._contend(live)
+
+    def _contend(self, but: Live | None = None) -> None:
+        """New paces of the jobs whose links others have come to or left; `but` has nothing to report of its pace so far."""
+        topology = self.scenario.topology
+        if topology is None:
+            return
+        training = [live for live in self.jobs.values() if live.pace is not None and live.synced_s <= self.now_s]
+        traffic = []
+        for live in training:
+            assert live.own is not None
+            if len(live.grant) > 1 and live.own.sync_s > 0:
+                mb = live.own.sync_s * 1000.0 / topology.nic.per_mb
+                names = tuple(name for name, _ in live.grant)
+                traffic.append(Traffic(live.job_id, names, live.own.step_s - live.own.sync_s, mb))
+        found = slowdowns(traffic, topology)
+        for live in training:
+            slowdown = found[live.job_id].slowdown if live.job_id in found else 1.0
+            if abs(slowdown - live.slowdown) > _ALIKE:
+                self.sync(live)
+                if live is not but:
+                    self.director.moved(self, live)
+                live.slowdown = slowdown
+                self._go_on(live)
+
+    def _go_on(self, live: Live) -> None:
+        """At the pace that it has now, to the end of its stage."""
+        assert live.own is not None
+        truth, own = live.job.truth, live.own
+        live.version += 1
+        live.pace = replace(own, rate=own.rate / live.slowdown, step_s=own.step_s * live.slowdown)
         needed_s = max(0.0, (truth.end(live.stage) - live.progress) / live.pace.rate)
         exact_s = live.synced_s + needed_s
         end_s, kind = exact_s, STAGE

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import OBJECTIVES, POLICIES, Settings
+from synergyd.settings import LINKS, OBJECTIVES, POLICIES, Settings
 from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
@@ -168,6 +168,17 @@ def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
     return read
 
 
+def _link(text: str) -> str:
+    match = re.fullmatch(r"(?:[1-9][0-9]{0,3}x)?([a-z0-9-]+)", text.lower())
+    if not match or match[1] not in LINKS:
+        raise ValueError(text)
+    return text.lower()
+
+
+def _uplink(text: str) -> str:
+    return "" if text.lower() == "none" else _link(text)
+
+
 def _gpus(text: str) -> int:
     if not re.fullmatch("[0-9]{1,7}", text):
         raise ValueError(text)
@@ -187,6 +198,7 @@ def _rule(text: str) -> str:
     return text
 
 
+_LINKS = f"{', '.join(LINKS)}; 4x10gbe for several together"
 SETTINGS: tuple[Setting, ...] = (
     Setting("Database", "database", _database, "sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME"),
     Setting("Epoch", "epoch_s", _seconds(1, 86400), "1 s to 1 day, such as 60, 60s or 5m"),
@@ -217,6 +229,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("RestartDelay", "restart_delay_s", _seconds(1, 300), "1 s to 5 minutes, such as 2s"),
     Setting("Park", "park_s", _seconds(0, 604800), "0 to 7 days, such as 15m"),
     Setting("MaxGrowth", "max_growth", _growth, "0 (no bound), or more than 1, such as 2"),
+    Setting("LinkAware", "link_aware", _flag, "yes or no"),
+    Setting("NodeLink", "node_link", _link, _LINKS),
+    Setting("LeafUplink", "leaf_uplink", _uplink, f"none, or {_LINKS}"),
+    Setting("OneMultiNodeJobPerNode", "one_multi_node_job_per_node", _flag, "yes or no"),
 )
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = (*(setting.key for setting in SETTINGS), "GpuType")

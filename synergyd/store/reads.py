@@ -20,6 +20,7 @@ from synergyd.records import (
     ModelSpec,
     Profile,
     Report,
+    Sharing,
 )
 from synergyd.store.codec import decode
 from synergyd.store.items import (
@@ -156,6 +157,7 @@ _DECISION = select(
     DecisionRow.alternatives,
     DecisionRow.worth,
     DecisionRow.fairness,
+    DecisionRow.sharing,
 )
 
 
@@ -213,6 +215,7 @@ def _decision(r: Row[Any]) -> Decision:
         alternatives=tuple(decode(Alternative, a, f"{where}: alternative") for a in r.alternatives),
         worth=tuple((str(name), float(value)) for name, value in r.worth or ()),
         fairness=r.fairness,
+        sharing=None if r.sharing is None else decode(Sharing, r.sharing, f"{where}: sharing"),
     )
 
 

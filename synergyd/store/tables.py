@@ -77,6 +77,7 @@ class DecisionRow(Base):
     alternatives: Mapped[list[dict[str, Any]]] = mapped_column(Json)
     worth: Mapped[list[Any] | None] = mapped_column(Json)
     fairness: Mapped[float | None] = mapped_column(Double)
+    sharing: Mapped[dict[str, Any] | None] = mapped_column(Json)
 
 
 class EventRow(Base):

@@ -132,6 +132,7 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
             "alternatives": encode(d.alternatives),
             "worth": encode(d.worth) or None,
             "fairness": d.fairness if d.fairness is not None and math.isfinite(d.fairness) else None,
+            "sharing": encode(d.sharing),
         }
         for d in epoch.decisions
     ]

@@ -55,6 +55,7 @@ def cells(
         return []
     counts = np.array(rows, dtype=np.int64).T
     step_s = throughput.steps_s(gpu, counts[1:]) / speed
+    sync_s = np.minimum(throughput.sync_s(gpu, counts[1:]) / speed, step_s)
     batch = counts[3] * counts[4] * counts[5]
     rate = batch / step_s
     good, share = goodput(rate, batch, noise_scale, smallest_batch)
@@ -73,6 +74,7 @@ def cells(
             float(step_s[row]),
             0,
             sigma,
+            float(sync_s[row]),
         )
         for index, row in best.items()
     ]

@@ -50,7 +50,16 @@ class Ranked:
             step_s=float(self.step_s[i]),
             memory_bytes=math.ceil(self.candidates.memory[i]),
             uncertainty=self.uncertainty,
+            sync_s=self._sync_s(i),
         )
+
+    def _sync_s(self, i: int) -> float:
+        """Seconds of a step between nodes: data-parallel groups that leave a node, and pipeline stages on several."""
+        shape, plan, share = self.shapes[int(self.candidates.shape[i])], self.candidates.plans.plan(i), self.step_s[i]
+        if shape.nodes == 1:
+            return 0.0
+        across = float(self.times.dp[i]) if plan.tp * plan.cp * plan.dp > shape.gpus_per_node else 0.0
+        return (across + float(self.times.pp[i])) * float(share) / float(self.times.total[i])
 
     def best_cells(self) -> list[Cell]:
         """The best plan of each (shape, pp), in order of shape and pp."""

@@ -311,6 +311,7 @@ def _at_speed(cell: Cell, speed: float, sigma: float) -> Cell:
         cell.step_s / speed,
         cell.memory_bytes,
         sigma,
+        cell.sync_s / speed,
     )
 
 

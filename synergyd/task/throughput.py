@@ -48,6 +48,12 @@ class Throughput:
         one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
         return _steps(self._theta(), _columns(np.array(one, dtype=np.float64), counts))
 
+    def sync_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
+        """T_sync between nodes, seconds a step, of many at once (see `steps_s`); 0 within a node."""
+        one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        _, _, far, _, far_hops, _ = _columns(np.array(one, dtype=np.float64), counts)
+        return np.asarray(self.network_bytes * far + self.network_hop_s * far_hops)
+
     def _theta(self) -> Floats:
         *positive, gamma = astuple(self)
         low, high = _GAMMA

@@ -1,6 +1,6 @@
 """Contention: mean JCT of SRSF(1), SRSF(2), SRSF(3), Ada-SRSF and the look-ahead over a grid, and of LWF-kappa against first-fit.
 
-    python -m tests.benchmarks.contention [--seeds 10] [--scale 5] [--processes 2] [--exclusive] [--json]
+    python -m tests.benchmarks.contention [--seeds 10] [--first-seed 0] [--scale 5] [--processes 2] [--exclusive] [--json]
     python -m tests.benchmarks.contention --paper [--seeds 10] [--scale 1000]
     python -m tests.benchmarks.contention --speed
 
@@ -57,9 +57,9 @@ def _one(task: Task) -> dict[str, float]:
     return found
 
 
-def over_seeds(policies: Sequence[str], setup: Setup, seeds: int, processes: int) -> dict[str, list[float]]:
+def over_seeds(policies: Sequence[str], setup: Setup, seeds: range, processes: int) -> dict[str, list[float]]:
     """Mean JCT of every policy on every seed, seconds at scale 1000; and its processor seconds as `POLICY:cpu`."""
-    tasks: list[Task] = [(tuple(policies), seed, setup) for seed in range(seeds)]
+    tasks: list[Task] = [(tuple(policies), seed, setup) for seed in seeds]
     if processes > 1:
         with get_context("fork").Pool(processes) as pool:
             rows = pool.map(_one, tasks, chunksize=1)
@@ -72,7 +72,7 @@ def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def cell(setup: Setup, seeds: int, processes: int) -> dict[str, Any]:
+def cell(setup: Setup, seeds: range, processes: int) -> dict[str, Any]:
     """One cell's numbers."""
     jct = over_seeds(POLICIES, setup, seeds, processes)
     mean = {p: statistics.fmean(jct[p]) for p in POLICIES}
@@ -112,7 +112,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def paper(setup: Setup, seeds: int, processes: int) -> dict[str, Any]:
+def paper(setup: Setup, seeds: range, processes: int) -> dict[str, Any]:
     """The stated constants: disciplines on LWF-1, and placements under SRSF(1) and Ada-SRSF."""
     names = [*POLICIES[:-1], *(f"{p}+{d}" for p in PLACEMENTS if p != "lwf-1" for d in ("srsf-1", "ada-srsf"))]
     jct = over_seeds(names, setup, seeds, processes)
@@ -167,7 +167,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--paper", action="store_true", help="the stated constants only, with placements")
     parser.add_argument("--speed", action="store_true", help="decision times at 1,280 nodes only")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=10, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds are this one and those that follow")
     parser.add_argument("--scale", type=float, default=5.0)
     parser.add_argument("--penalty", type=numbers, default=[0.0, 1.0, 3.0], metavar="X,Y,..", help="times h = 0.235")
     parser.add_argument(
@@ -183,9 +184,15 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(speed()))
         return 0
     base = Setup(exclusive=args.exclusive, scale=args.scale, jobs=args.jobs).checked()
-    answer: dict[str, Any] = {"seeds": args.seeds, "scale": args.scale, "exclusive": args.exclusive}
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    answer: dict[str, Any] = {
+        "seeds": args.seeds,
+        "first_seed": args.first_seed,
+        "scale": args.scale,
+        "exclusive": args.exclusive,
+    }
     if args.paper:
-        answer["paper"] = told = paper(base, args.seeds, args.processes)
+        answer["paper"] = told = paper(base, seeds, args.processes)
         show((f"{n:<22} {m:>8.1f} ±{s:.1f} s" for n, (m, s) in told["mean_jct_s"].items()), args.json)
         show((f"{n:<16} {told[n][0]:.3f} ±{told[n][1]:.3f}   abstract {x:.3f}" for n, x in ABSTRACT.items()), args.json)
     else:
@@ -196,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
             setup = Setup(
                 exclusive=args.exclusive, scale=args.scale, jobs=args.jobs, penalty=penalty, message=message, load=load
             )
-            answer["cells"].append(cell(setup, args.seeds, args.processes))
+            answer["cells"].append(cell(setup, seeds, args.processes))
             show([grid_line(answer["cells"][-1])], args.json)
         answer["verdict"] = verdict(answer["cells"])
         show([json.dumps(answer["verdict"])], args.json)

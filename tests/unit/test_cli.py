@@ -15,7 +15,7 @@ from synergyd import __version__
 from synergyd.cli.context import Context, guarded
 from synergyd.cli.synergyctl import VERBS, cli
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Action, Alternative, Cell, Decision, Plan, Report, Shape
+from synergyd.records import Action, Alternative, Cell, Decision, Plan, Report, Shape, SharedLink, Sharing
 from synergyd.settings import Settings
 from synergyd.store.items import EpochRecord, Event, Lifecycle, StoredReport
 from synergyd.store.store import open_store
@@ -135,6 +135,18 @@ def test_explain_tells_decision_alternatives_and_story(filled: str) -> None:
         "story",
     ):
         assert words in text
+
+
+def test_explain_tells_who_shares_links(url: str) -> None:
+    cost = Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)), SharedLink(f"leaf:{EVIL}", (8, 9))))
+    with open_store(url, create=True) as store:
+        decision = Decision(7, Action.KEEP, CELL, ("n1", "n2"), "keeps", sharing=cost)
+        store.save_epoch(EpochRecord(1000.0, 0.1, False, (decision, Decision(8, Action.KEEP, CELL, ("n1",), "keeps"))))
+    text = ctl(url, "explain", "7").output
+    assert "links     shares the network of n1 with job 8" in text and "with jobs 8, 9" in text
+    assert "steps take 1.25 times as long: goodput 7.2 in place of 9 sequences/s" in text
+    assert json.loads(ctl(url, "explain", "7", "--json").output)["decision"]["sharing"]["slowdown"] == 1.25
+    assert EVIL not in text and "links" not in ctl(url, "explain", "8").output
 
 
 def test_status_without_an_epoch(url: str) -> None:

@@ -65,6 +65,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
+        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
@@ -98,6 +99,10 @@ def test_every_key(folder: Path) -> None:
         qos_weights={"high": 4.0, "low": 0.5},
         account_limits={"chem": 64},
         partition_limits={"gpu": 128, "debug": 0},
+        link_aware=True,
+        node_link="2x25gbe",
+        leaf_uplink="100gbe",
+        one_multi_node_job_per_node=True,
         gpu_figures={
             "a100": {
                 "peak_tflops": 312,
@@ -140,6 +145,9 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY QosWeights=a:1,a:2", "QosWeights=a:1,a:2 is not right; "),
         ("#SYNERGY AccountLimits=x:1.5", "AccountLimits=x:1.5 is not right; "),
         ("#SYNERGY Policy=best", "Policy=best is not right; Policy takes one of: synergy, exact, fifo, first-fit, "),
+        ("#SYNERGY NodeLink=2gbe", "NodeLink=2gbe is not right; NodeLink takes 1gbe, 10gbe, 25gbe, 100gbe, ib-edr, "),
+        ("#SYNERGY NodeLink=0x10gbe", "NodeLink=0x10gbe is not right; "),
+        ("#SYNERGY LeafUplink=fast", "LeafUplink=fast is not right; LeafUplink takes none, or 1gbe, "),
         ("#SYNERGY MaxGrowth=0.5", "MaxGrowth=0.5 is not right; MaxGrowth takes 0 (no bound), or more than 1"),
         ("#SYNERGY Database=mysql://u:geheim@h/d", "Database is not right; Database takes sqlite:"),
         ("#SYNERGY Database=geheim", "Database is not right; "),

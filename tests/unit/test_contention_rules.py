@@ -11,6 +11,7 @@ from synergyd.scheduler.links import LINKS, TEN_GBE, Link, Topology, link_named,
 from synergyd.scheduler.lwf import choose_gpus, place_lwf
 from synergyd.scheduler.place import Request, place
 from synergyd.scheduler.policy import Room
+from synergyd.settings import LINKS as NAMES
 
 
 def test_cost_of_sharing() -> None:
@@ -23,8 +24,10 @@ def test_cost_of_sharing() -> None:
 def test_figures_scale_with_the_line_rate() -> None:
     assert LINKS["100gbe"].per_mb == pytest.approx(0.0856)
     assert link_named("IB-HDR") == TEN_GBE.faster(20)
-    with pytest.raises(UsageError, match="one of 1gbe, 10gbe"):
-        link_named("token-ring")
+    assert link_named("4x10GbE") == TEN_GBE.faster(4) and set(LINKS) == set(NAMES)
+    for wrong in ("token-ring", "x10gbe", "0x10gbe", "-1x10gbe", "2x", "2x3x10gbe", ""):
+        with pytest.raises(UsageError, match="one of 1gbe, 10gbe"):
+            link_named(wrong)
 
 
 def test_topology_names_the_links_an_all_reduce_crosses() -> None:

@@ -412,6 +412,18 @@ def test_what_was_learnt_outlives_the_daemon(site: Site) -> None:
     assert site.daemon.profiles[1] == learnt and site.daemon.reports[1].step == 10
 
 
+def test_what_neighbours_on_shared_links_cost_is_not_learnt_as_the_plans(site: Site) -> None:
+    site.running(1, "n1")
+    site.epoch(1)
+    (before,) = site.daemon.profiles[1].measured
+    site.daemon._slowed = {1: 1.25}  # as the last decision has it
+    site.report(1, step_s=0.5 * 1.25)
+    site.epoch(1)
+    (after,) = site.daemon.profiles[1].measured
+    assert after.samples == before.samples + 1 and after.step_s == pytest.approx(before.step_s)
+    assert site.daemon.reports[1].step_s == 0.625  # `status` shows what it really takes
+
+
 def test_a_job_whose_script_can_not_be_read_now_is_not_taken_for_gone(site: Site) -> None:
     site.running(1, "n1")
     site.epoch(60)

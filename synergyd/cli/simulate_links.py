@@ -1,0 +1,71 @@
+"""`synergyctl simulate --contention`: jobs that span nodes share links, in truth and, if asked for, to the scheduler's knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from synergyd.errors import UsageError
+from synergyd.records import Cluster
+from synergyd.scheduler.links import link_named, topology_of
+from synergyd.settings import Settings
+from synergyd.sim.records import Scenario
+
+_FORM = "LINK[,NODES[,UPLINK]]"
+
+
+def link_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options; their values come as keywords that `with_links` takes."""
+    for option in (
+        click.option(
+            "--one-multi-node-job", "one_job", is_flag=True, help="As the setting OneMultiNodeJobPerNode=yes."
+        ),
+        click.option("--link-aware", "aware", is_flag=True, help="As the setting LinkAware=yes (with --contention)."),
+        click.option(
+            "--contention",
+            default="",
+            metavar=_FORM,
+            help="Jobs slow each other down where they share links: each node's is LINK (such as 10gbe); with NODES a "
+            "leaf switch, and between those UPLINK (default: as LINK; 4x10gbe for four together).",
+        ),
+    ):
+        verb = option(verb)
+    return verb
+
+
+def with_links(
+    scenario: Scenario, settings: Settings, contention: str, aware: bool, one_job: bool
+) -> tuple[Scenario, Settings]:
+    """The scenario with its links, and the settings that know of them. Raises UsageError."""
+    settings = replace(settings, one_multi_node_job_per_node=one_job)
+    if not contention:
+        if aware:
+            raise UsageError("--link-aware", "there are no links to be aware of", f"add --contention {_FORM}")
+        return scenario, settings
+    link, count, uplink = _parsed(contention)
+    if count:
+        # in order of the nodes; types are grouped there
+        nodes = tuple(replace(node, leaf=f"leaf{n // count}") for n, node in enumerate(scenario.cluster.nodes))
+        scenario = replace(scenario, cluster=Cluster(nodes))
+    leaf = {node.name: node.leaf for node in scenario.cluster.nodes}
+    settings = replace(settings, link_aware=aware, node_link=link, leaf_uplink=uplink)
+    return replace(scenario, topology=topology_of(link, uplink, leaf)), settings
+
+
+def _parsed(text: str) -> tuple[str, int, str]:
+    """(link, nodes a leaf or 0, uplink or "")."""
+    link, *rest = (word.strip() for word in text.split(","))
+    for name in (link, *rest[1:2]):
+        try:
+            link_named(name)
+        except UsageError as error:
+            raise UsageError("--contention", error.what, error.right) from None
+    if not rest:
+        return link, 0, ""
+    count = rest[0]
+    if len(rest) > 2 or not (count.isascii() and count.isdecimal() and 1 <= int(count[:7]) <= 100_000):
+        raise UsageError("--contention", f"{text!r} is not {_FORM}", "such as 10gbe,8,4x10gbe")
+    return link, int(count), rest[1] if len(rest) > 1 else link
