@@ -1,4 +1,4 @@
-"""The link arbiter in a process of its own, fed by the daemon: `python -m synergyd.daemon.link_process FD RULE BOUND_S`.
+"""The link arbiter in a process of its own, fed by the daemon: `python -m synergyd.daemon.link_process FD RULE BOUND_S LINK`.
 
 A thread would wait for Python's lock whenever the daemon computes: milliseconds for every all-reduce, where a tenth of one is wanted.
 The process takes the running jobs as lines of JSON on its standard input, and ends when that ends, as it does with the daemon's death.
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
 from synergyd.scheduler.adadual import discipline_named
 from synergyd.scheduler.arbiter import Terms
+from synergyd.scheduler.links import Topology, link_named
 
 log = logging.getLogger("synergyd.links")
 _RESTART_S = 5.0  # between two starts of a process that ended
@@ -42,10 +43,11 @@ def members_from(line: bytes) -> dict[int, Member]:
 class LinkProcess:
     """The daemon's end. Started anew where it ended; while it is away nobody is gated."""
 
-    def __init__(self, host: str, port: int, rule: str, bound_s: float) -> None:
-        """Raises UsageError when the port can't be had or the rule is none."""
+    def __init__(self, host: str, port: int, rule: str, bound_s: float, node_link: str = "10gbe") -> None:
+        """Raises UsageError when the port can't be had or the rule or the link is none."""
         discipline_named(rule)
-        self._rule, self._bound_s = rule, bound_s
+        link_named(node_link)
+        self._said = rule, str(bound_s), node_link
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._newest: Mapping[int, Member] | None = None
@@ -73,7 +75,7 @@ class LinkProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         number = self._listener.fileno()
-        command = [sys.executable, "-m", "synergyd.daemon.link_process", str(number), self._rule, str(self._bound_s)]
+        command = [sys.executable, "-m", "synergyd.daemon.link_process", str(number), *self._said]
         return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
 
     def _end(self) -> None:
@@ -116,7 +118,7 @@ def main(arguments: list[str]) -> int:
     number, rule, bound_s = int(arguments[0]), arguments[1], float(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    terms = Terms(discipline_named(rule), bound_s=bound_s)
+    terms = Terms(discipline_named(rule), Topology(link_named(arguments[3])), bound_s=bound_s)
     arbiter = LinkArbiter(socket.socket(fileno=number), terms)
     for line in sys.stdin.buffer:
         arbiter.follow(members_from(line))

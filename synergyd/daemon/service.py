@@ -90,7 +90,8 @@ def _link_arbiter(settings: Settings) -> LinkProcess | None:
     """The link arbiter where it is wanted. Raises UsageError."""
     if not settings.link_arbiter_port or settings.dry_run:
         return None
-    return LinkProcess("", settings.link_arbiter_port, settings.link_arbiter_rule, settings.link_arbiter_wait_s)
+    told = settings.link_arbiter_port, settings.link_arbiter_rule, settings.link_arbiter_wait_s
+    return LinkProcess("", *told, settings.node_link)
 
 
 def prepare(settings: Settings) -> None:
