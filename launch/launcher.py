@@ -199,7 +199,7 @@ def _watch(start: Start, where: Allocation, given: Handover | None, plan: Plan |
     step_log = start.environment.get("SYNERGY_STEP_LOG", "")
     accepted = json.loads(start.environment.get("SYNERGY_ACCEPTS_JSON", "null"))
     seq = megatron_words.number(arguments, "--seq-length", 0)
-    return Watch(plan or told, folder, seq, step_log, reshards, accepted)
+    return Watch(plan or told, folder, seq, step_log, reshards, accepted, len(where.nodes))
 
 
 def _keep_batch(folder: Path, trained: Trained, plan: Plan) -> str:
@@ -289,7 +289,10 @@ def run_node(start: Start, where: Allocation, given: Handover | None, run_dir: P
             if ending:
                 break
             if time.monotonic() >= held_until:
+                start = replace(start, command=tuple(megatron_args.resumed(start.command)))
                 held_until, child = 0.0, spawn()
+                if ending:  # it came between the look above and the start
+                    child.terminate()
         elif watch:
             watch.ask(requests, child, "launch.torchrun" in start.command)
         if requests > told:

@@ -91,6 +91,14 @@ def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]
     return [*(word for word in rest if not elsewhere or word not in _FIRST_START), "--load", checkpoint]
 
 
+def resumed(command: Sequence[str]) -> list[str]:
+    """A whole command as it goes on from what it has saved itself, wherever its first start got its weights from."""
+    saves = values(command, "--save")[-1:]
+    if not saves or values(command, "--load")[-1:] == saves:
+        return list(command)
+    return _with_folder(list(command), saves[0], Trained(1))
+
+
 def is_sharded(arguments: Sequence[str]) -> bool:
     """Whether the parameters are shared out too: Megatron FSDP or PyTorch's FSDP2."""
     return has(arguments, "--use-megatron-fsdp") or has(arguments, "--use-torch-fsdp2")

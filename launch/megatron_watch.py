@@ -85,6 +85,7 @@ class Watch:
         step_log: str = "",
         resharding: bool = False,
         accepts: Mapping[str, Any] | None = None,
+        nodes: int = 1,
     ) -> None:
         self.log = Log()
         self.acknowledged = 0  # requests that ended in a checkpoint
@@ -95,6 +96,7 @@ class Watch:
         self._plan, self._seq, self._step_log = plan, seq, step_log
         self._resharding, self._accepts = resharding, accepts
         self._folder = Path(folder) if folder else None
+        self._nodes = nodes
         self._saved: int | None = None
         self._looked_at = -_LOOK_S
         self._thread: threading.Thread | None = None
@@ -113,6 +115,9 @@ class Watch:
         if requests <= max(self._asked, self._declined) or now < self._ask_at:
             return
         self._ask_at = now + _ASK_AGAIN_S
+        if self._folder is None:  # it would leave without saving
+            self._declined = requests
+            return
         answer = ask_to_leave(child.pid, torchrun)
         if answer is not Answer.NOBODY:
             self._tried = requests
@@ -125,15 +130,19 @@ class Watch:
         """The child has ended with `code`: whether it did so because it was asked to, and its checkpoint is there.
 
         Then all `requests` up to now are met. Another node's launcher may have been the one to ask: where this one has
-        not come to it, a clean end is taken for that, or the other would wait for this node in vain.
+        not come to it, a clean end is taken for that, or the other would wait for this node in vain. A run that has come
+        to its own end is over, whoever asked; one whose checkpoint is older than its last line has saved nothing.
         """
         if self._thread is not None:
             self._thread.join(2.0)  # a grandchild may hold the pipe
         self._looked_at = -_LOOK_S
-        asked = max(self._asked, requests if self._tried < requests else 0)
-        if code or asked <= self.acknowledged:
-            newest = self.log.newest
-            self.state = "done" if not code and newest and newest.iteration >= newest.last else "failed"
+        elsewhere = self._nodes > 1 and not self._declined and self._tried < requests
+        asked = max(self._asked, requests if elsewhere else 0)
+        newest, saved = self.log.newest, self._tracked()
+        ended = newest is not None and max(newest.iteration, saved or 0) >= newest.last
+        there = saved is not None and (newest is None or saved >= newest.iteration)
+        if code or ended or not there or asked <= self.acknowledged:
+            self.state = "done" if not code and ended else "failed"
             return False
         self.met(requests)
         self.state = "waiting"
@@ -178,13 +187,17 @@ class Watch:
 
     def checkpoint_step(self) -> int | None:
         """The newest checkpoint, by Megatron's own tracker file, looked at every few seconds, else by its log."""
+        saved = self._tracked()
+        return saved if saved is not None else self.log.saved
+
+    def _tracked(self) -> int | None:
         now = time.monotonic()
         if self._folder is not None and now - self._looked_at >= _LOOK_S:
             self._looked_at = now
             with contextlib.suppress(OSError, ValueError):
                 text = (self._folder / _TRACKER).read_text(encoding="ascii")
                 self._saved = int(text) if len(text) < 20 and text.strip().isdecimal() else self._saved
-        return self._saved if self._saved is not None else self.log.saved
+        return self._saved
 
     def _copy(self, source: IO[bytes]) -> None:
         while True:

@@ -18,7 +18,7 @@ from launch import launcher
 from launch.allocation import Allocation
 from launch.handover import Handover
 from launch.launcher import Start, run_node
-from launch.megatron_args import plan_of, reshards, version_beside, with_plan
+from launch.megatron_args import plan_of, reshards, resumed, version_beside, with_plan
 from launch.megatron_watch import Answer, Watch, ask_to_leave, catches, workers
 from launch.stall import Stall, allowed_s
 from synergyd.records import Plan, Report
@@ -158,9 +158,54 @@ def test_a_request_while_it_starts_waits_for_the_handler(site: Site, monkeypatch
 
 
 def test_a_node_whose_workers_left_because_another_asked_comes_back_too(site: Site) -> None:
-    assert not site.watch.left(0, 0)  # nobody asked: the run is over
-    assert site.watch.left(0, 1) and site.watch.acknowledged == 1 and site.watch.state == "waiting"
-    assert not site.watch.left(0, 1) and not site.watch.left(1, 2)
+    tracker = site.save / "latest_checkpointed_iteration.txt"
+
+    def watch(nodes: int, saved: int, *lines: bytes) -> Watch:
+        made = Watch(None, str(site.save), 64, nodes=nodes)
+        tracker.write_text(str(saved))
+        for line in lines:
+            made.log.feed(line)
+        return made
+
+    line = b" iteration       20/      40 | consumed samples: 160 | elapsed time per iteration (ms): 20.0 | global batch size: 8 |\n"
+    two = watch(2, 20, line)
+    assert not two.left(0, 0)  # nobody asked: the run is over
+    assert two.left(0, 1) and two.acknowledged == 1 and two.state == "waiting"
+    assert not two.left(0, 1) and not two.left(1, 2)
+    assert not watch(1, 20, line).left(0, 1)  # alone it would know
+    assert not watch(2, 19, line).left(0, 1)  # nothing was saved on the way out
+    ended = watch(2, 40, line)
+    assert not ended.left(0, 1) and ended.state == "done"
+
+
+def test_a_request_in_the_last_moment_starts_no_finished_job_again(site: Site) -> None:
+    site.script.write_text(SCRIPT + "tracker.write_text(str(at))\ntime.sleep(0.3)\n")
+
+    def then() -> None:
+        site.until(site.steps(5))
+        ask()
+
+    assert site.run(5, then) == 0
+    assert site.starts == [0] and site.watch.state == "done"
+
+
+def test_who_saves_nowhere_is_not_asked_to_leave(site: Site) -> None:
+    site.watch = Watch(None, "", 64)
+
+    def then() -> None:
+        site.until(site.steps(3))
+        ask()
+
+    assert site.run(30, then) == 0
+    assert site.starts == [0] and site.reports[-1].step == 30 and site.reports[-1].checkpoint_requests == 0
+
+
+def test_what_starts_again_goes_on_from_its_own_checkpoint() -> None:
+    first = ["torchrun", "pretrain_gpt.py", "--load", "/base", "--finetune", "--save", "/own", "--seq-length", "64"]
+    again = resumed(first)
+    assert "--finetune" not in again and "/base" not in again
+    assert again[again.index("--load") + 1] == again[again.index("--save") + 1] == "/own"
+    assert resumed(again) == again and resumed(["pretrain_gpt.py"]) == ["pretrain_gpt.py"]
 
 
 def test_a_script_without_a_handler_is_not_run_twice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
