@@ -54,6 +54,7 @@ REQUEST = "checkpoint-request"
 _STATUS_EVERY_S = 0.5
 _BATCH_BITS = 31
 _WARM_UP_STEPS = 2  # the first steps after a start pay for allocation, compilation and connections
+_WORDS_S = 2.0  # before the grace is over: for the status file and a clean end
 
 
 class StepTimer:
@@ -402,8 +403,11 @@ class Agent:
         """SIGTERM: save if there is time, say where training stopped."""
         # Rank 0's estimate decides for all, or some would save and others leave.
         until = self._monotonic() + self.settings.grace_s
-        self._settle(lambda: self._monotonic() < until)
-        in_time = self.ranks.broadcast(self._monotonic() + self._cadence.save_s * 1.2 < until)
+        latest = until - self._cadence.save_s * 1.2
+        self._settle(lambda: self._monotonic() < latest)
+        in_time = self.ranks.broadcast(self._monotonic() < latest)
+        if self._under_way:  # too late for this step: what is under way at least, and time to say so
+            self._settle(lambda: self._monotonic() < until - _WORDS_S)
         if in_time and not self._under_way:
             self._checkpoint(step)
         saved = self._status["checkpoint_step"]

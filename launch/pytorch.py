@@ -41,6 +41,7 @@ from launch.batch_rule import Following, at_batch, rule_of
 from launch.checkpoint import Checkpoint, reason
 from launch.data_order import RankIndices, SampleOrder
 from launch.gradient_noise import NoiseScale
+from launch.host_memory import free_bytes
 from launch.link_hooks import gate_ddp
 from launch.memory import device_memory, peak_memory
 from launch.own_time import OwnTime
@@ -50,6 +51,8 @@ from launch.ranks import Alone, Ranks, TorchRanks
 from launch.tuning import fitting
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan
+
+_COPY_SHARE = 0.5  # of the host's free memory, for copies of the state while it is written
 
 
 class SynergyTask:
@@ -247,11 +250,22 @@ class SynergyTask:
             self._beside = dist.new_group(backend="gloo")
         if alone:  # said in the thread that writes, where no context of this one's reaches
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        state = self._state()
+        error = _not_copied(state) or self._random_saved(folder)
+        if self.ranks.maximum([1 if error else 0])[0]:  # all or none: who stays away would keep the others waiting
+            raise RuntimeError(error or "another rank can't copy its part")
         with _quiet():
-            written = async_save(self._state(), checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
+            written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
         assert isinstance(written, Future)
-        save_random(folder, self.ranks)
         return Staged(self._meta(), written.result)
+
+    def _random_saved(self, folder: Path) -> str:
+        """Why not, "" if it is."""
+        try:
+            save_random(folder, self.ranks)
+        except Exception as error:
+            return reason(error)
+        return ""
 
     def _meta(self) -> Mapping[str, Any]:
         return {
@@ -317,6 +331,25 @@ def _one_line(rank: int) -> Iterator[None]:
         if rank == 0:
             print(f"synergy: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+
+
+def _not_copied(state: Mapping[str, Any]) -> str:
+    """Why a copy of `state` by every process of this node would take more of the host's memory than half of what is left;
+    "" where it would not. Each process copies all that it holds: under DDP that is everything."""
+    needed, free = _bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1), free_bytes()
+    if free is None or needed <= _COPY_SHARE * free:
+        return ""
+    return f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
+
+
+def _bytes(state: Any) -> int:
+    """Of all tensors in nested mappings and sequences, as far as this process holds them."""
+    if isinstance(state, torch.Tensor):
+        local = state.to_local() if hasattr(state, "to_local") else state
+        return int(local.numel() * local.element_size())
+    if isinstance(state, Mapping):
+        return sum(_bytes(one) for one in state.values())
+    return sum(_bytes(one) for one in state) if isinstance(state, (list, tuple)) else 0
 
 
 @contextlib.contextmanager

@@ -1,0 +1,52 @@
+"""Memory of this host that this process may still have: what the machine has, or what its control groups leave of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_ROOT = Path("/")
+_UNLIMITED = 1 << 60  # what cgroup v1 says where there is no limit is about 2^63
+
+
+def free_bytes(root: Path = _ROOT) -> int | None:
+    """Bytes that can be had now without a kill; None where the host does not tell. `root`: of the file system that is read."""
+    found = [*_machine(root), *_groups(root)]
+    return max(0, min(found)) if found else None
+
+
+def _machine(root: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+
+
+def _groups(root: Path) -> Iterator[int]:
+    """What each control group that this process is in leaves; its pages of files that nobody maps count as free."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = [*line.split(":", 2), "-", ""][:3]
+            if not controllers:
+                base, limit, used, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+            elif "memory" in controllers.split(","):
+                base, limit, used = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+                cache = "total_inactive_file"
+            else:
+                continue
+            own = PurePosixPath(path)
+            for group in (own, *own.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    folder = base / str(group).lstrip("/")
+                    most = int((folder / limit).read_text())
+                    if most < _UNLIMITED:
+                        yield most - int((folder / used).read_text()) + _stat(folder / "memory.stat", cache)
+
+
+def _stat(path: Path, name: str) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.split()[0] == name:
+                return int(line.split()[1])
+    return 0
