@@ -29,6 +29,8 @@ from synergyd.sim.traces.queue import Replay, replay
 from synergyd.slurm.conf import with_values
 
 MAX_NODES = 100_000
+_SILENT = ("morphling", "arena")  # their times are whole steps
+_OPTIONS = {"epoch": "--epoch", "restartcost": "--resize-cost", "policy": "--policy"}  # settings that are options here
 
 
 @click.command("simulate", cls=WithWorkloads)
@@ -146,6 +148,10 @@ def simulate_verb(
             loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
         settings = with_values(Settings(fairness=fairness), "--set", given)
+        for text in given:
+            key = text.partition("=")[0].lower()
+            if key in _OPTIONS:
+                raise UsageError("--set", f"{key} has an option of its own", f"give {_OPTIONS[key]}")
         scenario = Scenario(
             loaded.jobs,
             cluster_of(told),
@@ -156,6 +162,10 @@ def simulate_verb(
             seed=seed,
         )
         checked(scenario)
+        if links["contention"] and (database or trace.partition(":")[0] in _SILENT):
+            raise UsageError(
+                "--contention", "nobody measured what these jobs send", "leave it out, or take another trace"
+            )
         scenario, settings = with_links(scenario, settings, **links)
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)

@@ -40,7 +40,10 @@ def with_links(
     scenario: Scenario, settings: Settings, contention: str, aware: bool, one_job: bool
 ) -> tuple[Scenario, Settings]:
     """The scenario with its links, and the settings that know of them. Raises UsageError."""
-    settings = replace(settings, one_multi_node_job_per_node=one_job)
+    aware = aware or settings.link_aware
+    settings = replace(settings, one_multi_node_job_per_node=one_job or settings.one_multi_node_job_per_node)
+    if contention and (settings.node_link, settings.leaf_uplink) != (Settings().node_link, Settings().leaf_uplink):
+        raise UsageError("--set", "NodeLink and LeafUplink are --contention's here", f"say them there: {_FORM}")
     if not contention:
         if aware:
             raise UsageError("--link-aware", "there are no links to be aware of", f"add --contention {_FORM}")

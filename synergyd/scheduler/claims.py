@@ -130,6 +130,20 @@ def _short(asks: Sequence[Ask], shares: Mapping[int, float], exponent: float) ->
     }
 
 
+def whole_nodes(ask: Ask, rooms: Iterable[Room]) -> Ask:
+    """The ask without the Cells that span nodes and leave a part of each to others, for where no two such jobs may meet: whole
+    nodes never do, so whatever is allocated can be laid. A job that has no other Cells keeps them."""
+    most: dict[str, int] = {}
+    for room in rooms:
+        most[room.gpu_type] = max(most.get(room.gpu_type, 0), room.free)
+    parts = frozenset(
+        i
+        for i, cell in enumerate(ask.cells)
+        if cell.shape.nodes > 1 and cell.shape.gpus_per_node < most.get(cell.shape.gpu_type, 0)
+    )
+    return replace(ask, banned=ask.banned | parts) if len(parts | ask.banned) < len(ask.cells) else ask
+
+
 def with_bonus(terms: Terms, asks: Sequence[Ask]) -> Terms:
     """The terms with a bonus for what is needed first that exceeds what all jobs together can gain or lose."""
     if not any(ask.need for ask in asks):

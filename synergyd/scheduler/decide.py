@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.scheduler.allowance import within_limits
 from synergyd.scheduler.capacity import Left, rooms_of, sort_job
-from synergyd.scheduler.claims import claimed, limits, terms_of, weights, with_bonus
+from synergyd.scheduler.claims import claimed, limits, terms_of, weights, whole_nodes, with_bonus
 from synergyd.scheduler.feasible import feasible
 from synergyd.scheduler.greedy import fill, greedy
 from synergyd.scheduler.joint import joint
@@ -88,6 +88,7 @@ def decide(
     spanned = None
     if settings.one_multi_node_job_per_node:
         spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
+        asks = tuple(whole_nodes(ask, rooms) for ask in asks)
     problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned)
     answer = solve(problem, policy, may_stop)
     shared: Mapping[int, Sharing] = {}
@@ -136,7 +137,10 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
             refused = ask.job_id in placement.failed and choice is not None
             asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
         problem = replace(problem, asks=tuple(asks))
-    for attempt in (_most_of(problem, allocation), greedy(problem, grow=False)):
+    attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
+    for attempt in sorted(
+        attempts, key=lambda one: -one.objective
+    ):  # shrinks for a job that was not laid are worth nothing
         placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
             return Answer(problem, attempt, placement)

@@ -41,6 +41,8 @@ def maximise(
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("time_limit", time_limit_s)
     solver.setOptionValue("mip_rel_gap", relative_gap)
+    if not np.isfinite(gain).all():
+        return Found(None, np.inf, False)
     solver.passModel(_program(gain, most, matrix, lower, upper))
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()

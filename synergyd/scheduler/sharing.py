@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from synergyd.records import Cell, Decision, SharedLink, Sharing
+from synergyd.records import Action, Cell, Decision, SharedLink, Sharing
 from synergyd.scheduler.links import Topology
 from synergyd.scheduler.slowdown import Traffic, slowdowns
 
@@ -39,8 +39,17 @@ def sharings(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Sharing]:
 
 
 def slowdowns_of(decisions: Iterable[Decision]) -> dict[int, float]:
-    """By job id, of the decided jobs that share links: what their reported step times are to be divided by."""
-    return {d.job_id: d.sharing.slowdown for d in decisions if d.sharing is not None}
+    """By job id, of the jobs that share links: what their reported step times are to be divided by. Only of those that go on as
+    they are beside neighbours that do: what has only been decided slows nobody down yet."""
+    decisions = tuple(decisions)
+    kept = {d.job_id for d in decisions if d.action is Action.KEEP}
+    return {
+        d.job_id: d.sharing.slowdown
+        for d in decisions
+        if d.sharing is not None
+        and d.job_id in kept
+        and all(other in kept for link in d.sharing.links for other in link.jobs)
+    }
 
 
 def link_words(link: str) -> str:

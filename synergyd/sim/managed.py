@@ -182,7 +182,8 @@ class Managed:
             if self.lives[job_id].state is not State.RUNNING:
                 continue
             noise = profile.noise_scale if profile is not None else live.pace.noise_scale
-            told = Report(job_id, job.restarts, 0, step_s=live.pace.step_s, plan=live.plan, rebatching=True)
+            step_s = live.pace.step_s / self._slowed.get(job_id, 1.0)
+            told = Report(job_id, job.restarts, 0, step_s=step_s, plan=live.plan, rebatching=True)
             plan = better_batch(job, told, offers[job_id][0], noise)
             if plan is not None:
                 world.replan(live, plan)

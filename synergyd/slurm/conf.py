@@ -284,6 +284,8 @@ def with_values(settings: Settings, where: str, given: Iterable[str]) -> Setting
     reading = _Reading()
     for text in given:
         key, equals, value = text.partition("=")
+        if key.lower() == "gputype":
+            raise UsageError(where, "GpuType stands in slurm.conf alone", "give a setting of one value")
         if not equals:
             raise UsageError(where, f"{one_line(text, 60)} is no Key=Value", "give it as in slurm.conf: ShortFirst=0")
         _read_pair(where, key, value, reading)

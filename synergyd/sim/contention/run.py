@@ -41,8 +41,8 @@ class Setup:
     def checked(self) -> Setup:
         """Itself. Raises UsageError."""
         for name in ("memory_mb", "message", "load", "scale"):
-            if not (math.isfinite(value := getattr(self, name)) and value > 0):
-                raise UsageError(name, f"{value} is no use", "a number above 0")
+            if not 1e-6 <= (value := getattr(self, name)) <= 1e6:
+                raise UsageError(name, f"{value} is no use", "a number above 0, from 1e-6 to 1e6")
         if not (math.isfinite(self.penalty) and self.penalty >= 0):
             raise UsageError("penalty", f"{self.penalty} is no use", "a number of at least 0")
         if min(self.nodes, self.gpus, self.jobs) < 1:
