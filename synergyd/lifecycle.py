@@ -2,6 +2,7 @@
 
     QUEUED --wanted--> HELD --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
     RUNNING --wanted--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> HELD ...
+    RUNNING --preempted--> CHECKPOINTING --acknowledged--> REQUEUING --pending--> QUEUED
 
 HELD is not Slurm's hold: the job is parked behind a start time in the future, which passes by itself. So a daemon that
 dies here costs a delay, and the job then runs as a plain Slurm job; nothing is ever held for ever.
@@ -30,7 +31,7 @@ class State(StrEnum):
     GONE = "GONE"
 
 
-# States in which a job is on its way to a new size: decisions leave it alone.
+# States in which a job is on its way to a new size, or to none: decisions leave it alone.
 IN_TRANSIT = frozenset({State.CHECKPOINTING, State.REQUEUING, State.HELD, State.RESIZED, State.RELEASED})
 
 
@@ -77,6 +78,7 @@ class Life:
     plan: Plan | None = None  # of the running incarnation, if Synergy gave it one
     cause: str = ""  # why the resize was decided, for the story
     ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
+    stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -99,6 +101,14 @@ class Wanted:
     cause: str
     acks: int = 0  # checkpoint acknowledgements of this incarnation so far
     present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A decision that the running job gives all its GPUs back and waits for another."""
+
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Observed | Wanted | Unwanted | Acknowledged | Done | Refused | Tick
+Event = Observed | Wanted | Preempted | Unwanted | Acknowledged | Done | Refused | Tick
 
 
 # -- instructions --------------------------------------------------------------------------------------------------
@@ -202,6 +212,8 @@ def advance(life: Life, event: Event, now_s: float, limits: Limits) -> Step:
             return _observed(life, event, now_s, limits)
         case Wanted():
             return _wanted(life, event, now_s, limits)
+        case Preempted():
+            return _preempted(life, event, now_s)
         case Unwanted():
             return _unwanted(life, event, now_s)
         case Acknowledged():
@@ -217,7 +229,7 @@ def advance(life: Life, event: Event, now_s: float, limits: Limits) -> Step:
 def validate(life: Life) -> str:
     """What is inconsistent in a life, or '' (used when lives are read back from a store)."""
     # RESIZED without a target: every update was refused, and the job is released with the size Slurm has for it
-    if life.state in (State.CHECKPOINTING, State.REQUEUING, State.HELD) and life.target is None:
+    if life.state in (State.CHECKPOINTING, State.REQUEUING, State.HELD) and life.target is None and not life.stopping:
         return f"state {life.state} without a target"
     if life.attempts < 0 or life.restarts < 0:
         return "negative count"
@@ -248,7 +260,7 @@ def _observed(life: Life, event: Observed, now_s: float, limits: Limits) -> Step
             return _to_held(replace(life, restarts=event.restarts, ended_s=now_s), now_s, limits, "requeued")
         case State.CHECKPOINTING if event.state == "SUSPENDED":
             text = "suspended while its checkpoint was awaited: resize given up"
-            return _to(replace(life, target=None), State.RUNNING, now_s, text)
+            return _to(replace(life, target=None, stopping=False), State.RUNNING, now_s, text)
         case State.REQUEUING if running and newer:
             again = replace(life, retry_after_s=now_s + limits.retry_s)
             return _runs(again, event, now_s, None, "started again before it could be resized")
@@ -289,9 +301,26 @@ def _wanted(life: Life, event: Wanted, now_s: float, limits: Limits) -> Step:
             return Step(life)
 
 
+def _preempted(life: Life, event: Preempted, now_s: float) -> Step:
+    if life.state is not State.RUNNING or now_s < life.retry_after_s:
+        return Step(life)
+    asked = replace(
+        life,
+        target=None,
+        origin=None,
+        stopping=True,
+        cause=event.cause,
+        attempts=0,
+        asked_s=0.0,
+        acks_before=event.acks,
+    )
+    text = f"preemption decided: {event.cause}; checkpoint asked for"
+    return _to(asked, State.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+
+
 def _unwanted(life: Life, event: Unwanted, now_s: float) -> Step:
     if life.state is State.CHECKPOINTING:
-        back = replace(life, target=None)
+        back = replace(life, target=None, stopping=False)
         return _to(back, State.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
     if life.state in (State.HELD, State.RESIZED, State.RELEASED) and life.target is not None:
         back = replace(life, target=None, origin=None, attempts=0)
@@ -324,7 +353,7 @@ def _refused(life: Life, event: Refused, now_s: float, limits: Limits) -> Step:
     tried = replace(life, attempts=life.attempts + 1)
     # a refusal that is called transient and yet lasts as long as a job may be parked is none
     give_up = now_s - life.since_s >= limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
-    back = replace(tried, target=None, retry_after_s=now_s + limits.retry_s)
+    back = replace(tried, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
     match event.instruction:
         case Update() if give_up and life.origin is not None and life.target != life.origin:
             again = replace(back, target=life.origin, attempts=0)
@@ -364,12 +393,19 @@ def _tick(life: Life, now_s: float, limits: Limits) -> Step:
     late = now_s - life.sent_s >= limits.resend_s
     sent = replace(life, sent_s=now_s)
     match life.state:
+        case State.CHECKPOINTING if (
+            life.stopping and life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s
+        ):
+            # nobody's wait is worth the work that would be lost
+            back = replace(life, stopping=False, retry_after_s=now_s + limits.retry_s)
+            text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
+            return _to(back, State.RUNNING, now_s, text)
         case State.CHECKPOINTING if life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s:
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
             return _to_requeuing(life, now_s, text)
         case State.CHECKPOINTING if not life.asked_s and now_s - life.since_s >= limits.checkpoint_timeout_s:
             # a job that was never asked must not lose the work since its last checkpoint
-            back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
+            back = replace(life, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
             return _to(back, State.RUNNING, now_s, "its checkpoint could not be asked for in time: resize given up")
         case State.HELD if now_s - life.since_s >= 2 * limits.park_s:
             # each update parks the job anew: one that never gets an answer must not hold it for ever
@@ -397,7 +433,7 @@ def _to(life: Life, state: State, now_s: float, text: str, instructions: tuple[I
 
 
 def _runs(life: Life, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
-    now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0)
+    now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
     return _to(now, State.RUNNING, now_s, text)
 
 
@@ -407,7 +443,7 @@ def _to_requeuing(life: Life, now_s: float, text: str) -> Step:
 
 def _to_held(life: Life, now_s: float, limits: Limits, text: str) -> Step:
     if life.target is None:
-        return _to(life, State.QUEUED, now_s, text)
+        return _to(replace(life, stopping=False, plan=None), State.QUEUED, now_s, text)
     update = Update(life.job_id, life.target, limits.park_s)
     return _to(replace(life, attempts=0), State.HELD, now_s, text, (update,))
 

@@ -41,6 +41,7 @@ class Settings:
     account_limits: dict[str, int] = field(default_factory=dict)  # GPUs of all Synergy jobs of a Slurm account
     partition_limits: dict[str, int] = field(default_factory=dict)
     restart_cost_s: float = 60.0
+    preemption: bool = True  # a running job may be made to wait for others that gain more; False: it keeps some GPUs
     dry_run: bool = False
     profile: Path | None = None  # measured rows' fit (`synergyctl profiles fit`) over the built-in GPU figures
     state_dir: Path = Path("/var/lib/synergy")

@@ -30,6 +30,7 @@ from synergyd.lifecycle import (
     Limits,
     Observed,
     Park,
+    Preempted,
     Refused,
     State,
     Target,
@@ -294,7 +295,9 @@ class Daemon:
         """Decisions of earlier epochs that are being carried out: their GPUs are spoken for."""
         found = {}
         for job_id, life in self.lives.items():
-            if life.state in IN_TRANSIT and life.target is not None:
+            if life.stopping:
+                found[job_id] = Decision(job_id, Action.WAIT, None, (), life.cause)
+            elif life.state in IN_TRANSIT and life.target is not None:
                 shape = life.target.shape
                 cell = Cell(
                     shape, life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus), 0.0, 1.0, 0.0, 0.0, 0
@@ -402,7 +405,9 @@ class Daemon:
             job, life = jobs[decision.job_id], self.lives.get(decision.job_id)
             if life is None or job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
                 continue
-            if decision.action is Action.WAIT:
+            if decision.action is Action.WAIT and job.state is JobState.RUNNING:
+                self._preempt(decision, job)
+            elif decision.action is Action.WAIT:
                 again += self._keep_parked(job, life, job.job_id in schedulable, now_s)
             elif (
                 decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot)
@@ -457,11 +462,18 @@ class Daemon:
         # a job that keeps its own size keeps its own degrees as well
         target = Target(shape, decision.node_names, None if fixed else decision.cell.plan)
         present = Target(job.shape, job.node_names, life.plan)
-        report = self.reports.get(job.job_id)
-        acks = report.checkpoint_requests if report and report.restarts == life.restarts else 0
         words = _words(shape, target.plan)
         cause = f"{_words(job.shape, life.plan)} -> {words}" if decision.action is Action.RESIZE else words
-        self._advance(job.job_id, Wanted(target, cause, acks, present))
+        self._advance(job.job_id, Wanted(target, cause, self._acks(life), present))
+
+    def _preempt(self, decision: Decision, job: Job) -> None:
+        life = self.lives[job.job_id]
+        self._advance(job.job_id, Preempted(f"{_words(job.shape, life.plan)} go to others", self._acks(life)))
+
+    def _acks(self, life: Life) -> int:
+        """Checkpoints asked for and taken in this incarnation."""
+        report = self.reports.get(life.job_id)
+        return report.checkpoint_requests if report and report.restarts == life.restarts else 0
 
     def _keep_parked(self, job: Job, life: Life, schedulable: bool, now_s: float) -> list[int]:
         """A job that waits for a decision must not start by itself; one that can't be scheduled is left to Slurm.

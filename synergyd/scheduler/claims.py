@@ -13,7 +13,7 @@ from synergyd.records import Job, JobState
 from synergyd.scheduler.fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.offers import Offers, Relative
 from synergyd.scheduler.policy import Ask, Limit, Room, Terms
-from synergyd.scheduler.utility import waiting, worth
+from synergyd.scheduler.utility import stop_value, waiting, worth
 from synergyd.settings import OBJECTIVES, Settings
 
 _PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
@@ -152,6 +152,7 @@ def with_bonus(terms: Terms, asks: Sequence[Ask]) -> Terms:
     for ask in asks:
         best = ask.relative[Offers.of(ask.cells).ranked[0]]
         low = min(waiting(ask, terms), worth(ask.relative[Offers.of(ask.cells).least], terms))
+        low = low if ask.current is None else min(low, stop_value(ask, terms) / ask.weight)
         spread += ask.weight * max(0.0, worth(best, terms) - low)
     return replace(terms, need_bonus=spread)
 

@@ -48,7 +48,6 @@ def decide(
     ages_s: Mapping[int, float] | None = None,
     policy: Policy | None = None,
     progress: Mapping[int, Progress] | None = None,
-    may_stop: bool = False,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
@@ -57,8 +56,8 @@ def decide(
     by job id.
     `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
 
-    A running job is stopped only by a policy that preempts, and only with `may_stop` (Action.WAIT: it gives all its GPUs
-    back and waits); else it keeps at least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and
+    A running job is stopped only where the settings say so (Preemption; Action.WAIT: it gives all its GPUs back and
+    waits); else it keeps at least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and
     fixed ones are not touched; what they hold is gone from the capacity, as are the GPUs of other users of Slurm.
     """
     policy = policy or policy_named(settings.policy)
@@ -89,13 +88,14 @@ def decide(
     if settings.one_multi_node_job_per_node:
         spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
         asks = tuple(whole_nodes(ask, rooms) for ask in asks)
-    problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned)
-    answer = solve(problem, policy, may_stop)
+    stops = settings.preemption
+    problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned, stops)
+    answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
         topology = topology_of(settings.node_link, settings.leaf_uplink, {room.name: room.leaf for room in rooms})
         others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
-        answer = linked(answer, policy, topology, others, may_stop)
+        answer = linked(answer, policy, topology, others)
         shared = sharings([*others, *_traffic(answer, topology)], topology)
     outcome = Outcome(
         answer.problem,
@@ -115,16 +115,16 @@ def decide(
     )
 
 
-def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
+def solve(problem: Problem, policy: Policy) -> Answer:
     """Allocates and places until every allocated job has nodes.
 
     The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
     several nodes below a node's size, or features and partitions cross; then the refused Cells are banned and the rest
     is solved again. If rounds run out, as much of the last answer as can be laid is, and what is left goes to who waits.
-    Without `may_stop` a job that the policy would stop keeps what it has.
+    Where the problem lets nobody be stopped, a job that the policy would stop keeps what it has.
     """
     for _ in range(_ROUNDS):
-        stops = may_stop or not policy.preempts
+        stops = problem.may_stop or not policy.preempts
         allocation = policy.allocate(problem) if stops else without_stopping(policy, problem)
         allocation = within_limits(problem, allocation)
         placement = place(problem.rooms, requests_of(problem, allocation), problem.spanned)
@@ -149,9 +149,7 @@ def solve(problem: Problem, policy: Policy, may_stop: bool = False) -> Answer:
     return Answer(problem, attempt, replace(placement, failed={}))
 
 
-def linked(
-    answer: Answer, policy: Policy, topology: Topology, others: Sequence[Traffic], may_stop: bool = False
-) -> Answer:
+def linked(answer: Answer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> Answer:
     """The answer with shared links weighed (joint.py). Where a job is better off with a Cell of fewer GPUs for them, what it
     leaves is shared out once more, and the better of the two outcomes taken."""
     sizes = not policy.sizes_fixed and not policy.rule
@@ -162,7 +160,7 @@ def linked(
     banned = tuple(
         replace(ask, banned=ask.banned | first.away.get(i, frozenset())) for i, ask in enumerate(answer.problem.asks)
     )
-    again = solve(replace(answer.problem, asks=banned), policy, may_stop)
+    again = solve(replace(answer.problem, asks=banned), policy)
     second = joint(again.problem, again.allocation, again.placement, topology, others, sizes)
     if second.total <= first.total:
         return found

@@ -6,20 +6,25 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from synergyd.records import Cluster, Decision, JobState, Snapshot
+from synergyd.records import Action, Cluster, Decision, JobState, Snapshot
 
 
 def arrived(snapshot: Snapshot, under_way: Mapping[int, Decision]) -> Snapshot:
     """The snapshot that `decide` should see while decisions are being carried out.
 
-    Each job of `under_way` (by job id; decisions without a Cell are ignored) runs on its target nodes with its target
-    shape, and is fixed there. What it still holds elsewhere counts as free: `ready`, asked with the true snapshot,
+    Each job of `under_way` (by job id) runs on its target nodes with its target shape, and is fixed there; one that is to
+    wait waits already. What it still holds elsewhere counts as free: `ready`, asked with the true snapshot,
     keeps others from acting on those GPUs before they are.
     """
     change: Counter[str] = Counter()
     jobs = []
     for job in snapshot.jobs:
         decision = under_way.get(job.job_id)
+        if decision is not None and decision.action is Action.WAIT and job.state is JobState.RUNNING:
+            for name in job.node_names:
+                change[name] -= job.shape.gpus_per_node
+            jobs.append(replace(job, state=JobState.PENDING, node_names=(), start_s=None, fixed=""))
+            continue
         if decision is None or decision.cell is None or job.state is JobState.DONE:
             jobs.append(job)
             continue

@@ -9,7 +9,7 @@ forecast (`sharing.expected`); what is told in the end is its fixed point.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from synergyd.records import Cell
 from synergyd.scheduler.bins import Bins
@@ -21,7 +21,7 @@ from synergyd.scheduler.quiet import quiet_nodes
 from synergyd.scheduler.sharing import busy_share, expected, traffic_of
 from synergyd.scheduler.slowdown import Traffic
 from synergyd.scheduler.utility import allocation as allocation_of
-from synergyd.scheduler.utility import restart_factor, stay_value, worth
+from synergyd.scheduler.utility import restart_factor, stay_value, stop_value, worth
 
 TRIES = 400  # places tried for jobs in one epoch: bounds its time on any cluster
 _PASSES = 3
@@ -244,7 +244,7 @@ class _Work:
             found = allocation_of(problem, self.choice, moved, before.upper_bound)
         nodes = {problem.asks[i].job_id: spot.nodes for i, spot in self.spots.items()}
         waits = [
-            stay_value(replace(a, current=None), problem.terms)
+            stay_value(a, problem.terms) if a.current is None else stop_value(a, problem.terms)
             for a, c in zip(problem.asks, self.choice, strict=True)
             if c is None
         ]

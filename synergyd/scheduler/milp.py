@@ -3,7 +3,7 @@
 Maximise the sum of weighted utilities. Variables: for each group of identical jobs and each of their columns, how many
 take it; for each running job, whether it stays in place. Rows:
 
-- each job at most one Cell; a running job exactly one (it is never stopped);
+- each job at most one Cell; a running job exactly one, or none where the problem lets it be stopped;
 - packability: sizes that divide each other can be laid on nodes with c_n free GPUs if and only if for every size s the
   sum of floor(g/s) over the allocated pieces of g >= s GPUs is at most the sum of floor(c_n/s). The row of the smallest
   size is the capacity of the GPU type;
@@ -30,7 +30,7 @@ from synergyd.scheduler.greedy import greedy
 from synergyd.scheduler.highs import Found, maximise
 from synergyd.scheduler.instance import Ints
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
-from synergyd.scheduler.utility import allocation, objective, stay_value
+from synergyd.scheduler.utility import allocation, objective, stay_value, stop_value
 
 _PROVEN = 1e-4  # gap of what is called optimal: HiGHS's own is relative to gains that may be large
 Pools = tuple[int, ...]  # the pools open to a job: indices, ascending
@@ -105,6 +105,7 @@ class _Group:
     members: list[int]
     columns: list[Column]
     stay: int | None = None
+    stop: int | None = None
     variables: list[int] = field(default_factory=list)
 
 
@@ -121,6 +122,8 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
         open_pools = open_to[ask.partition]
         if ask.current is not None:
             group.stay = program.variable(0.0, count)
+            if problem.may_stop and ask.discount > 0:
+                group.stop = program.variable(stop_value(ask, problem.terms) - stay_value(ask, problem.terms), count)
             size = ask.cells[ask.current].shape.gpus_per_node
             for name in ask.nodes:
                 if name in room_index and problem.rooms[room_index[name]].free >= size:
@@ -139,7 +142,7 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
                 if group.stay is not None and ask.current is not None:
                     terms.append((group.stay, float(ask.cells[ask.current].shape.gpus)))
                 terms += [(v, float(c.gpus)) for v, c in zip(group.variables, group.columns, strict=True)]
-        everyone = group.variables if group.stay is None else [*group.variables, group.stay]
+        everyone = [*group.variables, *(v for v in (group.stay, group.stop) if v is not None)]
         program.row([(v, 1.0) for v in everyone], count if group.stay is not None else 0, count)
     for limit, terms in zip(problem.limits, limited, strict=True):
         program.row(terms, -math.inf, limit.gpus)
@@ -248,4 +251,6 @@ def _read(problem: Problem, groups: list[_Group], counts: Ints) -> tuple[list[in
                 choice[i] = cell
                 if cell == problem.asks[i].current:
                     moved.add(i)
+        for _ in range(0 if group.stop is None else int(counts[group.stop])):
+            choice[next(order)] = None
     return choice, frozenset(moved)

@@ -143,7 +143,8 @@ class Limit:
 class Problem:
     """One epoch's allocation: who asks, and what there is. `now_s` is the time that deadlines are told in; `restart_cost_s`
     what any change of a running job costs it. Running jobs never exceed `limits` by staying as they are. `spanned` not None: at most
-    one job that spans nodes on a node; those are the nodes that jobs outside of the problem span."""
+    one job that spans nodes on a node; those are the nodes that jobs outside of the problem span. `may_stop`: a running job
+    may be made to wait, which is worth utility.stop_value to it."""
 
     asks: tuple[Ask, ...]
     rooms: tuple[Room, ...]
@@ -152,6 +153,7 @@ class Problem:
     restart_cost_s: float = 0.0
     limits: tuple[Limit, ...] = ()
     spanned: frozenset[str] | None = None
+    may_stop: bool = False
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""
@@ -164,7 +166,7 @@ class Problem:
 @dataclass(frozen=True)
 class Allocation:
     """A policy's answer. `choice[i]` is the index of asks[i]'s Cell, None if it waits (of a running job: if it
-    is stopped, which only policies that preempt do).
+    is stopped, which is only for problems with `may_stop`).
 
     A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`. `objective` and
     `upper_bound` are sums of weighted utilities; `gap` = (upper_bound - objective) / max(1, |objective|), infinite
@@ -191,8 +193,9 @@ class Allocation:
 class Policy(Protocol):
     """Chooses Cells. Pure: the same problem gives the same answer (a time limit that strikes is the one exception).
 
-    `preempts`: it may stop running jobs (choice None). `sizes_fixed`: each job gets the size it asked for, whatever
-    could be gained. `rule`: what it goes by, in words for `explain`; empty where its objective is the explanation.
+    `preempts`: it may stop running jobs (choice None) whatever Problem.may_stop says. `sizes_fixed`: each job gets the
+    size it asked for, whatever could be gained. `rule`: what it goes by, in words for `explain`; empty where
+    its objective is the explanation.
     """
 
     preempts: bool = False

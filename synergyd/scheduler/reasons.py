@@ -207,9 +207,12 @@ def _waits(outcome: Outcome, ask: Ask) -> str:
         return (
             f"Waits: {least}, and the {free} free GPUs do not lie so; moving other jobs would cost more than it gains."
         )
+    stops = "running jobs are shrunk for others but never stopped"
+    if outcome.problem.may_stop:
+        stops = "none of those that run gains less than a restart costs"
     return (
         f"Waits: {least}, and all but {free} of the {total} {' and '.join(types)} GPUs are with jobs whose weighted "
-        f"goodput gains more from them; running jobs are shrunk for others but never stopped.{newly}"
+        f"goodput gains more from them; {stops}.{newly}"
     )
 
 

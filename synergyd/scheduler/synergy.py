@@ -21,7 +21,7 @@ from synergyd.scheduler.place import place, requests_of
 from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Room
 from synergyd.scheduler.prices import Effort, Solution, solve
 from synergyd.scheduler.table import Table, table
-from synergyd.scheduler.utility import allocation, change_value, stay_value, waiting
+from synergyd.scheduler.utility import allocation, change_value, stay_value, stop_value
 
 _HOLDS = 6  # solves in which a running job's stay is made worth more because it would have been stopped
 _MOVE_ROUNDS = 30
@@ -49,15 +49,15 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     if split:
         # Nothing is certified here, and placement may ask for several rounds: the last digits are not worth seconds.
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
-    waits = np.array([0.0 if a.current is None else a.weight * waiting(a, problem.terms) for a in problem.asks])
-    # what it is worth to run at all: against waiting, as for a job that waits
+    waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
+    # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
     hold = np.where(made.running, np.maximum(made.stay - waits, 1e-3), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     found: Solution | None = None
     for _ in range(_HOLDS):
         held = replace(full, utility=full.utility + hold[made.job])
         found = solve(held, found, effort)
-        stopped = (found.choice < 0) & movable
+        stopped = (found.choice < 0) & movable & (not problem.may_stop)
         bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
         if not stopped.any():
             choice, moved = _settle(problem, *_read(problem, made, found))
@@ -76,6 +76,8 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
 
 def _read(problem: Problem, made: Table, found: Solution) -> tuple[list[int | None], set[int]]:
     choice: list[int | None] = [ask.current for ask in problem.asks]
+    for j in np.flatnonzero((found.choice < 0) & made.movable).tolist():
+        choice[j] = None
     moved = set()
     taken = found.choice[found.choice >= 0]
     for j, cell in zip(made.job[taken].tolist(), made.cell[taken].tolist(), strict=True):

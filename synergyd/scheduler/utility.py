@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +136,14 @@ def change_value(ask: Ask, index: int, terms: Terms) -> float:
     return ask.weight * value + bonus(ask, index, terms, anew=True)
 
 
+def stop_value(ask: Ask, terms: Terms) -> float:
+    """Weighted utility of a running job that is stopped: of waiting, with its restart factor, for it will start anew."""
+    if terms.form == "sia":
+        return ask.weight * waiting(ask, terms)
+    factor = restart_factor(ask, ask.current or 0)
+    return ask.weight * utility(factor * terms.wait_share * ask.relative[Offers.of(ask.cells).least], terms.exponent)
+
+
 def parts(
     ask: Ask, choice: int | None, stays: bool, terms: Terms, slowdown: float = 1.0
 ) -> tuple[tuple[str, float], ...]:
@@ -145,6 +152,8 @@ def parts(
     need = 0.0
     if choice is None:
         found = {"waiting": waiting(ask, terms)}
+        if ask.current is not None:
+            found["restart"] = stop_value(ask, terms) / ask.weight - found["waiting"]
     else:
         factor = 1.0 if stays else restart_factor(ask, choice)
         plain = worth(ask.relative[choice], terms)
@@ -179,7 +188,7 @@ def objective(problem: Problem, choice: Sequence[int | None], moved: frozenset[i
         elif picked is not None:
             total += change_value(ask, picked, problem.terms)
         else:
-            total += stay_value(replace(ask, current=None), problem.terms)  # stopped: it waits
+            total += stop_value(ask, problem.terms)
     return total
 
 

@@ -27,6 +27,7 @@ from synergyd.lifecycle import (
     Limits,
     Observed,
     Park,
+    Preempted,
     Release,
     Requeue,
     State,
@@ -170,6 +171,10 @@ class Managed:
             wanted = decision.action in (Action.START, Action.RESIZE) and decision.cell is not None
             if wanted and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot):
                 self._want(world, decision, jobs[decision.job_id])
+            elif decision.action is Action.WAIT and jobs[decision.job_id].state is JobState.RUNNING:
+                self._advance(
+                    world, decision.job_id, Preempted(decision.action.value, self._acks.get(decision.job_id, 0))
+                )
 
     def _rebatch(
         self, world: World, jobs: Mapping[int, Job], offers: Mapping[int, tuple[tuple[Cell, ...], str]]
@@ -216,7 +221,9 @@ class Managed:
     def _under_way(self) -> dict[int, Decision]:
         found = {}
         for job_id, life in self.lives.items():
-            if life.state in IN_TRANSIT and life.target is not None:
+            if life.stopping:
+                found[job_id] = Decision(job_id, Action.WAIT, None, (), life.cause)
+            elif life.state in IN_TRANSIT and life.target is not None:
                 shape = life.target.shape
                 plan = life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus)
                 cell = Cell(shape, plan, 0.0, 1.0, 0.0, 0.0, 0)

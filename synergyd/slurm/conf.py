@@ -216,6 +216,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("AccountLimits", "account_limits", _by_name(_gpus), "ACCOUNT:GPUS with commas between, such as physics:64"),
     Setting("PartitionLimits", "partition_limits", _by_name(_gpus), "PARTITION:GPUS with commas between"),
     Setting("RestartCost", "restart_cost_s", _seconds(0, 86400), "0 to 1 day, such as 60s"),
+    Setting("Preemption", "preemption", _flag, "yes or no"),
     Setting("DryRun", "dry_run", _flag, "yes or no"),
     Setting("Profile", "profile", _path, "an absolute path of what `synergyctl profiles fit` wrote"),
     Setting("StateDir", "state_dir", _path, "an absolute path, such as /var/lib/synergy"),

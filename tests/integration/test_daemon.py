@@ -295,6 +295,27 @@ def test_pause_and_resume(site: SlurmCluster) -> None:
         assert status(site)[first[1]]["restarts"] == 0
 
 
+def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_goes_on_where_it_was(site: SlurmCluster) -> None:
+    whole = "min_gpus=4 max_gpus=4"
+    with synergyd(site) as daemon:
+        until_beat(site)
+        first = [light_job.submit(site, f"first{i}", directive=whole) for i in range(2)]
+        until_steps(site, *first)
+        late = light_job.submit(site, "late", directive=f"{whole} weight=50")
+        site.wait_for(lambda: sizes(site, late) == [4], 60, "the weightier job\n" + daemon.tail())
+        (stopped,) = [i for i in first if status(site)[i]["gpus"] == 0]
+        (other,) = [i for i in first if i != stopped]
+        assert row_of(site, stopped)["job_state"] == "PENDING"
+        told = explain(site, stopped)
+        assert any("preemption decided: 4 GPUs" in str(event) for event in told["story"]), told["story"]
+        before = status(site)[stopped]["step"]
+        site.run("scancel", str(late))
+        site.wait_for(lambda: sizes(site, *first) == [4, 4], 60, "its second start\n" + daemon.tail())
+        until_steps(site, stopped, steps=before + 1)
+        found = status(site)
+        assert (found[stopped]["restarts"], found[other]["restarts"]) == (1, 0)
+
+
 def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> None:
     with synergyd(site):
         until_beat(site)

@@ -16,6 +16,7 @@ from synergyd.lifecycle import (
     Life,
     Limits,
     Observed,
+    Preempted,
     Refused,
     Requeue,
     State,
@@ -92,7 +93,7 @@ class World:
                 )
                 asked_s = [t for _, r, t in self.slurm.signals if r == before.restarts and t >= before.since_s]
                 timed_out = asked_s and self.now_s - asked_s[0] >= LIMITS.checkpoint_timeout_s
-                assert acknowledged or timed_out, (before, event)
+                assert acknowledged or (timed_out and not before.stopping), (before, event)
             else:
                 assert before.state is State.REQUEUING, before
         if isinstance(instruction, Update):
@@ -148,6 +149,9 @@ class World:
         shape = Shape("a100", job.num_nodes, 2)
         present = Target(shape, (), self.life.plan)
         self.tell(Wanted(target, "more goodput", self.acks.get(self.life.restarts, 0), present))
+
+    def preempt(self) -> None:
+        self.tell(Preempted("its GPUs go to others", self.acks.get(self.life.restarts, 0)))
 
     def unwant(self) -> None:
         self.tell(Unwanted("a newer decision keeps it"))

@@ -331,6 +331,34 @@ def test_a_job_that_has_to_wait_is_parked_and_parked_again(site: Site) -> None:
     assert site.slurm.jobs[2].state == "PENDING" and site.slurm.written_to() <= {1, 2}
 
 
+def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_again(site: Site) -> None:
+    site.slurm.gpus = {"n1": 4}
+    site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 min_gpus=4"), tres_per_node="gres:gpu:4")
+    site.slurm.runs(1, "n1")
+    site.epoch()
+    site.report(1, plan=Plan(dp=4, micro_batch=8, global_batch=256))
+    site.slurm.submit(2, SCRIPT.replace("gpt2", "gpt2 min_gpus=4 weight=50"), tres_per_node="gres:gpu:4")
+    site.epoch(3600)
+    assert site.life(1).stopping and site.slurm.signals and site.slurm.jobs[2].state == "PENDING"
+    site.report(1, checkpoint_requests=1)
+    for _ in range(3):
+        site.tick(2)
+    assert site.slurm.requeued == [(1, 0)] and site.life(1).state is State.QUEUED
+    found = site.epoch(60)
+    for _ in range(3):
+        site.tick(2)
+    assert (found[1].action, found[2].action) == (Action.WAIT, Action.START)
+    assert (site.slurm.jobs[1].state, site.slurm.jobs[2].state) == ("PENDING", "RUNNING")
+    assert site.slurm.jobs[1].eligible_s is not None and site.slurm.jobs[1].eligible_s > site.slurm.now_s + 60
+    site.slurm.cancel(2)
+    site.tick(10)  # it completes
+    site.epoch(60)
+    for _ in range(3):
+        site.tick(2)
+    assert site.slurm.jobs[1].state == "RUNNING" and site.life(1).plan is not None
+    assert "preemption decided: 4 GPUs" in site.story(1)
+
+
 def test_many_are_parked_again_with_one_call(site: Site) -> None:
     site.slurm.gpus = {"n1": 4}
     site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 resize=no"), tres_per_node="gres:gpu:4")
@@ -521,6 +549,7 @@ def test_lives_come_back_as_they_were() -> None:
             target.plan,
             "more",
             8.5,
+            True,
         )
         assert lives.from_payload(lives.to_payload(life)) == life
         assert lives.from_payload({**lives.to_payload(life), "of a newer version": 1}) == life

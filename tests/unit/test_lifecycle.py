@@ -23,6 +23,7 @@ from synergyd.lifecycle import (
     Limits,
     Observed,
     Park,
+    Preempted,
     Refused,
     Release,
     Requeue,
@@ -163,6 +164,48 @@ def test_a_newer_decision_takes_the_request_back_before_the_requeue(world: World
     for _ in range(20):
         world.round()
     assert world.slurm.requeued == [] and world.settled
+
+
+def test_a_preempted_job_waits_for_a_decision_from_its_checkpoint_on(world: World) -> None:
+    world.start()
+    world.preempt()
+    assert world.life.state is State.CHECKPOINTING and world.life.stopping and world.slurm.requeued == []
+    world.checkpoint()
+    assert world.slurm.requeued == [(JOB, 0)]
+    world.round(8)
+    assert world.life.state is State.QUEUED and not world.life.stopping
+    for _ in range(3):
+        world.round(2)
+    assert world.slurm.jobs[JOB].state == "PENDING" and sent(world, "update") == 0
+    assert [t.partition(":")[0] for t in world.story[1:]] == [
+        "preemption decided",
+        "checkpoint acknowledged",
+        "requeued",
+    ]
+    world.want(SMALL)
+    world.settle()
+    assert has(world) == (1, "gres:gpu:2", "n1") and world.life.restarts == 1
+
+
+def test_a_preempted_job_whose_daemon_dies_runs_again_as_a_plain_job(world: World) -> None:
+    world.start()
+    world.preempt()
+    world.checkpoint()
+    world.slurm.pass_time(LIMITS.park_s + 130)
+    assert world.slurm.jobs[JOB].state == "RUNNING" and world.slurm.jobs[JOB].restarts == 1
+
+
+def test_preemption_costs_no_work(world: World) -> None:
+    """Without a checkpoint the job goes on, and is not asked again at once."""
+    world.start()
+    world.preempt()
+    for _ in range(20):
+        world.round()
+    assert world.life.state is State.RUNNING and not world.life.stopping and world.slurm.requeued == []
+    assert world.story[-1] == "no checkpoint acknowledged within 30 s: it goes on"
+    asked = len(world.slurm.signals)
+    again = advance(replace(world.life, retry_after_s=world.now_s + 1), Preempted("more"), world.now_s, LIMITS)
+    assert again.life.state is State.RUNNING and again.instructions == () and len(world.slurm.signals) == asked
 
 
 @pytest.mark.parametrize("state", [State.HELD, State.RESIZED, State.RELEASED])
@@ -571,6 +614,7 @@ OPERATIONS: dict[str, _Op] = {
     "want large": lambda w: w.want(LARGE),
     "want small": lambda w: w.want(SMALL),
     "want free": lambda w: w.want(FREE),
+    "preempt": World.preempt,
     "unwant": World.unwant,
     "checkpoint": World.checkpoint,
     "unreported checkpoint": lambda w: w.checkpoint(report=False),
@@ -609,7 +653,7 @@ STUBBORN: dict[str, dict[str, tuple[str, bool]]] = {
     "all updates, called transient": {"update": ("busy", True)},
 }
 # mostly the usual course, so that histories get far before something happens
-_usual = st.sampled_from(["round", "round", "want large", "want small", "checkpoint", "round"])
+_usual = st.sampled_from(["round", "round", "want large", "want small", "preempt", "checkpoint", "round"])
 _histories = st.lists(_usual | st.sampled_from([*OPERATIONS, *SWITCHES]), min_size=5, max_size=40)
 
 

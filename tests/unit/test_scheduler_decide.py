@@ -187,10 +187,33 @@ def test_overload_names_who_has_the_gpus() -> None:
     assert found[2].alternatives and all(a.why_not for a in found[2].alternatives)
 
 
-def test_running_jobs_are_never_stopped() -> None:
+def test_running_jobs_are_stopped_only_where_the_settings_say_so() -> None:
     heavy = job(2, directive=Directive(weight=100.0, min_gpus=4))
-    found = run(snapshot([node("n0")], [job(1, nodes=("n0",), gpus=4), heavy]), {1: GOOD, 2: GOOD})
-    assert found[1].cell is not None and found[2].action is Action.WAIT
+    snap = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=4), heavy])
+    never = {d.job_id: d for d in decide(snap, replace(SETTINGS, preemption=False), {1: GOOD, 2: GOOD}, {})}
+    assert never[1].cell is not None and never[2].action is Action.WAIT
+    assert "shrunk for others but never stopped" in never[2].why
+    found = run(snap, {1: GOOD, 2: GOOD})
+    assert (found[1].action, found[1].cell, found[1].node_names) == (Action.WAIT, None, ())
+    assert found[1].why.startswith("Preempted: it gives back 4 a100 GPUs on one node")
+    assert "they go to job 2 (starts on 4)" in found[1].why
+    assert {name for name, _ in found[1].worth} >= {"waiting", "restart"}
+    assert (found[2].action, found[2].node_names) == (Action.START, ("n0",))
+
+
+def test_a_job_is_not_stopped_for_an_equal_one_nor_when_fixed_paused_or_young() -> None:
+    equal = job(2, directive=Directive(min_gpus=4))
+    stops = job(2, directive=Directive(weight=100.0, min_gpus=4))
+    runs = job(1, nodes=("n0",), gpus=4, directive=Directive(min_gpus=4))
+    for first, second, age_s in (
+        (runs, equal, 1e6),
+        (replace(runs, fixed="its agent has not reported yet"), stops, 1e6),
+        (replace(runs, paused=True), stops, 1e6),
+        (runs, stops, 0.0),
+    ):
+        snap = snapshot([node("n0")], [first, second])
+        kept, waits = decide(snap, SETTINGS, {1: GOOD, 2: GOOD}, {}, ages_s={1: age_s, 2: 0.0})
+        assert (kept.action, waits.action) == (Action.KEEP, Action.WAIT), (first, age_s)
 
 
 def test_fixed_job_that_waits_starts_at_exactly_its_shape_or_not_at_all() -> None:
@@ -274,10 +297,11 @@ def epochs(draw: st.DrawFn) -> tuple[Snapshot, dict[int, Cells]]:
 
 
 @hypothesis_settings(max_examples=80, deadline=None)
-@given(epochs())
-def test_every_epoch_is_sound(epoch: tuple[Snapshot, dict[int, Cells]]) -> None:
+@given(epochs(), st.booleans())
+def test_every_epoch_is_sound(epoch: tuple[Snapshot, dict[int, Cells]], stops: bool) -> None:
     snap, offers = epoch
-    found = run(snap, offers)
+    given_settings = replace(SETTINGS, preemption=stops)
+    found = {d.job_id: d for d in decide(snap, given_settings, offers, {})}
     jobs = {j.job_id: j for j in snap.jobs}
     after: Counter[str] = Counter()
     for n in snap.cluster.nodes:
@@ -290,7 +314,9 @@ def test_every_epoch_is_sound(epoch: tuple[Snapshot, dict[int, Cells]]) -> None:
             assert alternative.why_not and alternative.cell != d.cell
         for name in d.node_names:
             after[name] += d.cell.shape.gpus_per_node if d.cell else j.shape.gpus_per_node
-        if j.state is JobState.RUNNING:
+        if j.state is JobState.RUNNING and d.action is Action.WAIT:
+            assert stops and not d.node_names and not j.paused and d.why.startswith("Preempted: ")
+        elif j.state is JobState.RUNNING:
             assert d.action in (Action.KEEP, Action.RESIZE) and d.node_names
             if d.action is Action.KEEP:
                 assert d.node_names == j.node_names
@@ -301,7 +327,7 @@ def test_every_epoch_is_sound(epoch: tuple[Snapshot, dict[int, Cells]]) -> None:
             assert d.cell is not None and len(set(d.node_names)) == d.cell.shape.nodes and set(d.node_names) <= up
     for n in snap.cluster.nodes:
         assert after[n.name] <= n.gpus
-    assert decide(snap, SETTINGS, offers, {}) == tuple(found.values())
+    assert decide(snap, given_settings, offers, {}) == tuple(found.values())
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
@@ -316,6 +342,8 @@ def test_a_decided_epoch_is_left_alone_by_the_next(epoch: tuple[Snapshot, dict[i
         if d.action in (Action.START, Action.RESIZE) and d.cell is not None:
             restarts = j.restarts + (d.action is Action.RESIZE)
             j = replace(j, state=JobState.RUNNING, shape=d.cell.shape, node_names=d.node_names, restarts=restarts)
+        elif d.action is Action.WAIT and j.state is JobState.RUNNING:
+            j = replace(j, state=JobState.PENDING, node_names=(), restarts=j.restarts + 1)
         jobs.append(j)
     own = {n.name: sum(j.shape.gpus_per_node for j in snap.jobs if n.name in j.node_names) for n in snap.cluster.nodes}
     nodes = [replace(n, gpus_used=n.gpus_used - own[n.name]) for n in snap.cluster.nodes]

@@ -79,12 +79,12 @@ def test_what_does_not_fit_is_passed_over() -> None:
 def test_an_epoch_stops_a_job_only_where_it_may() -> None:
     snap = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=4), job(2)])
     offers = {1: GOOD, 2: GOOD}
-    settings = Settings(policy="srtf")
+    settings = Settings(policy="srtf", preemption=False)
     left = {1: Progress(1e4, 3600.0), 2: Progress(0.0, 36.0)}
     kept, waits = decide(snap, settings, offers, {}, progress=left)
     assert (kept.action, kept.node_names, kept.cell) == (Action.KEEP, ("n0",), GOOD[2])
     assert waits.action is Action.WAIT and "least time left at the size asked for comes first" in waits.why
-    stopped, starts = decide(snap, settings, offers, {}, progress=left, may_stop=True)
+    stopped, starts = decide(snap, replace(settings, preemption=True), offers, {}, progress=left)
     assert (stopped.action, stopped.cell, stopped.node_names) == (Action.WAIT, None, ())
     assert stopped.why.startswith("Preempted: it gives back 4 a100 GPUs on one node and waits for its turn: ")
     assert "they go to job 2 (starts on 4)" in stopped.why

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergyd.records import Plan, Shape
 from synergyd.scheduler.policies import policy_named
 from synergyd.settings import Settings
 from synergyd.sim.belief import Learnt, Oracle, asked_shape
@@ -13,7 +15,7 @@ from synergyd.sim.managed import Managed
 from synergyd.sim.records import Costs, JobResult, Outage, Scenario, cluster_of
 from synergyd.sim.simulate import policies, simulate
 from synergyd.sim.world import World, results_in_order
-from tests.unit.sim_builders import job, scenario
+from tests.unit.sim_builders import Linear, job, scenario
 
 COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
 
@@ -46,6 +48,27 @@ def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None
     trained = 4 * (3600 - 90) + 2 * (3840 - 3630)
     assert a.finish_s == pytest.approx(3850 + 20 + (40_000 - trained) / 4)
     assert a.idle_s == 30 + 2 * 28
+
+
+@dataclass(frozen=True)
+class Whole(Linear):
+    """Runs on 4 GPUs or not at all."""
+
+    def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
+        return super().plans(shape, batch) if shape.gpus == 4 else ()
+
+
+def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_where_it_was() -> None:
+    # a trains from 90 to 3600, is asked for its checkpoint and gone at 3608; b starts at 3660 and ends at 3740; a has its GPUs
+    # again at 3780 and trains from 3800
+    long, short = (replace(job(at, 4, work), truth=Whole(work)) for at, work in ((0.0, 40_000.0), (3590.0, 200.0)))
+    _, _, (a, b) = run(scenario(long, short, costs=COSTS))
+    assert (b.start_s, b.finish_s) == (3660.0, 3660 + 30 + 50)
+    assert a.restarts == 1 and a.finish_s == pytest.approx(3780 + 20 + 10_000 - 3510)
+    settings = Settings(preemption=False, restart_cost_s=COSTS.resize_s)
+    kept = World(scenario(long, short, costs=COSTS), Managed(settings, policy_named("exact"), Oracle()))
+    kept.run()
+    assert results_in_order(kept)[0].restarts == 0 and results_in_order(kept)[1].start_s > 10_000
 
 
 def test_a_failed_node_and_a_new_start() -> None:
