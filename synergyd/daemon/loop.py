@@ -6,22 +6,21 @@ Formulas live in task/ and scheduler/, the states of a resize in lifecycle; here
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from launch import handover
 from synergyd.daemon import heartbeat, lives
+from synergyd.daemon.adoption import Adoption, remove_plan
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.link_members import members_of
 from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.news import News, present
+from synergyd.daemon.parking import Parking
 from synergyd.daemon.progress import attained, progress_of
 from synergyd.daemon.registry import Registry
 from synergyd.daemon.watch import warnings
-from synergyd.errors import SynergyError, UsageError
+from synergyd.errors import SynergyError
 from synergyd.lifecycle import (
     IN_TRANSIT,
     Acknowledged,
@@ -29,9 +28,7 @@ from synergyd.lifecycle import (
     Life,
     Limits,
     Observed,
-    Park,
     Preempted,
-    Refused,
     State,
     Target,
     Tick,
@@ -46,7 +43,7 @@ from synergyd.scheduler.ready import ready
 from synergyd.scheduler.sharing import slowdowns_of
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.client import DeniedError, SlurmError, SlurmReader, SlurmWriter
+from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
@@ -56,7 +53,6 @@ from synergyd.task import inherited, update_profile
 from synergyd.task.rebatch import better_batch
 
 log = logging.getLogger("synergyd")
-ADOPTED_AN_EPOCH = 200  # jobs told anew where to report in one epoch: each is an update to slurmctld
 BEAT_S = 15.0  # between two heartbeats
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 
@@ -93,6 +89,8 @@ class Daemon:
         self.actuator = Actuator(
             tools.writer, settings.state_dir, tools.report_address, self.registry.known, tools.links_address
         )
+        self.adoption = Adoption(self.actuator, settings.state_dir, tools.report_address, tools.links_address)
+        self.parking = Parking(self.actuator, self.limits.park_s, settings.epoch_s)
         self.forecast = Forecast(settings)
         self.lives: dict[int, Life] = {}
         self.profiles: dict[int, Profile] = {}
@@ -105,15 +103,12 @@ class Daemon:
         self._warned: dict[tuple[int, int], frozenset[str]] = {}
         self._attained_gpu_s: dict[int, float] = {}  # since this daemon looks
         self._looked_s: float | None = None
-        self._told: set[tuple[int, int]] = set()
-        self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._slowed: dict[int, float] = {}  # by neighbours on shared links, as the last decisions have it
         self._news = News()
         self._beat_s = 0.0
         self._loaded = False
         self._acted = False
-        self._park_problem = ""
         self._rows: dict[int, JobRow] = {}
         self._jobs: dict[int, Job] = {}  # as the last snapshot had them
 
@@ -125,7 +120,8 @@ class Daemon:
         self.tools.store.refresh()
         if self._acts and not self._acted and self.tools.store.loaded:
             # it stood by until now: what it saw from there is no match for what the leader before it wrote
-            self.lives, self.profiles, self.reports, self._loaded, self._told = {}, {}, {}, False, set()
+            self.lives, self.profiles, self.reports, self._loaded = {}, {}, {}, False
+            self.adoption.forget_all()
         self._acted = self._acts
         self._load()
         rows = self.tools.reader.jobs()
@@ -183,7 +179,8 @@ class Daemon:
         if not self._acts and self.tools.inbox is not None:
             self.tools.inbox.answers = {}
         if self._acts:
-            self._adopt()
+            known = self.registry.known
+            self.adoption.adopt(self.lives[i] for i in self._rows if known[i].directive is not None)
             self._tell_batches(snapshot, forecasts, began)
             self._warn(began)
             self._act(decisions, snapshot, {i for i, f in forecasts.items() if f.cells}, began)
@@ -372,30 +369,6 @@ class Daemon:
         slowdown = self._slowed.get(report.job_id, 1.0)
         return replace(report, step_s=report.step_s / slowdown) if report.step_s is not None else report
 
-    def _adopt(self) -> None:
-        """Running jobs that know no address to report to (started as plain jobs), or another daemon's, are told ours."""
-        address, room = self.tools.report_address, ADOPTED_AN_EPOCH
-        for job_id, row in self._rows.items():
-            life = self.lives[job_id]
-            if (job_id, life.restarts) in self._told or life.state is not State.RUNNING:
-                continue
-            if self.registry.known[job_id].directive is None:
-                continue
-            given = _handed_over(self.settings.state_dir, job_id)
-            told = None if given is None else (given.report, given.by, given.links)
-            if told != (address, os.getuid(), self.tools.links_address):
-                if not room:
-                    continue
-                room -= 1
-                try:
-                    self.actuator.adopt(job_id, given.plan if given else None)
-                except DeniedError:
-                    raise
-                except (SynergyError, OSError) as error:
-                    log.warning("job %d could not be told where to report: %s", row.job_id, error)
-                    continue
-            self._told.add((job_id, life.restarts))
-
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def _act(self, decisions: Iterable[Decision], snapshot: Snapshot, schedulable: set[int], now_s: float) -> None:
@@ -408,15 +381,14 @@ class Daemon:
             if decision.action is Action.WAIT and job.state is JobState.RUNNING:
                 self._preempt(decision, job)
             elif decision.action is Action.WAIT:
-                again += self._keep_parked(job, life, job.job_id in schedulable, now_s)
+                again += self.parking.keep(job, self._rows[job.job_id], life, job.job_id in schedulable, now_s)
             elif (
                 decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot)
             ):
                 self._want(decision, job, life)
             elif decision.action is Action.START and life.state is State.QUEUED:
-                again += self._keep_parked(job, life, True, now_s)
-        if again:
-            self._tell_park(again[0], self.actuator.park_again(again, self.limits.park_s))
+                again += self.parking.keep(job, self._rows[job.job_id], life, True, now_s)
+        self.parking.again(again)
 
     def _warn(self, now_s: float) -> None:
         """Running jobs whose steps have stopped, or that wait for a slow node: into their story, once."""
@@ -475,30 +447,6 @@ class Daemon:
         report = self.reports.get(life.job_id)
         return report.checkpoint_requests if report and report.restarts == life.restarts else 0
 
-    def _keep_parked(self, job: Job, life: Life, schedulable: bool, now_s: float) -> list[int]:
-        """A job that waits for a decision must not start by itself; one that can't be scheduled is left to Slurm.
-
-        Returns its id where it only has to be put off once more, which is done for many at once.
-        """
-        row = self._rows[job.job_id]
-        if life.state is not State.QUEUED or not schedulable or job.fixed or job.begin_s is not None:
-            return []
-        if row.state == "PENDING" and (
-            row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self.settings.epoch_s)
-        ):
-            if (job.job_id, job.restarts) in self._parked:
-                return [job.job_id]
-            answer = self.actuator.carry_out(Park(job.job_id, self.limits.park_s))
-            self._tell_park(job.job_id, answer.error if isinstance(answer, Refused) else "")
-            if not isinstance(answer, Refused):
-                self._parked.add((job.job_id, job.restarts))
-        return []
-
-    def _tell_park(self, job_id: int, problem: str) -> None:
-        if problem and problem != self._park_problem:  # once, not for every job at every epoch
-            log.warning("job %d could not be kept waiting: %s", job_id, problem)
-        self._park_problem = problem
-
     def _advance(self, job_id: int, event: Event) -> None:
         """One event, and all that follows from it. What is intended is stored before it is done."""
         queue: list[Event] = [event]
@@ -528,7 +476,7 @@ class Daemon:
         if life.state is State.GONE:
             self._news.forget(job_id)
             self.tools.store.delete_lifecycles([job_id])
-            _remove_plan(self.settings.state_dir, job_id)
+            remove_plan(self.settings.state_dir, job_id)
             return
         self.tools.store.put_lifecycles(
             [Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
@@ -545,8 +493,8 @@ class Daemon:
         self.profiles.pop(life.job_id, None)
         self.ages_s.pop(life.job_id, None)
         self.forecast.forget(life.job_id)
-        self._told = {t for t in self._told if t[0] != life.job_id}
-        self._parked = {t for t in self._parked if t[0] != life.job_id}
+        self.adoption.forget(life.job_id)
+        self.parking.forget(life.job_id)
 
 
 def _observed(row: JobRow | None) -> Observed:
@@ -561,20 +509,3 @@ def _observed(row: JobRow | None) -> Observed:
 def _words(shape: Shape, plan: Plan | None) -> str:
     degrees = f"; tp {plan.tp} pp {plan.pp} dp {plan.dp}" if plan else ""
     return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type}{degrees})"
-
-
-def _handed_over(state_dir: Path, job_id: int) -> handover.Handover | None:
-    """What a job was told at its start; None where it was told nothing that can be read."""
-    try:
-        return handover.read(handover.plan_path(state_dir, job_id), job_id)
-    except UsageError:
-        return None
-
-
-def _remove_plan(state_dir: Path, job_id: int) -> None:
-    path = handover.plan_path(state_dir, job_id)
-    try:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".sh").unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)

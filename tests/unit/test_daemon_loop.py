@@ -10,6 +10,7 @@ import pytest
 
 from launch import handover
 from synergyd.daemon import lives
+from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.inbox import Received
 from synergyd.lifecycle import Life, State, Target
 from synergyd.records import Action, Plan, Profile, Report, Shape
@@ -300,8 +301,8 @@ def test_a_daemon_at_another_address_tells_running_jobs(site: Site) -> None:
     assert site.life(1).state is State.RUNNING and before.plan is not None and before.report == "ctl:7321"
     here = site.daemon
     there = site.start()
-    there.tools = replace(there.tools, report_address="ctl2:7321")
     there.actuator = replace(there.actuator, report="ctl2:7321")
+    there.adoption = Adoption(there.actuator, there.settings.state_dir, "ctl2:7321", "")
     site.epoch(60)
     assert handover.read(handover.plan_path(site.folder, 1), 1) == replace(before, report="ctl2:7321")
     assert "report=ctl2:7321" in site.slurm.comments[1] and "plan=tp:" in site.slurm.comments[1]

@@ -1,0 +1,72 @@
+"""Running jobs that know no address to report to (started as plain jobs), or another daemon's, are told ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from launch import handover
+from synergyd.errors import SynergyError, UsageError
+from synergyd.lifecycle import Life, State
+from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.client import DeniedError
+
+log = logging.getLogger("synergyd")
+ADOPTED_AN_EPOCH = 200  # each is an update to slurmctld
+
+
+class Adoption:
+    """`reports` and `links` are this daemon's own addresses; `state_dir` is where jobs are handed theirs."""
+
+    def __init__(self, actuator: Actuator, state_dir: Path, reports: str, links: str) -> None:
+        self._actuator, self._state_dir, self._addresses = actuator, state_dir, (reports, links)
+        self._told: set[tuple[int, int]] = set()
+
+    def adopt(self, lives: Iterable[Life]) -> None:
+        """Tells those of the jobs that run and were not told yet, a number an epoch. Raises DeniedError where this daemon may
+        not update jobs."""
+        reports, links = self._addresses
+        room = ADOPTED_AN_EPOCH
+        for life in lives:
+            if (life.job_id, life.restarts) in self._told or life.state is not State.RUNNING:
+                continue
+            given = handed_over(self._state_dir, life.job_id)
+            told = None if given is None else (given.report, given.by, given.links)
+            if told != (reports, os.getuid(), links):
+                if not room:
+                    continue
+                room -= 1
+                try:
+                    self._actuator.adopt(life.job_id, given.plan if given else None)
+                except DeniedError:
+                    raise
+                except (SynergyError, OSError) as error:
+                    log.warning("job %d could not be told where to report: %s", life.job_id, error)
+                    continue
+            self._told.add((life.job_id, life.restarts))
+
+    def forget(self, job_id: int) -> None:
+        self._told = {t for t in self._told if t[0] != job_id}
+
+    def forget_all(self) -> None:
+        self._told = set()
+
+
+def handed_over(state_dir: Path, job_id: int) -> handover.Handover | None:
+    """What a job was told at its start; None where it was told nothing that can be read."""
+    try:
+        return handover.read(handover.plan_path(state_dir, job_id), job_id)
+    except UsageError:
+        return None
+
+
+def remove_plan(state_dir: Path, job_id: int) -> None:
+    """Of a job that is gone."""
+    path = handover.plan_path(state_dir, job_id)
+    try:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".sh").unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)
