@@ -45,6 +45,8 @@ def test_json_on_stdout_is_all_there_is() -> None:
         ([*SMALL, "--policy", "best"], "--policy: no policy is called 'best'"),
         ([*SMALL, "--types", "a100=2"], "--types: 'a100=2' is not TYPE=NODESxGPUS"),
         ([*SMALL, "--types", "a100=2x4,t4=1x1", "--policy", "tiresias"], "--policy: tiresias knows one GPU type only"),
+        ([*SMALL, "--set", "Epoch=30"], "--set: epoch has an option of its own; give --epoch"),
+        ([*SMALL, "--set", "ShortFirst=9"], "--set: ShortFirst=9 is not right"),
         ([*SMALL, "--policy", "fifo", "--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written"),
     ],
 )

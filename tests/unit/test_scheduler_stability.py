@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd.records import Action, Cell, Decision, Job, JobState
-from synergyd.scheduler.decide import decide
+from synergyd.scheduler.claims import whole_nodes
+from synergyd.scheduler.decide import decide, solve
 from synergyd.scheduler.milp import MilpPolicy
-from synergyd.scheduler.policy import Policy, Progress
+from synergyd.scheduler.policy import Allocation, Policy, Problem, Progress, Room
 from synergyd.scheduler.synergy import SynergyPolicy
+from synergyd.scheduler.utility import allocation
 from synergyd.settings import Settings
-from tests.unit.scheduler_builders import cell, cells, job, node, snapshot
+from tests.unit.scheduler_builders import ask, cell, cells, job, node, snapshot
 
 NODES = [node(f"n{i}", 4) for i in range(6)]
 SHAPES = ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4))
@@ -97,3 +99,25 @@ def test_no_resize_that_does_not_pay_its_restart() -> None:
     # with 100 sequences left, 100 s as it is: 60 s of restart and 100/1.5 s are more than that
     assert action(0.5, progress={1: Progress(remaining=100.0)}) is Action.KEEP
     assert action(0.5, progress={1: Progress(remaining=1000.0)}) is Action.RESIZE
+
+
+class Stubborn(Policy):
+    """Shrinks the job that runs for one that can't be laid, whatever is refused."""
+
+    def allocate(self, problem: Problem) -> Allocation:
+        return allocation(problem, [0] * len(problem.asks))
+
+
+def test_nobody_shrinks_for_a_job_that_can_not_be_laid() -> None:
+    runs = ask(1, cells(1.0, 1.9, 3.5), current=2, nodes=("n0",), discount=0.9)
+    wide = ask(2, (cell(9.0, 2, 4),))
+    answer = solve(Problem((runs, wide), (Room("n0", "a100", 4), Room("n1", "a100", 2))), Stubborn())
+    assert answer.allocation.choice == (2, None) and answer.placement.nodes == {1: ("n0",)}
+
+
+def test_where_jobs_that_span_nodes_may_not_meet_they_take_whole_ones() -> None:
+    rooms = (Room("n0", "a100", 8), Room("n1", "a100", 8), Room("h", "h100", 4))
+    mixed = ask(1, (cell(1.0, 1, 4), cell(2.0, 2, 4), cell(3.0, 2, 8), cell(4.0, 2, 4, "h100")))
+    assert whole_nodes(mixed, rooms).banned == {1}
+    only = ask(2, (cell(2.0, 2, 4),))
+    assert whole_nodes(only, rooms).banned == frozenset()
