@@ -290,7 +290,7 @@ def test_pause_and_resume(site: SlurmCluster) -> None:
         assert [found[i]["paused"] for i in (*first, late)] == [True, True, False]
         assert "paused" in explain(site, first[0])["decision"]["why"]
         site.run("synergyctl", "resume", str(first[0]))
-        site.wait_for(lambda: sizes(site, *first, late) == [2, 4, 2], 30, "a resize\n" + daemon.tail())
+        site.wait_for(lambda: sizes(site, *first, late) == [2, 4, 2], 90, "a resize\n" + daemon.tail())
         assert status(site)[first[0]]["restarts"] == 1
         assert status(site)[first[1]]["restarts"] == 0
 
