@@ -167,6 +167,8 @@ def start_of(
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if given and given.links and len(where.nodes) > 1:
         environment["SYNERGY_LINK_ARBITER"] = given.links
+        if given.by is not None:
+            environment["SYNERGY_LINK_ARBITER_UID"] = str(given.by)
     if checkpoint:
         environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
         environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,12 +38,23 @@ def encode(payload: bytes, uid: str = "") -> str:
     return f"{uid or 5}:{payload.hex()}"
 
 
-def decode(credential: str) -> Credential:
+def decode(credential: str, _socket: str = "") -> Credential:
     uid, _, text = credential.partition(":")
     try:
         return Credential(bytes.fromhex(text), int(uid), int(uid))
     except ValueError:
         raise UnavailableError("munge", "Invalid credential") from None
+
+
+def made_gate(port: int, hello: Hello, **changes: Any) -> LinkGate:
+    """Whose arbiter is uid 5's."""
+    return LinkGate(("127.0.0.1", port), hello, **{"by": 5, "encode": encode, "decode": decode, **changes})
+
+
+def welcome(credential: bytes, bound_s: float = 0.3, uid: str = "") -> bytes:
+    """What the arbiter says to a line with a Hello in it."""
+    hello = hello_from(decode(credential.decode().strip()).payload)
+    return link_protocol.welcome_line(encode(link_protocol.welcome_words(hello, bound_s), uid))
 
 
 def member(*nodes: str, restarts: int = 0, left: float = 100.0) -> Member:
@@ -53,7 +66,8 @@ MEMBERS = {1: member("a", "b"), 2: member("b", "c"), 3: member("x", "y")}
 
 @pytest.fixture
 def arbiter() -> Iterator[LinkArbiter]:
-    made = LinkArbiter(listen("127.0.0.1", 0), Terms(discipline_named("ada-srsf"), bound_s=BOUND_S), decode=decode)
+    terms = Terms(discipline_named("ada-srsf"), bound_s=BOUND_S)
+    made = LinkArbiter(listen("127.0.0.1", 0), terms, decode=decode, encode=encode)
     made.follow(MEMBERS)
     yield made
     made.close()
@@ -65,7 +79,7 @@ def gates(arbiter: LinkArbiter) -> Iterator[Callable[..., LinkGate]]:
 
     def gate(job_id: int, channel: int = 0, **changes: object) -> LinkGate:
         hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes, channel), **changes)  # type: ignore[arg-type]
-        made.append(LinkGate(("127.0.0.1", arbiter.port), hello, encode=encode))
+        made.append(made_gate(arbiter.port, hello))
         return made[-1]
 
     yield gate
@@ -103,6 +117,7 @@ def until(what: Callable[[], bool], timeout_s: float = 5.0) -> bool:
         st.integers(0, 10**6),
         st.lists(st.from_regex(r"[a-z0-9][a-z0-9_.\-]{0,20}", fullmatch=True), min_size=1, max_size=5).map(tuple),
         st.integers(0, 4095),
+        st.from_regex(r"[0-9a-f]{0,64}", fullmatch=True),
     ),
     st.integers(0, 10**17),
     st.floats(0, 1e9),
@@ -115,7 +130,10 @@ def test_round_trip(hello: Hello, number: int, size: float, seconds: float) -> N
     assert found.size_mb == pytest.approx(size, abs=1e-6) and found.exposed_s == pytest.approx(seconds, abs=1e-6)
     assert question(link_protocol.done_line(number).rstrip(b"\n")) == Ended(number)
     assert link_protocol.answer(link_protocol.answer_line("wait", number)) == ("wait", number)
-    assert link_protocol.bound_of(link_protocol.welcome_line(seconds)) == pytest.approx(seconds, abs=1e-6)
+    words = link_protocol.welcome_words(hello, seconds)
+    assert link_protocol.bound_of(words, hello) == pytest.approx(seconds, abs=1e-6)
+    assert link_protocol.bound_of(words, replace(hello, nonce="0" + hello.nonce)) is None
+    assert link_protocol.welcome_of(link_protocol.welcome_line("MUNGE:x:")) == "MUNGE:x:"
 
 
 @settings(max_examples=300, deadline=None)
@@ -127,7 +145,8 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
     with contextlib.suppress(UsageError):
         hello_from(line)
     link_protocol.answer(line)
-    link_protocol.bound_of(line)
+    link_protocol.welcome_of(line)
+    assert link_protocol.bound_of(line, Hello(1, 0, ("a",))) is None
 
 
 @pytest.mark.parametrize(
@@ -140,6 +159,7 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
         (b'{"nodes": ["a"], "job_id": true, "restarts": 0}', "job_id is no whole number"),
         (b'{"nodes": ["a"], "job_id": 1}', "restarts is no whole number"),
         (b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "channel": -1}', "channel is no whole number"),
+        (b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "nonce": "x y"}', "nonce is no hexadecimal number"),
     ],
 )
 def test_a_wrong_hello_is_one_line(payload: bytes, problem: str) -> None:
@@ -255,12 +275,13 @@ def test_groups_of_one_job_do_not_wait_for_each_other_and_the_last_one_frees(
 
 
 @contextlib.contextmanager
-def raw(arbiter: LinkArbiter, job_id: int, welcome: bool = True, **changes: object) -> Iterator[socket.socket]:
+def raw(arbiter: LinkArbiter, job_id: int, welcomed: bool = True, **changes: object) -> Iterator[socket.socket]:
     hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes), **changes)  # type: ignore[arg-type]
     with socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) as wire:
-        wire.sendall(encode(hello_json(hello)).encode() + b"\n")
-        if welcome:
-            assert line_of(wire) == b"hello 0.300000\n"
+        said = encode(hello_json(hello)).encode() + b"\n"
+        wire.sendall(said)
+        if welcomed:
+            assert line_of(wire) == welcome(said)
         yield wire
 
 
@@ -328,7 +349,7 @@ def test_a_second_connection_of_a_group_takes_the_place_of_the_first(arbiter: Li
 def test_silent_and_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_arbiter, "MAX_OPEN", 2)
     monkeypatch.setattr(link_arbiter, "HELLO_S", 0.3)
-    arbiter = LinkArbiter(listen("127.0.0.1", 0), decode=decode)
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), decode=decode, encode=encode)
     idle = [socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) for _ in range(3)]
     assert idle[2].recv(1) == b""
     assert [line_of(wire) for wire in idle[:2]] == [b"no no credential in time\n"] * 2
@@ -347,7 +368,7 @@ def test_a_slow_munge_holds_nobody_up(gates: Callable[..., LinkGate], arbiter: L
         return decode(credential)
 
     arbiter._decode = slow
-    with raw(arbiter, 2, welcome=False) as other:
+    with raw(arbiter, 2, welcomed=False) as other:
         assert gate.begin(MB) < link_gate.ANSWER_S
         release.set()
         assert line_of(other).startswith(b"hello")
@@ -364,7 +385,7 @@ def test_a_port_in_use_is_one_line(arbiter: LinkArbiter) -> None:
 def test_an_arbiter_that_is_away_costs_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    gate = LinkGate(("127.0.0.1", port), Hello(1, 0, ("a", "b")), encode=encode)
+    gate = made_gate(port, Hello(1, 0, ("a", "b")))
     assert until(lambda: gate.counts.failures > 0)
     began = time.monotonic()
     for _ in range(1000):
@@ -385,15 +406,14 @@ def test_a_silent_arbiter_is_asked_once_and_then_not_for_a_while(monkeypatch: py
             with contextlib.suppress(OSError):
                 while True:
                     wire, _ = listener.accept()
-                    line_of(wire)
-                    wire.sendall(b"hello 0.3\n")
+                    wire.sendall(welcome(line_of(wire)))
                     if line_of(wire):
                         asked_s.append(time.monotonic())
                     line_of(wire)  # until the gate hangs up
                     wire.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        gate = LinkGate(listener.getsockname(), Hello(1, 0, ("a", "b")), encode=encode)
+        gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
         assert gate.connected(5)
         waits = []
         end = time.monotonic() + 1.5
@@ -423,7 +443,7 @@ def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, g
 
 def test_a_gate_finds_an_arbiter_that_comes_back(monkeypatch: pytest.MonkeyPatch, arbiter: LinkArbiter) -> None:
     monkeypatch.setattr(link_gate, "FIRST_BACK_OFF_S", 0.02)
-    gate = LinkGate(("127.0.0.1", arbiter.port), Hello(1, 0, ("a", "b")), encode=encode)
+    gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")))
     assert gate.connected(5)
     arbiter.follow({})
     assert until(lambda: not arbiter._jobs)
@@ -434,10 +454,10 @@ def test_a_gate_finds_an_arbiter_that_comes_back(monkeypatch: pytest.MonkeyPatch
     gate.close()
 
 
-@pytest.mark.parametrize("text", [b"hello x\n", b"no way\n", b"\n", b""])
+@pytest.mark.parametrize("text", [b"hello x\n", b"hello 10\n", b"no way\n", b"\n", b""])
 def test_what_is_no_arbiter_is_never_asked(text: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        gate = LinkGate(listener.getsockname(), Hello(1, 0, ("a", "b")), encode=encode)
+        gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
         wire, _ = listener.accept()
         line_of(wire)
         wire.sendall(text)
@@ -456,6 +476,7 @@ def test_what_is_no_arbiter_is_never_asked(text: bytes) -> None:
         {"SLURM_JOB_NODELIST": "n1"},
         {"SLURM_JOB_NODELIST": "n["},
         {"SYNERGY_RESTARTS": "many"},
+        {"SYNERGY_LINK_ARBITER_UID": "root"},
     ],
 )
 def test_an_environment_that_asks_for_no_gate(changes: dict[str, str]) -> None:
@@ -463,6 +484,9 @@ def test_an_environment_that_asks_for_no_gate(changes: dict[str, str]) -> None:
     gate = from_environment(env)
     assert gate is not None and gate._hello == Hello(7, 0, ("n1", "n2")) and gate._address == ("::1", 1)
     gate.close()
+    told = from_environment({**env, "SYNERGY_LINK_ARBITER_UID": "64030"})
+    assert told is not None and told._trusted == {0, os.getuid(), 64030}
+    told.close()
     assert from_environment({**env, **changes}) is None
 
 
