@@ -81,6 +81,8 @@ def test_the_arbiter_follows_running_jobs_on_several_nodes_while_this_daemon_act
 
 
 def test_stamp() -> None:
+    alone = Stamp("model=x", links="ctl:2", by=5)
+    assert write(alone) == "synergy:1 model=x | by=5 links=ctl:2" and read(write(alone)) == alone
     stamp = Stamp("model=x", Shape("a", 2, 4), report="ctl:1", links="ctl:2")
     assert write(stamp) == "synergy:1 model=x | asked=a,2,4 report=ctl:1 links=ctl:2" and read(write(stamp)) == stamp
     told = from_admin_comment("synergy:1 model=x | report=ctl:1 links=$(x)", 7)
@@ -93,8 +95,9 @@ def test_stamp() -> None:
 def test_the_launcher_tells_jobs_that_span_nodes(nodes: tuple[str, ...], links: str, told: str | None) -> None:
     where = Allocation(7, 0, nodes, 0, 4, True, True)
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "runner": "torchrun", "master": "a"}
-    made = start_of(["t.py"], where, Handover(7, links=links), **arguments)
+    made = start_of(["t.py"], where, Handover(7, links=links, by=5), **arguments)
     assert made.environment.get("SYNERGY_LINK_ARBITER") == told
+    assert made.environment.get("SYNERGY_LINK_ARBITER_UID") == (told and "5")
 
 
 def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
