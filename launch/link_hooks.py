@@ -61,7 +61,7 @@ def gate_ddp(model: torch.nn.Module, environment: Mapping[str, str] | None = Non
         return None
     try:
         DdpGate(model, gate).install(model)
-    except RuntimeError:  # one of torch's built-in hooks is there
+    except (RuntimeError, AttributeError):  # one of torch's built-in hooks is there, or torch's inside is another one
         gate.close()
         return None
     return gate

@@ -146,6 +146,12 @@ def test_a_model_with_a_hook_already_is_not_gated(gate: Recorder) -> None:
     assert model not in link_hooks._GATES
 
 
+def test_another_torch_is_not_gated(gate: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_hooks, "_C10D", SimpleNamespace())
+    model = ddp()
+    assert gate_ddp(model, TWO_NODES) is None and gate.told == ["close"] and torch.equal(train(model), ONES)
+
+
 # -- as if there was a GPU ---------------------------------------------------------------------------------------------
 
 
