@@ -15,6 +15,7 @@ and stop at the same step boundary. It talks to the launcher through the environ
 | SYNERGY_BACKGROUND_SAVES | 0: training waits for every checkpoint until it is written (1) |
 | SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; told: a daemon does |
 | SYNERGY_LINK_ARBITER | host:port to ask before an all-reduce between nodes (launch.link_hooks); absent: none is asked |
+| SYNERGY_LINK_ARBITER_UID | the daemon's uid: only it, root and the job's own user are believed to be the arbiter |
 | batch | file in the run folder: the global and micro-batch to go on with, as JSON; the daemon's choice |
 | SIGUSR2 | checkpoint now and go on |
 | SIGTERM | finish the step, checkpoint, exit 0 |

@@ -167,12 +167,15 @@ def start_of(
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if given and given.links and len(where.nodes) > 1:
         environment["SYNERGY_LINK_ARBITER"] = given.links
+        if given.by is not None:
+            environment["SYNERGY_LINK_ARBITER_UID"] = str(given.by)
     if checkpoint:
         environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
         environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")
     target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
     if "SYNERGY_LINK_ARBITER" in environment and _is_megatron(style, arguments):
-        target = ["-m", "launch.gated_script", *target]
+        # by its path: in a folder with a launch.py of its own, -m would find that one
+        target = [str(Path(__file__).with_name("gated_script.py")), *target]
     if runner == "python":
         return Start((sys.executable, *target, *arguments), environment, (remark,) if remark else ())
     rendezvous = ["--standalone"]
@@ -180,7 +183,7 @@ def start_of(
         port = slurm.rendezvous_port(where.job_id or 0, where.restarts)
         rendezvous = ["--node-rank", str(where.node_rank), "--master-addr", master, "--master-port", str(port)]
     command = (
-        sys.executable, "-m", "launch.torchrun", "--nnodes", str(len(where.nodes)),
+        sys.executable, "-P", "-m", "launch.torchrun", "--nnodes", str(len(where.nodes)),
         "--nproc-per-node", str(where.processes), *rendezvous, *target, *arguments,
     )  # fmt: skip
     return Start(command, environment, (remark,) if remark else ())

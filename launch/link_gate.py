@@ -1,31 +1,37 @@
 """A job's side of the link arbiter: `begin` before an all-reduce between nodes, `end` when it has arrived.
 
 Fails open. Only an arbiter that is connected and answers within ANSWER_S is ever asked; connecting, credentials and
-back-off (1 s, doubled up to 60 s) are a thread's of its own. A wait ends at the arbiter's bound, whatever happens. No torch here.
+back-off (1 s, doubled up to 60 s) are a thread's of its own. A wait ends at the arbiter's bound, whatever happens; an arbiter that lets
+several of them run out is not asked for an hour. Only who munge says is the daemon's user, root or the job's own is believed to be the
+arbiter. No torch here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import secrets
 import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch import munge
 from launch.hostlist import expand
-from launch.link_protocol import Asking, Hello, answer, ask_line, bound_of, done_line, hello_json
+from launch.link_protocol import Asking, Hello, answer, ask_line, bound_of, done_line, hello_json, welcome_of
 from synergyd.errors import SynergyError, UnavailableError, one_line
 
 ADDRESS = "SYNERGY_LINK_ARBITER"
+BY = "SYNERGY_LINK_ARBITER_UID"  # the daemon's
 ANSWER_S = 0.05  # an arbiter that takes longer to say `go` or `wait` is slow: not asked again for a while
 MAX_BOUND_S = 10.0  # whatever an arbiter says
-CONNECT_S = 5.0
+CONNECT_S, WELCOME_S = 5.0, 15.0
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
+MAX_RAN_OUT, GIVEN_UP_S = 4, 3600.0  # so many waits that no word ended, and it is not asked for so long
 _GOOD = 20  # answers in time before earlier failures are forgotten
 _WINDOW = 20  # messages whose least duration is told
 
@@ -52,9 +58,10 @@ def from_environment(environment: Mapping[str, str], channel: int = 0) -> LinkGa
         hello = Hello(int(environment["SLURM_JOB_ID"]), int(environment.get("SYNERGY_RESTARTS") or 0), nodes, channel)
         host, _, port = address.rpartition(":")
         where = host.strip("[]"), int(port)
+        by = int(environment[BY]) if environment.get(BY) else None
     except (KeyError, ValueError):
         return None
-    return LinkGate(where, hello) if len(nodes) > 1 else None
+    return LinkGate(where, hello, by=by) if len(nodes) > 1 else None
 
 
 class LinkGate:
@@ -65,12 +72,16 @@ class LinkGate:
         address: tuple[str, int],
         hello: Hello,
         *,
+        by: int | None = None,
         munge_socket: str = "",
         encode: Callable[[bytes, str], str] = munge.encode,
+        decode: Callable[[str, str], munge.Credential] = munge.decode,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`by`: the arbiter's uid, where it is neither root's nor this process's."""
         self.counts = Counts()
-        self._address, self._hello, self._encode = address, hello, encode
+        self._address, self._hello, self._encode, self._decode = address, hello, encode, decode
+        self._trusted = {0, os.getuid()} | ({by} if by is not None else set())
         self._munge_socket, self._monotonic = munge_socket, monotonic
         self._wire: socket.socket | None = None
         self._rest = b""
@@ -80,6 +91,7 @@ class LinkGate:
         self._held = 0  # the question whose grant is in use; 0: none
         self._since = 0.0
         self._good = self._bad = 0
+        self._ran_out = 0  # waits that no word ended
         self._took: deque[float] = deque(maxlen=_WINDOW)
         self._closed = False
         self._changed = threading.Condition()
@@ -103,7 +115,9 @@ class LinkGate:
                 told_to_wait = True
                 until = began + self._bound_s + ANSWER_S
         except (OSError, SynergyError) as error:
-            self._drop(wire, "it is slow" if isinstance(error, TimeoutError) else one_line(str(error), 200))
+            late = isinstance(error, TimeoutError)
+            self._ran_out += late and told_to_wait
+            self._drop(wire, "it is slow" if late else one_line(str(error), 200))
             word = ""
         now = self._monotonic()
         waited_s = now - began
@@ -188,6 +202,8 @@ class LinkGate:
                 self._changed.wait_for(lambda: self._closed or self._wire is None)
                 if not self._closed and self._bad:
                     back_off_s = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** min(self._bad - 1, 10))
+                    if self._ran_out >= MAX_RAN_OUT:
+                        back_off_s, self._ran_out = GIVEN_UP_S, 0
                     # jittered: an arbiter that comes back is not met by all jobs at once
                     self._changed.wait_for(lambda: self._closed, back_off_s * random.uniform(0.75, 1.25))
                 if self._closed:
@@ -211,20 +227,29 @@ class LinkGate:
 
     def _connect(self) -> tuple[socket.socket, float]:
         """A connection on which questions may be asked, and the arbiter's bound. Raises OSError, UnavailableError."""
-        credential = self._encode(hello_json(self._hello), self._munge_socket)
+        hello = replace(self._hello, nonce=secrets.token_hex(8))
+        credential = self._encode(hello_json(hello), self._munge_socket)
         with contextlib.ExitStack() as undo:
             wire = undo.enter_context(socket.create_connection(self._address, timeout=CONNECT_S))
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wire.sendall(credential.encode("ascii") + b"\n")
             line = b""
+            until = self._monotonic() + WELCOME_S
             while not line.endswith(b"\n") and len(line) < 4096:
+                wire.settimeout(max(0.001, until - self._monotonic()))
                 more = wire.recv(1)
                 if not more:
                     break
                 line += more
-            bound_s = bound_of(line)
-            if bound_s is None:
+            welcome = welcome_of(line)
+            if welcome is None:
                 said = line.decode("ascii", "replace").strip() or "ended the connection"
                 raise UnavailableError("link arbiter", said)
+            signed = self._decode(welcome, self._munge_socket)
+            bound_s = bound_of(signed.payload, hello)
+            if bound_s is None or signed.uid not in self._trusted:
+                raise UnavailableError(
+                    "link arbiter", f"uid {signed.uid} said a welcome that is not the daemon's to us"
+                )
             undo.pop_all()
             return wire, min(bound_s, MAX_BOUND_S)

@@ -2,11 +2,12 @@
 
 | from the job | from the arbiter |
 |---|---|
-| a munge credential around a Hello in JSON | `hello BOUND_S` (the longest that a grant takes), or `no REASON` and the end |
+| a munge credential around a Hello in JSON | `hello CREDENTIAL`, munge's around `Welcome` words, or `no REASON` and the end |
 | `ask N MB EXPOSED_S` (0: not known yet) | `go N` at once, or `wait N` at once and `go N` later |
 | `done N` | nothing |
 
-N counts a connection's questions, so that a late answer is never taken for the one to a newer question.
+N counts a connection's questions, so that a late answer is never taken for the one to a newer question. The welcome names the longest
+that a grant takes, and the nonce of the Hello: whoever else listens on the port can't say it, and is asked nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_LINE_BYTES = 200
 MAX_NODES = 16_384
 MAX_CHANNELS = 4096
 MAX_MB = 1e9
+_NONCE = re.compile(r"[0-9a-f]{0,64}\Z")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,254}\Z")
 _WHOLE = re.compile(r"[0-9]{1,18}\Z")
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?\Z")
@@ -32,12 +34,13 @@ _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?\Z")
 
 @dataclass(frozen=True)
 class Hello:
-    """Who asks: one reduction group (`channel`) of one incarnation of a job, and the job's nodes."""
+    """Who asks: one reduction group (`channel`) of one incarnation of a job, and the job's nodes. `nonce`: of this connection."""
 
     job_id: int
     restarts: int
     nodes: tuple[str, ...]
     channel: int = 0
+    nonce: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,22 +79,39 @@ def hello_from(payload: bytes) -> Hello:
         or not all(isinstance(name, str) and _NODE.match(name) for name in nodes)
     ):
         raise UsageError("hello", "nodes is no list of node names")
+    nonce = data.get("nonce", "")
+    if not isinstance(nonce, str) or not _NONCE.match(nonce):
+        raise UsageError("hello", "nonce is no hexadecimal number")
     return Hello(
         _whole(data, "job_id", 1, 2**32),
         _whole(data, "restarts", 0, 10**6),
         tuple(nodes),
         _whole(data, "channel", 0, MAX_CHANNELS - 1),
+        nonce,
     )
 
 
-def welcome_line(bound_s: float) -> bytes:
-    return b"hello %.6f\n" % bound_s
+def welcome_words(hello: Hello, bound_s: float) -> bytes:
+    """What goes into the arbiter's credential for this very connection."""
+    return f"synergy-links {hello.job_id} {hello.restarts} {hello.channel} {hello.nonce or '-'} {bound_s:.6f}".encode()
 
 
-def bound_of(line: bytes) -> float | None:
-    """The arbiter's bound from its welcome; None where it is none."""
+def welcome_line(credential: str) -> bytes:
+    return f"hello {credential}\n".encode("ascii")
+
+
+def welcome_of(line: bytes) -> str | None:
+    """The credential in an arbiter's welcome; None where it is none."""
     word, _, text = line.decode("ascii", "replace").strip().partition(" ")
-    return float(text) if word == "hello" and _DECIMAL.match(text) else None
+    return text if word == "hello" and text else None
+
+
+def bound_of(words: bytes, hello: Hello) -> float | None:
+    """The arbiter's bound from what was in its credential; None where that is no welcome to `hello`."""
+    text = words.decode("ascii", "replace").rpartition(" ")[2]
+    if not _DECIMAL.match(text) or words != welcome_words(hello, float(text)):
+        return None
+    return float(text)
 
 
 def ask_line(asking: Asking) -> bytes:

@@ -8,6 +8,7 @@ message. The daemon says by `follow` which jobs there are; whoever it does not n
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
@@ -27,15 +28,18 @@ from launch.link_protocol import (
     hello_from,
     question,
     welcome_line,
+    welcome_words,
 )
 from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.scheduler.arbiter import Ask, Done, Event, Grant, Join, Leave, State, Terms, Tick, step, wake_s
 
 log = logging.getLogger("synergyd.links")
 MAX_OPEN = 4096  # connections at a time
+MAX_UNKNOWN = 256  # of them, those that have not said who they are
 MAX_CHECKS = 8  # credentials being checked at a time
 HELLO_S = 10.0  # for a credential to arrive and to be checked
 _SWEEP_S = 1.0
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -97,17 +101,22 @@ class LinkArbiter:
         terms: Terms | None = None,
         *,
         decode: Callable[[str], munge.Credential] = munge.decode,
+        encode: Callable[[bytes], str] = munge.encode,
         clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_failure` is called, last of all, in a thread that ends by a fault of its own: nobody is answered any more."""
         self.terms = terms or Terms()
         self.counts = Counts()
-        self._decode, self._clock = decode, clock
+        self._decode, self._encode, self._clock, self._on_failure = decode, encode, clock, on_failure
         self._members: Mapping[int, Member] = {}
         self._state = State()
         self._jobs: dict[int, _Job] = {}
         self._sessions: set[_Session] = set()
         self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
         self._checks = 0
+        self._unknown: set[_Session] = set()
+        self._deaf = False  # the listener is not looked at until the next sweep: there is no room
         self._closing = False
         self._listener = listener
         self._listener.setblocking(False)
@@ -118,8 +127,13 @@ class LinkArbiter:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._awake, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="link-arbiter", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="link-arbiter", daemon=True)
         self._thread.start()
+
+    @property
+    def connections(self) -> int:
+        """Those that are open now."""
+        return len(self._sessions)
 
     def follow(self, members: Mapping[int, Member]) -> None:
         """From now on these are the jobs, by id; called by the daemon after each look at Slurm. Never waits."""
@@ -137,6 +151,13 @@ class LinkArbiter:
         self._calls.append(what)
         with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake already
             self._wake.send(b".")
+
+    def _live(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            log.exception("the link arbiter's loop ended by a fault")
+            self._on_failure()
 
     def _serve(self) -> None:
         swept_s = self._clock()
@@ -157,8 +178,11 @@ class LinkArbiter:
             due = wake_s(self._state, self.terms)
             if now_s - swept_s >= _SWEEP_S or (due is not None and due <= now_s):
                 swept_s = now_s
+                if self._deaf:
+                    self._deaf = False
+                    self._selector.register(self._listener, selectors.EVENT_READ)
                 self._event(Tick())
-                for late in [s for s in self._sessions if s.hello is None and now_s - s.since_s > HELLO_S]:
+                for late in [s for s in self._unknown if now_s - s.since_s > HELLO_S]:
                     self._end(late, "no credential in time")
         for session in list(self._sessions):
             self._end(session)
@@ -169,9 +193,13 @@ class LinkArbiter:
     def _accept(self) -> None:
         try:
             wire, _ = self._listener.accept()
-        except OSError:  # gone again, or no file descriptor left: whoever asks is not gated
+        except OSError as error:  # gone again, or no file descriptor left: whoever asks is not gated
+            if error.errno in _NO_ROOM:  # it would be readable again at once, and nothing else be done
+                log.warning("link arbiter: no connection can be taken (%s)", error.strerror)
+                self._selector.unregister(self._listener)
+                self._deaf = True
             return
-        if len(self._sessions) >= MAX_OPEN:
+        if len(self._sessions) >= MAX_OPEN or len(self._unknown) >= MAX_UNKNOWN:
             wire.close()
             return
         wire.setblocking(False)
@@ -182,6 +210,7 @@ class LinkArbiter:
             wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         session = _Session(wire, self._clock())
         self._sessions.add(session)
+        self._unknown.add(session)
         self._selector.register(wire, selectors.EVENT_READ, session)
 
     def _read(self, session: _Session) -> None:
@@ -217,23 +246,31 @@ class LinkArbiter:
         if self._checks >= MAX_CHECKS:
             self._end(session, "busy")
             return
+        check = threading.Thread(target=self._check, args=(session, line), name="link-arbiter-check", daemon=True)
+        try:
+            check.start()
+        except RuntimeError:  # no more threads
+            self._end(session, "busy")
+            return
         session.checking = True
         session.received = b""
         self._checks += 1
-        threading.Thread(target=self._check, args=(session, line), name="link-arbiter-check", daemon=True).start()
 
     def _check(self, session: _Session, line: bytes) -> None:
         """In a thread of its own."""
-        found: tuple[Hello, int] | None = None
-        problem = ""
+        found: tuple[Hello, int, bytes] | None = None
+        problem = "the credential can't be checked"
         try:
             credential = self._decode(line.decode("ascii", "replace").strip())
-            found = hello_from(credential.payload), credential.uid
+            hello = hello_from(credential.payload)
+            welcome = welcome_line(self._encode(welcome_words(hello, self.terms.bound_s)))
+            found = hello, credential.uid, welcome
         except SynergyError as error:
             problem = str(error)
-        self._call(lambda: self._checked(session, found, problem))
+        finally:  # whatever it was: else there would be one check less for ever
+            self._call(lambda: self._checked(session, found, problem))
 
-    def _checked(self, session: _Session, found: tuple[Hello, int] | None, problem: str) -> None:
+    def _checked(self, session: _Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
         self._checks -= 1
         session.checking = False
         if session not in self._sessions:
@@ -241,7 +278,7 @@ class LinkArbiter:
         if found is None:
             self._end(session, problem)
             return
-        hello, uid = found
+        hello, uid, welcome = found
         member = self._members.get(hello.job_id)
         # a stranger is not told which jobs there are
         if member is None or member.uid != uid:
@@ -253,12 +290,13 @@ class LinkArbiter:
             for other in [s for s in old if s.hello and s.hello.channel == hello.channel]:
                 self._end(other, "connected anew")
             session.hello = hello
+            self._unknown.discard(session)
             job = self._jobs.get(hello.job_id)
             if job is None:  # also where that other one was all there was of the job
                 job = self._jobs[hello.job_id] = _Job()
                 self._event(Join(hello.job_id, member.nodes, member.gpus, member.left_s))
             job.sessions.add(session)
-            self._say(session, welcome_line(self.terms.bound_s))
+            self._say(session, welcome)
 
     def _take(self, session: _Session, line: bytes) -> None:
         """One line of a job that is known. Raises UsageError."""
@@ -329,6 +367,7 @@ class LinkArbiter:
         if session not in self._sessions:
             return
         self._sessions.discard(session)
+        self._unknown.discard(session)
         self._selector.unregister(session.wire)
         if why:
             self.counts = replace(self.counts, refused=self.counts.refused + 1)

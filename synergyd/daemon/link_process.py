@@ -1,7 +1,8 @@
-"""The link arbiter in a process of its own, fed by the daemon: `python -m synergyd.daemon.link_process FD RULE BOUND_S LINK`.
+"""The link arbiter in a process of its own, fed by the daemon: `python -m synergyd.daemon.link_process FD COUNTS RULE BOUND_S LINK`.
 
 A thread would wait for Python's lock whenever the daemon computes: milliseconds for every all-reduce, where a tenth of one is wanted.
 The process takes the running jobs as lines of JSON on its standard input, and ends when that ends, as it does with the daemon's death.
+What it has counted stands in a file without a name, COUNTS, which the daemon reads whenever it likes.
 """
 
 from __future__ import annotations
@@ -10,21 +11,26 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
 
-from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
+from synergyd.daemon.link_arbiter import Counts, LinkArbiter, Member, listen
 from synergyd.scheduler.adadual import discipline_named
 from synergyd.scheduler.arbiter import Terms
 from synergyd.scheduler.links import Topology, link_named
 
 log = logging.getLogger("synergyd.links")
 _RESTART_S = 5.0  # between two starts of a process that ended
+_COUNTS_S = 1.0  # between two looks at what was counted
+_COUNTS = struct.Struct("<5Q")  # the fields of Counts, and the open connections
 
 
 def members_line(members: Mapping[int, Member]) -> bytes:
@@ -50,6 +56,8 @@ class LinkProcess:
         self._said = rule, str(bound_s), node_link
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
+        self._counts = os.memfd_create("synergy-links")
+        self._before = Counts()  # of the processes that have ended
         self._newest: Mapping[int, Member] | None = None
         self._closing = False
         self._changed = threading.Condition()
@@ -72,11 +80,19 @@ class LinkProcess:
         self._thread.join(5.0)
         self._end()
         self._listener.close()
+        os.close(self._counts)
+
+    def counts(self) -> tuple[Counts, int]:
+        """What has been counted since the daemon's start, a second ago at most, and the connections that are open. Never waits."""
+        told = os.pread(self._counts, _COUNTS.size, 0)
+        *numbers, connections = _COUNTS.unpack(told) if len(told) == _COUNTS.size else (0,) * 5
+        return Counts(*map(int.__add__, dataclasses.astuple(self._before), numbers)), connections
 
     def _start(self) -> subprocess.Popen[bytes]:
-        number = self._listener.fileno()
-        command = [sys.executable, "-m", "synergyd.daemon.link_process", str(number), *self._said]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
+        """Raises OSError."""
+        numbers = [self._listener.fileno(), self._counts]
+        command = [sys.executable, "-m", "synergyd.daemon.link_process", *map(str, numbers), *self._said]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=numbers)
 
     def _end(self) -> None:
         self.child.kill()
@@ -99,12 +115,17 @@ class LinkProcess:
             last = last if fresh is None else fresh
             if ended is not None:
                 log.warning("the link arbiter ended (%d); it is started again", ended)
-                time.sleep(_RESTART_S)
                 with self._changed:
-                    if self._closing:
+                    if self._changed.wait_for(lambda: self._closing, _RESTART_S):
                         return
                     self._end()
-                    self.child = self._start()
+                    self._before, _ = self.counts()
+                    os.ftruncate(self._counts, 0)
+                    try:
+                        self.child = self._start()
+                    except OSError as error:  # no process to be had: the next turn tries again
+                        log.warning("the link arbiter can't be started: %s", error.strerror)
+                        continue
             try:
                 assert self.child.stdin is not None
                 self.child.stdin.write(members_line(last))
@@ -115,15 +136,32 @@ class LinkProcess:
 
 def main(arguments: list[str]) -> int:
     """The process itself."""
-    number, rule, bound_s = int(arguments[0]), arguments[1], float(arguments[2])
+    number, counts, rule, bound_s = int(arguments[0]), int(arguments[1]), arguments[2], float(arguments[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    terms = Terms(discipline_named(rule), Topology(link_named(arguments[3])), bound_s=bound_s)
-    arbiter = LinkArbiter(socket.socket(fileno=number), terms)
+    _room()
+    terms = Terms(discipline_named(rule), Topology(link_named(arguments[4])), bound_s=bound_s)
+    # a process that no longer answers ends, and is started anew
+    arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
+    threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()
     for line in sys.stdin.buffer:
         arbiter.follow(members_from(line))
     arbiter.close()
     return 0
+
+
+def _room() -> None:
+    """As many files as may be: each job's reduction group is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _tell(arbiter: LinkArbiter, file: int) -> None:
+    while True:
+        os.pwrite(file, _COUNTS.pack(*dataclasses.astuple(arbiter.counts), arbiter.connections), 0)
+        time.sleep(_COUNTS_S)
 
 
 if __name__ == "__main__":

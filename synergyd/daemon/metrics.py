@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter as Count
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from synergyd.daemon.link_arbiter import Counts
 from synergyd.daemon.loop import Daemon
 from synergyd.errors import UsageError
 from synergyd.store.items import EpochRecord
@@ -27,6 +29,15 @@ class Metrics:
         )
         self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
+        names = {
+            "asked": Counter("synergy_link_asks", "Questions to the link arbiter", registry=registry),
+            "at_once": Counter("synergy_link_at_once", "Questions that were granted at once", registry=registry),
+            "waited": Counter("synergy_link_waited", "Questions that had to wait", registry=registry),
+            "bound": Counter("synergy_link_timed_out", "Grants because the longest wait was over", registry=registry),
+            "refused": Counter("synergy_link_refused", "Connections that were turned away", registry=registry),
+        }
+        self._links, self._links_told = names, Counts()
+        self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
         if port:
             try:
                 start_http_server(port, registry=registry)
@@ -45,6 +56,17 @@ class Metrics:
             self._decisions.labels(action).inc(count)
         self._lag.set(daemon.tools.store.lag)
         self._healthy.set(1.0 if daemon.tools.store.healthy else 0.0)
+        if daemon.tools.links is not None:
+            self.links(*daemon.tools.links.counts())
+
+    def links(self, counts: Counts, connections: int) -> None:
+        """What the link arbiter has counted since the daemon's start, and its open connections."""
+        before, self._links_told = self._links_told, counts
+        more = {f.name: getattr(counts, f.name) - getattr(before, f.name) for f in dataclasses.fields(counts)}
+        more["at_once"] = more["asked"] - more["waited"]
+        for name, number in more.items():
+            self._links[name].inc(max(0, number))
+        self._connections.set(connections)
 
     def failure(self) -> None:
         """After an epoch that Slurm cut short."""

@@ -30,7 +30,7 @@ class Stamp:
     report: str = ""
     own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
     note: str = ""  # an operator's own AdminComment, percent-encoded by the plugin
-    by: int | None = None  # the uid of the daemon at `report`
+    by: int | None = None  # the uid of the daemon at `report` and `links`
     links: str = ""  # where the link arbiter is asked
 
 
@@ -49,8 +49,8 @@ def write(stamp: Stamp) -> str:
         words.append(f"note={stamp.note}")
     if stamp.report:
         words.append(f"report={stamp.report}")
-        if stamp.by is not None:
-            words.append(f"by={stamp.by}")
+    if (stamp.report or stamp.links) and stamp.by is not None:
+        words.append(f"by={stamp.by}")
     if stamp.links:
         words.append(f"links={stamp.links}")
     text = f"{MARK} {stamp.directive}".rstrip()

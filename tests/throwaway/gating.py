@@ -78,6 +78,7 @@ def measure(
                 listen(link.here, 0),
                 Terms(bound_s=bound_s),
                 decode=lambda credential: munge.decode(credential, str(cluster.munge_socket)),
+                encode=lambda words: munge.encode(words, str(cluster.munge_socket)),
             )
             try:
                 for number in range(len(phases[0].loads)):

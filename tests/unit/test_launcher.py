@@ -137,7 +137,7 @@ def start(script: list[str], where: Allocation = NODES, given: Handover | None =
 def test_start_on_several_nodes_without_plan() -> None:
     made = start(["train.py", "--a b", "$(x)"])
     assert made.command == (
-        sys.executable, "-m", "launch.torchrun", "--nnodes", "2", "--nproc-per-node", "4", "--node-rank", "1",
+        sys.executable, "-P", "-m", "launch.torchrun", "--nnodes", "2", "--nproc-per-node", "4", "--node-rank", "1",
         "--master-addr", "n1", "--master-port", "15073", "train.py", "--a b", "$(x)",
     )  # fmt: skip
     assert made.environment["SYNERGY_RUN_DIR"] == "/run/x" and made.environment["SYNERGY_RESTARTS"] == "1"
@@ -147,7 +147,7 @@ def test_start_on_several_nodes_without_plan() -> None:
 
 def test_start_alone_and_by_module() -> None:
     made = start(["module:pkg.train", "-x"], Allocation(None, 0, ("here",), 0, 0, True, True))
-    assert made.command[3:] == ("--nnodes", "1", "--nproc-per-node", "1", "--standalone", "-m", "pkg.train", "-x")
+    assert made.command[4:] == ("--nnodes", "1", "--nproc-per-node", "1", "--standalone", "-m", "pkg.train", "-x")
     assert start(["t.py", "-x"], runner="python").command == (sys.executable, "t.py", "-x")
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import math
+import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +27,10 @@ from launch.link_gate import LinkGate, from_environment
 from launch.link_protocol import Asking, Ended, Hello, hello_from, hello_json, question
 from launch.munge import Credential
 from synergyd.daemon import link_arbiter
-from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
+from synergyd.daemon.link_arbiter import Counts, LinkArbiter, Member, listen
 from synergyd.daemon.link_members import left_s, members_of
 from synergyd.daemon.link_process import LinkProcess, members_from, members_line
+from synergyd.daemon.metrics import Metrics
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import Job, JobState, Plan, Report, Shape
 from synergyd.scheduler.adadual import discipline_named
@@ -36,12 +44,23 @@ def encode(payload: bytes, uid: str = "") -> str:
     return f"{uid or 5}:{payload.hex()}"
 
 
-def decode(credential: str) -> Credential:
+def decode(credential: str, _socket: str = "") -> Credential:
     uid, _, text = credential.partition(":")
     try:
         return Credential(bytes.fromhex(text), int(uid), int(uid))
     except ValueError:
         raise UnavailableError("munge", "Invalid credential") from None
+
+
+def made_gate(port: int, hello: Hello, **changes: Any) -> LinkGate:
+    """Whose arbiter is uid 5's."""
+    return LinkGate(("127.0.0.1", port), hello, **{"by": 5, "encode": encode, "decode": decode, **changes})
+
+
+def welcome(credential: bytes, bound_s: float = 0.3, uid: str = "") -> bytes:
+    """What the arbiter says to a line with a Hello in it."""
+    hello = hello_from(decode(credential.decode().strip()).payload)
+    return link_protocol.welcome_line(encode(link_protocol.welcome_words(hello, bound_s), uid))
 
 
 def member(*nodes: str, restarts: int = 0, left: float = 100.0) -> Member:
@@ -53,7 +72,8 @@ MEMBERS = {1: member("a", "b"), 2: member("b", "c"), 3: member("x", "y")}
 
 @pytest.fixture
 def arbiter() -> Iterator[LinkArbiter]:
-    made = LinkArbiter(listen("127.0.0.1", 0), Terms(discipline_named("ada-srsf"), bound_s=BOUND_S), decode=decode)
+    terms = Terms(discipline_named("ada-srsf"), bound_s=BOUND_S)
+    made = LinkArbiter(listen("127.0.0.1", 0), terms, decode=decode, encode=encode)
     made.follow(MEMBERS)
     yield made
     made.close()
@@ -65,7 +85,7 @@ def gates(arbiter: LinkArbiter) -> Iterator[Callable[..., LinkGate]]:
 
     def gate(job_id: int, channel: int = 0, **changes: object) -> LinkGate:
         hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes, channel), **changes)  # type: ignore[arg-type]
-        made.append(LinkGate(("127.0.0.1", arbiter.port), hello, encode=encode))
+        made.append(made_gate(arbiter.port, hello))
         return made[-1]
 
     yield gate
@@ -103,6 +123,7 @@ def until(what: Callable[[], bool], timeout_s: float = 5.0) -> bool:
         st.integers(0, 10**6),
         st.lists(st.from_regex(r"[a-z0-9][a-z0-9_.\-]{0,20}", fullmatch=True), min_size=1, max_size=5).map(tuple),
         st.integers(0, 4095),
+        st.sampled_from(["", "0f" * 8]),
     ),
     st.integers(0, 10**17),
     st.floats(0, 1e9),
@@ -115,7 +136,10 @@ def test_round_trip(hello: Hello, number: int, size: float, seconds: float) -> N
     assert found.size_mb == pytest.approx(size, abs=1e-6) and found.exposed_s == pytest.approx(seconds, abs=1e-6)
     assert question(link_protocol.done_line(number).rstrip(b"\n")) == Ended(number)
     assert link_protocol.answer(link_protocol.answer_line("wait", number)) == ("wait", number)
-    assert link_protocol.bound_of(link_protocol.welcome_line(seconds)) == pytest.approx(seconds, abs=1e-6)
+    words = link_protocol.welcome_words(hello, seconds)
+    assert link_protocol.bound_of(words, hello) == pytest.approx(seconds, abs=1e-6)
+    assert link_protocol.bound_of(words, replace(hello, nonce="0" + hello.nonce)) is None
+    assert link_protocol.welcome_of(link_protocol.welcome_line("MUNGE:x:")) == "MUNGE:x:"
 
 
 @settings(max_examples=300, deadline=None)
@@ -127,7 +151,8 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
     with contextlib.suppress(UsageError):
         hello_from(line)
     link_protocol.answer(line)
-    link_protocol.bound_of(line)
+    link_protocol.welcome_of(line)
+    assert link_protocol.bound_of(line, Hello(1, 0, ("a",))) is None
 
 
 @pytest.mark.parametrize(
@@ -140,6 +165,7 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
         (b'{"nodes": ["a"], "job_id": true, "restarts": 0}', "job_id is no whole number"),
         (b'{"nodes": ["a"], "job_id": 1}', "restarts is no whole number"),
         (b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "channel": -1}', "channel is no whole number"),
+        (b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "nonce": "x y"}', "nonce is no hexadecimal number"),
     ],
 )
 def test_a_wrong_hello_is_one_line(payload: bytes, problem: str) -> None:
@@ -255,12 +281,13 @@ def test_groups_of_one_job_do_not_wait_for_each_other_and_the_last_one_frees(
 
 
 @contextlib.contextmanager
-def raw(arbiter: LinkArbiter, job_id: int, welcome: bool = True, **changes: object) -> Iterator[socket.socket]:
+def raw(arbiter: LinkArbiter, job_id: int, welcomed: bool = True, **changes: object) -> Iterator[socket.socket]:
     hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes), **changes)  # type: ignore[arg-type]
     with socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) as wire:
-        wire.sendall(encode(hello_json(hello)).encode() + b"\n")
-        if welcome:
-            assert line_of(wire) == b"hello 0.300000\n"
+        said = encode(hello_json(hello)).encode() + b"\n"
+        wire.sendall(said)
+        if welcomed:
+            assert line_of(wire) == welcome(said)
         yield wire
 
 
@@ -328,13 +355,83 @@ def test_a_second_connection_of_a_group_takes_the_place_of_the_first(arbiter: Li
 def test_silent_and_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_arbiter, "MAX_OPEN", 2)
     monkeypatch.setattr(link_arbiter, "HELLO_S", 0.3)
-    arbiter = LinkArbiter(listen("127.0.0.1", 0), decode=decode)
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), decode=decode, encode=encode)
     idle = [socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) for _ in range(3)]
     assert idle[2].recv(1) == b""
     assert [line_of(wire) for wire in idle[:2]] == [b"no no credential in time\n"] * 2
     for wire in idle:
         wire.close()
     arbiter.close()
+
+
+class Full(socket.socket):
+    """A listener for which there is no file descriptor at first."""
+
+    tries, fails = 0, True
+
+    def accept(self) -> Any:
+        self.tries += 1
+        if self.fails:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_no_file_descriptor_left_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_arbiter, "_SWEEP_S", 0.2)
+    listener = Full(fileno=listen("127.0.0.1", 0).detach())
+    arbiter = LinkArbiter(listener, decode=decode, encode=encode)
+    with socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) as wire:
+        time.sleep(0.6)
+        assert 1 <= listener.tries <= 5  # once a sweep, where it would be as fast as the processor is
+        listener.fails = False
+        wire.sendall(b"x\n")
+        assert line_of(wire) == b"no munge: Invalid credential\n"
+    arbiter.close()
+
+
+def test_strangers_leave_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not said who it is keeps a few places only; those who have been welcomed have the others."""
+    monkeypatch.setattr(link_arbiter, "MAX_UNKNOWN", 2)
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), Terms(bound_s=BOUND_S), decode=decode, encode=encode)
+    arbiter.follow(MEMBERS)
+    with contextlib.ExitStack() as held:
+        for job_id in MEMBERS:
+            held.enter_context(raw(arbiter, job_id))
+        idle = [socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) for _ in range(3)]
+        assert idle[2].recv(1) == b"" and arbiter.connections == 5
+        idle[0].close()
+        assert until(lambda: arbiter.connections == 4)
+        idle.append(held.enter_context(socket.create_connection(("127.0.0.1", arbiter.port), timeout=5)))
+        assert until(lambda: arbiter.connections == 5)
+        for wire in idle:
+            wire.close()
+    arbiter.close()
+
+
+def test_checks_that_fail_in_any_way_leave_room_for_others(
+    arbiter: LinkArbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def broken(_credential: str) -> Credential:
+        raise MemoryError
+
+    arbiter._decode = broken
+    for _ in range(2 * link_arbiter.MAX_CHECKS):
+        with socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) as wire:
+            wire.sendall(b"x\n")
+            assert line_of(wire) == b"no the credential can't be checked\n"
+    arbiter._decode = decode
+    with raw(arbiter, 1):
+        pass
+
+
+def test_a_fault_in_the_loop_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    failed = threading.Event()
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), decode=decode, encode=encode, on_failure=failed.set)
+    assert not failed.wait(0.05)
+    arbiter.follow(5)  # type: ignore[arg-type]  # dict(5), in its thread
+    assert failed.wait(5) and "ended by a fault" in caplog.text
 
 
 def test_a_slow_munge_holds_nobody_up(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
@@ -347,7 +444,7 @@ def test_a_slow_munge_holds_nobody_up(gates: Callable[..., LinkGate], arbiter: L
         return decode(credential)
 
     arbiter._decode = slow
-    with raw(arbiter, 2, welcome=False) as other:
+    with raw(arbiter, 2, welcomed=False) as other:
         assert gate.begin(MB) < link_gate.ANSWER_S
         release.set()
         assert line_of(other).startswith(b"hello")
@@ -364,7 +461,7 @@ def test_a_port_in_use_is_one_line(arbiter: LinkArbiter) -> None:
 def test_an_arbiter_that_is_away_costs_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    gate = LinkGate(("127.0.0.1", port), Hello(1, 0, ("a", "b")), encode=encode)
+    gate = made_gate(port, Hello(1, 0, ("a", "b")))
     assert until(lambda: gate.counts.failures > 0)
     began = time.monotonic()
     for _ in range(1000):
@@ -385,15 +482,14 @@ def test_a_silent_arbiter_is_asked_once_and_then_not_for_a_while(monkeypatch: py
             with contextlib.suppress(OSError):
                 while True:
                     wire, _ = listener.accept()
-                    line_of(wire)
-                    wire.sendall(b"hello 0.3\n")
+                    wire.sendall(welcome(line_of(wire)))
                     if line_of(wire):
                         asked_s.append(time.monotonic())
                     line_of(wire)  # until the gate hangs up
                     wire.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        gate = LinkGate(listener.getsockname(), Hello(1, 0, ("a", "b")), encode=encode)
+        gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
         assert gate.connected(5)
         waits = []
         end = time.monotonic() + 1.5
@@ -406,6 +502,51 @@ def test_a_silent_arbiter_is_asked_once_and_then_not_for_a_while(monkeypatch: py
     assert 3 <= len(slow) == len(asked_s) <= 5 and max(slow) < 3 * link_gate.ANSWER_S
     gaps = [after - before for before, after in itertools.pairwise(asked_s)]
     assert gaps[-1] > 1.5 * gaps[0] and gate.counts.problem == "it is slow"
+
+
+def impostor(listener: socket.socket, uid: str, word: bytes, met: list[bytes], nonce: str = "") -> None:
+    """Whoever listens instead: welcomes as `uid`, and answers each question with `word`, or not at all."""
+    with contextlib.suppress(OSError):
+        while True:
+            wire, _ = listener.accept()
+            said = line_of(wire)
+            if nonce:
+                hello = replace(hello_from(decode(said.decode().strip()).payload), nonce=nonce)
+                said = encode(hello_json(hello)).encode()
+            wire.sendall(welcome(said, 10.0 if uid else BOUND_S, uid))
+            while line := line_of(wire):
+                met.append(line)
+                if word:
+                    wire.sendall(word + line.split()[1] + b"\n")
+            wire.close()
+
+
+@pytest.mark.parametrize(("uid", "nonce"), [("6", ""), ("", "0f" * 8)])
+def test_an_impostor_on_the_port_is_asked_nothing(uid: str, nonce: str) -> None:
+    """Neither one who signs as somebody else nor one who says again what the daemon has said to another connection."""
+    met: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=impostor, args=(listener, uid, b"wait ", met, nonce), daemon=True).start()
+        gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
+        assert until(lambda: gate.counts.failures > 0) and not gate.connected(0.05)
+        assert gate.begin(MB) == 0.0 and met == [] and "not the daemon's" in gate.counts.problem
+        gate.close()
+
+
+def test_who_lets_every_wait_run_out_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them takes longer than the bound, and after a few there are none."""
+    monkeypatch.setattr(link_gate, "FIRST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr(link_gate, "MAX_BACK_OFF_S", 0.01)
+    met: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=impostor, args=(listener, "", b"wait ", met), daemon=True).start()
+        gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
+        waits = []
+        while gate.connected(0.5):
+            waits.append(gate.begin(MB))
+        gate.close()
+    assert len(waits) == link_gate.MAX_RAN_OUT
+    assert all(BOUND_S <= wait <= BOUND_S + link_gate.ANSWER_S + 0.1 for wait in waits)
 
 
 def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
@@ -423,7 +564,7 @@ def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, g
 
 def test_a_gate_finds_an_arbiter_that_comes_back(monkeypatch: pytest.MonkeyPatch, arbiter: LinkArbiter) -> None:
     monkeypatch.setattr(link_gate, "FIRST_BACK_OFF_S", 0.02)
-    gate = LinkGate(("127.0.0.1", arbiter.port), Hello(1, 0, ("a", "b")), encode=encode)
+    gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")))
     assert gate.connected(5)
     arbiter.follow({})
     assert until(lambda: not arbiter._jobs)
@@ -434,10 +575,10 @@ def test_a_gate_finds_an_arbiter_that_comes_back(monkeypatch: pytest.MonkeyPatch
     gate.close()
 
 
-@pytest.mark.parametrize("text", [b"hello x\n", b"no way\n", b"\n", b""])
+@pytest.mark.parametrize("text", [b"hello x\n", b"hello 10\n", b"no way\n", b"\n", b""])
 def test_what_is_no_arbiter_is_never_asked(text: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        gate = LinkGate(listener.getsockname(), Hello(1, 0, ("a", "b")), encode=encode)
+        gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
         wire, _ = listener.accept()
         line_of(wire)
         wire.sendall(text)
@@ -456,6 +597,7 @@ def test_what_is_no_arbiter_is_never_asked(text: bytes) -> None:
         {"SLURM_JOB_NODELIST": "n1"},
         {"SLURM_JOB_NODELIST": "n["},
         {"SYNERGY_RESTARTS": "many"},
+        {"SYNERGY_LINK_ARBITER_UID": "root"},
     ],
 )
 def test_an_environment_that_asks_for_no_gate(changes: dict[str, str]) -> None:
@@ -463,6 +605,9 @@ def test_an_environment_that_asks_for_no_gate(changes: dict[str, str]) -> None:
     gate = from_environment(env)
     assert gate is not None and gate._hello == Hello(7, 0, ("n1", "n2")) and gate._address == ("::1", 1)
     gate.close()
+    told = from_environment({**env, "SYNERGY_LINK_ARBITER_UID": "64030"})
+    assert told is not None and told._trusted == {0, os.getuid(), 64030}
+    told.close()
     assert from_environment({**env, **changes}) is None
 
 
@@ -506,6 +651,82 @@ def test_the_process_answers_ends_with_the_daemon_and_is_started_again(monkeypat
     assert process.child.poll() is not None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", process.port), timeout=5)
+
+
+def test_the_process_tells_what_it_counted_and_starts_again_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop breaks by a line of jobs that is none of ours; the counts go on where they were. It may open many files."""
+    monkeypatch.setattr("synergyd.daemon.link_process._RESTART_S", 0.1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    started: list[float] = []
+    start = LinkProcess._start
+
+    def short_of_processes(self: LinkProcess) -> Any:
+        started.append(time.monotonic())
+        if len(started) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(self)
+
+    monkeypatch.setattr(LinkProcess, "_start", short_of_processes)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        process = LinkProcess("127.0.0.1", 0, "srsf-1", 0.3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        for number in (1, 2):
+            with socket.create_connection(("127.0.0.1", process.port), timeout=10) as wire:
+                assert until(lambda: process.counts()[1] == 1)
+                wire.sendall(b"hello\n")
+                assert line_of(wire).startswith(b"no munge: ")
+            assert until(lambda number=number: process.counts() == (Counts(refused=number), 0))  # type: ignore[misc]
+            child = process.child
+            assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (hard, hard) or number == 2
+            if number == 1:
+                assert child.stdin is not None
+                child.stdin.write(b'[[1, 5, 0, ["a"], "x", 0], [1]]\n')
+                child.stdin.flush()
+                assert until(lambda child=child: process.child is not child)  # type: ignore[misc]
+        assert len(started) == 3
+    finally:
+        process.close()
+
+
+def test_a_process_whose_loop_ends_by_a_fault_ends(tmp_path: Path) -> None:
+    """It would be alive, and deaf."""
+    script = tmp_path / "faulty.py"
+    script.write_text(
+        "import sys\n"
+        "from synergyd.daemon import link_arbiter, link_process\n"
+        "link_arbiter.LinkArbiter._accept = lambda self: 1 // 0\n"
+        "sys.exit(link_process.main(sys.argv[1:]))\n"
+    )
+    with listen("127.0.0.1", 0) as listener:
+        numbers = [listener.fileno(), os.memfd_create("counts")]
+        command = [sys.executable, str(script), *map(str, numbers), "srsf-1", "0.3", "10gbe"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=numbers, env=environment
+        ) as process:
+            with socket.create_connection(listener.getsockname(), timeout=5):
+                assert process.wait(20) == 1
+            assert process.stderr is not None and b"ended by a fault" in process.stderr.read()
+        os.close(numbers[1])
+
+
+def test_counts_go_to_prometheus() -> None:
+    metrics = Metrics(0)
+    metrics.links(Counts(10, 3, 1, 2), 4)
+    metrics.links(Counts(15, 4, 1, 2), 3)
+    said = {s.name: s.value for c in metrics._links.values() for m in c.collect() for s in m.samples}
+    shown = {name: value for name, value in said.items() if name.endswith("_total")}
+    assert shown == {
+        "synergy_link_asks_total": 15,
+        "synergy_link_at_once_total": 11,
+        "synergy_link_waited_total": 4,
+        "synergy_link_timed_out_total": 1,
+        "synergy_link_refused_total": 2,
+    }
+    assert [s.value for m in metrics._connections.collect() for s in m.samples] == [3]
 
 
 def test_a_process_without_a_daemon_ends() -> None:

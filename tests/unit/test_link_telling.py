@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,8 @@ def test_the_arbiter_follows_running_jobs_on_several_nodes_while_this_daemon_act
 
 
 def test_stamp() -> None:
+    alone = Stamp("model=x", links="ctl:2", by=5)
+    assert write(alone) == "synergy:1 model=x | by=5 links=ctl:2" and read(write(alone)) == alone
     stamp = Stamp("model=x", Shape("a", 2, 4), report="ctl:1", links="ctl:2")
     assert write(stamp) == "synergy:1 model=x | asked=a,2,4 report=ctl:1 links=ctl:2" and read(write(stamp)) == stamp
     told = from_admin_comment("synergy:1 model=x | report=ctl:1 links=$(x)", 7)
@@ -93,8 +95,9 @@ def test_stamp() -> None:
 def test_the_launcher_tells_jobs_that_span_nodes(nodes: tuple[str, ...], links: str, told: str | None) -> None:
     where = Allocation(7, 0, nodes, 0, 4, True, True)
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "runner": "torchrun", "master": "a"}
-    made = start_of(["t.py"], where, Handover(7, links=links), **arguments)
+    made = start_of(["t.py"], where, Handover(7, links=links, by=5), **arguments)
     assert made.environment.get("SYNERGY_LINK_ARBITER") == told
+    assert made.environment.get("SYNERGY_LINK_ARBITER_UID") == (told and "5")
 
 
 def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
@@ -102,7 +105,7 @@ def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "master": "a", "style": "megatron"}
     for runner, before in (("torchrun", ("--master-port", "15056")), ("python", (sys.executable,))):
         for given, first in (
-            (Handover(7, links="c:2"), ("-m", "launch.gated_script", "p.py")),
+            (Handover(7, links="c:2"), (str(ROOT / "launch" / "gated_script.py"), "p.py")),
             (Handover(7), ("p.py",)),
         ):
             made = start_of(["p.py", "--x"], where, given, runner=runner, **arguments)
@@ -123,24 +126,82 @@ if __name__ == "__main__":
 """
 
 
+def run_gated(
+    folder: Path, *target: str, megatron: str = FAKE, by: Sequence[str] = ("-m", "launch.gated_script")
+) -> subprocess.CompletedProcess[str]:
+    """`target` under launch.gated_script in `folder`, which is given a Megatron with this DDP."""
+    package = folder / "megatron" / "core" / "distributed"
+    package.mkdir(parents=True)
+    for each in (package, package.parent, package.parent.parent):
+        (each / "__init__.py").touch()
+    (package / "distributed_data_parallel.py").write_text(megatron)
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'path'}:{ROOT}"}
+    return subprocess.run(
+        [sys.executable, *by, *target],
+        capture_output=True, text=True, timeout=60, env=environment, cwd=folder,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_gated_script_runs_as_it_would_alone(tmp_path: Path, as_module: bool) -> None:
     """Even where Megatron is another one than is known here: then it is not gated, and says so."""
-    package = tmp_path / "megatron" / "core" / "distributed"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").touch()
-    (package / "distributed_data_parallel.py").write_text(FAKE)
     (tmp_path / "beside.py").write_text("X = 5\n")
     (tmp_path / "script.py").write_text(SCRIPT)
     target = ["-m", "script"] if as_module else [str(tmp_path / "script.py")]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.gated_script", *target, "--a", "b c"],
-        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path,
-    )  # fmt: skip
+    done = run_gated(tmp_path, *target, "--a", "b c")
     assert done.stdout == f"x ['{tmp_path}/script.py', '--a', 'b c'] 5\n"
     assert done.stderr.startswith("synergy: all-reduces are not gated: ImportError") and done.stderr.count("\n") == 1
+
+
+def test_a_megatron_without_the_class_is_imported_all_the_same(tmp_path: Path) -> None:
+    """What fails after the import is said once, and the script goes on."""
+    (tmp_path / "script.py").write_text(
+        "import megatron.core.distributed.distributed_data_parallel as m\n"
+        "import megatron.core.distributed.distributed_data_parallel\nprint(m.X)\n"
+    )
+    done = run_gated(tmp_path, "script.py", megatron="X = 3\n")
+    assert (done.returncode, done.stdout) == (0, "3\n")
+    assert done.stderr.startswith("synergy: all-reduces are not gated: AttributeError") and done.stderr.count("\n") == 1
+
+
+def test_chunks_that_can_not_be_gated_are_told_of_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel as D\n"
+        "print([D(n).name for n in 'ab'])\n"
+    )
+    done = run_gated(tmp_path, "script.py")
+    assert done.stdout == "['a', 'b']\n" and done.stderr.count("not gated") == done.stderr.count("\n") == 1
+
+
+OWN_LAUNCH = """
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+DistributedDataParallel("x")
+import sys, launch
+print(launch.__file__, sorted(n for n in sys.modules if n.startswith("launch")), sys.path[0])
+"""
+
+
+@pytest.mark.parametrize(("as_package", "as_module"), [(False, False), (True, True)])
+def test_a_script_finds_a_launch_of_its_own(tmp_path: Path, as_package: bool, as_module: bool) -> None:
+    """Beside it, as the launcher runs it: by the path of gated_script. Synergy's modules were needed before."""
+    own = tmp_path / ("launch/__init__.py" if as_package else "launch.py")
+    own.parent.mkdir(exist_ok=True)
+    own.touch()
+    (tmp_path / "script.py").write_text(OWN_LAUNCH)
+    megatron = (
+        FAKE + "import sys\nsys.modules['megatron.core.parallel_state'] = sys\n"
+    )  # so that launch.link_hooks is reached
+    megatron += "sys.modules['megatron.core'].parallel_state = sys\n"
+    target = ["-m", "script"] if as_module else ["script.py"]
+    done = run_gated(tmp_path, *target, megatron=megatron, by=[str(ROOT / "launch" / "gated_script.py")])
+    assert done.stdout == f"{own} ['launch'] {tmp_path}\n"
+    assert done.stderr.startswith("synergy: all-reduces are not gated: AttributeError: module 'sys'")
+
+
+def test_a_script_without_a_launch_of_its_own_finds_synergys(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from launch import link_gate\nprint(link_gate.ADDRESS, link_gate.__file__)\n")
+    done = run_gated(tmp_path, "script.py", by=[str(ROOT / "launch" / "gated_script.py")])
+    assert done.stdout == f"SYNERGY_LINK_ARBITER {ROOT}/launch/link_gate.py\n" and not done.stderr
 
 
 def test_off_by_default_and_in_a_dry_run() -> None:
