@@ -23,6 +23,7 @@ from synergyd.task.hardware import GpuFigures
 
 _EFFICIENCY = 0.3  # of peak, for code that nobody tuned
 _NOISE = 0.03  # one sigma of a measured step, relative
+_STEP = 1.5e-8  # of a forward difference, relative: the root of the rounding error
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
@@ -91,6 +92,7 @@ def _columns(figures: Floats, counts: Ints) -> Floats:
 
 
 def _steps(theta: Floats, terms: Floats) -> Floats:
+    """Seconds, (N,) of constants (7,), or (M, N) of M sets of them, (7, M, 1)."""
     flops, overhead, near, far, near_hop, far_hop = np.exp(theta[:6])
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-theta[6]))
@@ -121,11 +123,19 @@ def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> T
     start = _PRIOR._theta()
 
     def residuals(theta: Floats) -> Floats:
-        off = (np.log(_steps(theta, terms)) - wanted) / _NOISE
+        """(N + 7,), or (M, N + 7) of M sets of constants (M, 7)."""
+        off = (np.log(_steps(theta.T[..., None] if theta.ndim == 2 else theta, terms)) - wanted) / _NOISE
         # soft-L1 of the measurements alone: the priors stay quadratic
-        return np.concatenate([np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1)), (theta - start) / _SIGMA])
+        robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        return np.concatenate([robust, (theta - start) / _SIGMA], axis=-1)
 
-    found = least_squares(residuals, start, max_nfev=200).x
+    def slopes(theta: Floats) -> Floats:
+        """(N + 7, 7): all forward differences at once."""
+        further = theta + np.diag(_STEP * np.maximum(1.0, np.abs(theta)))
+        at = residuals(np.vstack([theta, further]))
+        return np.asarray(((at[1:] - at[0]) / (further - theta).diagonal()[:, None]).T)
+
+    found = least_squares(residuals, start, slopes, max_nfev=200).x
     *positive, odds = (float(v) for v in found)
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-odds))
