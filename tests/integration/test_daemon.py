@@ -7,9 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -561,6 +564,35 @@ def test_a_strangers_text_is_only_text(site: SlurmCluster) -> None:
         assert (folder / "steps.jsonl").exists()
     assert not mark.exists() and not list(Path.cwd().glob("pwned*"))
     assert "Traceback" not in daemon.log.read_text()
+
+
+# -- the link arbiter ------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_on_the_same_nodes_take_turns_by_the_daemon_s_arbiter() -> None:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("", 0))
+        other.bind(("", 0))
+        ports = one.getsockname()[1], other.getsockname()[1]
+    words = f"#SYNERGY LinkArbiterPort={ports[0]} LinkArbiterRule=srsf-1 LinkArbiterWait=0.3 MetricsPort={ports[1]}"
+    with make_cluster(epoch_s=1, settings=(words,)) as cluster, synergyd(cluster) as daemon:
+        until_beat(cluster)
+        wide = "--nodes=2", "--gres=gpu:2"
+        both = [light_job.submit(cluster, f"wide{i}", directive="resize=no", options=wide) for i in range(2)]
+        until_steps(cluster, *both)
+
+        def counted(name: str) -> float:
+            text = urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=5).read().decode()
+            return next(float(x.split()[1]) for x in text.splitlines() if x.startswith(f"{name} "))
+
+        cluster.wait_for(lambda: counted("synergy_link_waited_total") >= 5, 60, "turns\n" + daemon.tail())
+        assert counted("synergy_link_connections") == 2
+        assert counted("synergy_link_at_once_total") > 0
+        before = [status(cluster)[i]["step"] for i in both]
+        arbiter = int(cluster.run("pgrep", "-P", str(daemon.process.pid), "-f", "link_process").stdout.split()[0])
+        os.kill(arbiter, signal.SIGKILL)
+        until_steps(cluster, *both, steps=max(before) + 5)  # nobody waits for one that is gone
+        cluster.wait_for(lambda: counted("synergy_link_connections") == 2, 60, "another arbiter\n" + daemon.tail())
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launch import link_gate
 from launch.agent import Agent
 from launch.agent_settings import AgentSettings, parse_plan
 from synergyd.records import Plan
@@ -20,6 +21,7 @@ from tests.throwaway.slurm import SlurmCluster
 
 STEP_S = 0.1
 BATCH = 8
+GRADIENT_BYTES = 50_000_000
 MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}
 
 
@@ -43,8 +45,13 @@ def main() -> int:
         return {}
 
     agent.start(step, save=save, checkpoint_interval=0, resharding=True)
+    gate = link_gate.from_environment(environment)  # on several nodes, where there is an arbiter
     while step < steps:
         time.sleep(STEP_S)
+        if gate is not None:
+            gate.begin(GRADIENT_BYTES)
+            time.sleep(STEP_S)
+            gate.end()
         step += 1
         if not agent.after_step(step, loss=1.0 / step, tokens=step * BATCH, noise_scale=64.0):
             return 0
