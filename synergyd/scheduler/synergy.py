@@ -51,7 +51,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
     waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
     # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
-    hold = np.where(made.running, np.maximum(made.stay - waits, 1e-3), 0.0)
+    hold = np.where(made.running, np.maximum(made.stay - waits, 0.0 if problem.may_stop else 1e-3), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     found: Solution | None = None
     for _ in range(_HOLDS):

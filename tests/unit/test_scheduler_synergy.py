@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -61,9 +62,10 @@ def mixed(seed: int, jobs: int = 60, nodes: int = 12) -> Problem:
     return Problem(tuple(asks), rooms)
 
 
+@pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_near_the_exact_answer_and_every_count_has_its_nodes(seed: int) -> None:
-    problem = mixed(seed)
+def test_near_the_exact_answer_and_every_count_has_its_nodes(seed: int, stops: bool) -> None:
+    problem = replace(mixed(seed), may_stop=stops)
     found = PRICES.allocate(problem)
     placed = place(problem.rooms, requests_of(problem, found))
     assert not placed.failed
@@ -85,8 +87,9 @@ def test_a_small_job_makes_way_for_a_whole_node() -> None:
 def test_running_jobs_run_on_under_heavy_weights() -> None:
     runs = tuple(ask(j, cells(1.0, 1.5), current=0, nodes=("n",), discount=0.9, weight=0.01) for j in range(4))
     heavy = tuple(ask(10 + j, cells(1.0), weight=1000.0) for j in range(4))
-    found = PRICES.allocate(Problem((*runs, *heavy), (Room("n", "a100", 4),)))
-    assert found.choice == (0, 0, 0, 0, None, None, None, None)
+    problem = Problem((*runs, *heavy), (Room("n", "a100", 4),))
+    assert PRICES.allocate(problem).choice == (0, 0, 0, 0, None, None, None, None)
+    assert PRICES.allocate(replace(problem, may_stop=True)).choice == (None, None, None, None, 0, 0, 0, 0)
 
 
 def test_effort_is_a_gap() -> None:
