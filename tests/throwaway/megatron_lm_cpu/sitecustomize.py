@@ -58,6 +58,29 @@ def _pretend() -> None:
 
     fused_kernels.load = lambda args: None
     _built_elsewhere()
+    _torch_adam()
+
+
+def _torch_adam() -> None:
+    """Megatron-core's distributed optimizer loads no state into torch's Adam by itself: launch.megatron_optimizer tells why."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    from launch import megatron_optimizer as repairs
+
+    described, load = DistributedOptimizer.sharded_state_dict, DistributedOptimizer.load_state_dict
+
+    def sharded_state_dict(self: Any, model: Any, is_loading: bool = False, metadata: Any = None) -> Any:
+        if is_loading:
+            repairs._prime(self)
+        return described(self, model, is_loading, metadata=metadata)
+
+    def load_state_dict(self: Any, state: Any) -> None:
+        repairs._keep_step(self)
+        load(self, state)
+        repairs._own_steps(self)
+
+    DistributedOptimizer.sharded_state_dict = sharded_state_dict
+    DistributedOptimizer.load_state_dict = load_state_dict
 
 
 def _built_elsewhere() -> None:
@@ -75,7 +98,12 @@ def _built_elsewhere() -> None:
             return
 
 
-if "RANK" in os.environ:
+if "--multiprocessing-fork" in sys.orig_argv:
+    # the queue that a checkpoint's writers report to: it needs nothing of the training script, whose import takes 9 s
+    import multiprocessing.spawn
+
+    multiprocessing.spawn._fixup_main_from_path = lambda path: None  # type: ignore[attr-defined]
+elif "RANK" in os.environ:
     if importlib.util.find_spec("triton") is None:
         _stand_in_for_triton()
     _pretend()
