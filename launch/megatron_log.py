@@ -131,7 +131,7 @@ class Log:
 
     def _take(self, text: str) -> Line | None:
         peak, saved, line = read_peak_bytes(text), read_saved(text), read_line(text)
-        if peak is not None:
+        if peak:  # 0 where there is no GPU
             self.peak_bytes = max(peak, self.peak_bytes or 0)
         if saved is not None:
             self.saved = saved
