@@ -98,7 +98,7 @@ def _built_elsewhere() -> None:
             return
 
 
-if "--multiprocessing-fork" in sys.orig_argv:
+if any("multiprocessing" in word for word in sys.orig_argv):
     # the queue that a checkpoint's writers report to: it needs nothing of the training script, whose import takes 9 s
     import multiprocessing.spawn
 
