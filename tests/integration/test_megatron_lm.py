@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,10 @@ import pytest
 from launch import handover
 from launch.handover import Handover
 from synergyd.records import Plan
+from tests.demo.story import faults, legs
 from tests.integration.training_ranks import ROOT
+from tests.throwaway.slurm import NodeGroup, missing_programs
+from tests.throwaway.synergy import explain, make_cluster, synergyd
 
 MEGATRON = Path(os.environ.get("MEGATRON_LM", ""))
 MISSING = [name for name in ("six", "regex", "yaml", "pydantic") if importlib.util.find_spec(name) is None]
@@ -46,6 +50,12 @@ USER = (
     "--tokenizer-type NullTokenizer --vocab-size 200 --distributed-backend gloo --use-cpu-initialization "
     "--transformer-impl local --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-persist-layer-norm"
 ).split()
+SLOWLY = "--train-iters 50000 --lr 2e-4 --min-lr 2e-5 --save-interval 1000".split()
+FIGURES = "#SYNERGY GpuType=cpu peak_tflops=0.002 memory_gib=4 bandwidth_gbs=10 intra_gbs=1 inter_gbs=1"
+RIVAL = (
+    "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:1 -o /dev/null\n"
+    "#SYNERGY model=gpt-mini min_gpus=1 max_gpus=1 global_batch=8 weight=8 resize=no\nexec sleep 3600\n"
+)
 # synergy-launch, but that its reports go into a file: job 9 has no daemon
 LAUNCH = """
 import sys
@@ -59,6 +69,12 @@ launcher.main()
 """
 
 
+def _paths() -> str:
+    """Synergy's own first: the checkout has a folder `tests` too."""
+    paths = (ROOT, ROOT / "tests/throwaway/megatron_lm_cpu", MEGATRON, os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join(map(str, paths))
+
+
 class Run:
     """One start of synergy-launch in a folder of its own."""
 
@@ -66,13 +82,12 @@ class Run:
         self.save, self.reports_file, self.output_file = folder / "save", folder / "reports.jsonl", folder / "out"
         self.save.mkdir(parents=True, exist_ok=True)
         path = handover.write(Handover(9, plan, "nobody:1", str(self.save)), folder)
-        paths = (MEGATRON, ROOT / "tests/throwaway/megatron_lm_cpu", ROOT, os.environ.get("PYTHONPATH", ""))
         job = {"JOB_ID": 9, "JOB_NODELIST": "here", "STEP_ID": 0, "PROCID": 0, "NODEID": 0, "STEP_NUM_NODES": 1}
         job |= {"STEP_NUM_TASKS": 1, "GPUS_ON_NODE": plan.gpus}
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SYNERGY_"))},
             **{f"SLURM_{name}": str(value) for name, value in job.items()},
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONPATH": _paths(),
             "SYNERGY_PLAN": str(path), "SYNERGY_HOLD_S": "0.5", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder),
         }  # fmt: skip
         command = [sys.executable, "-c", LAUNCH, str(self.reports_file), str(MEGATRON / "pretrain_gpt.py"), *USER]
@@ -164,3 +179,48 @@ def test_reports_requests_and_resharding(tmp_path: Path) -> None:
         assert entry["loss"] == pytest.approx(truth[number]["loss"], abs=1e-5), number
         assert entry["grad_norm"] == pytest.approx(truth[number]["grad_norm"], abs=5e-3), number
     assert saved(third.save) == LAST == third.reports()[-1]["checkpoint_step"]
+
+
+@pytest.mark.slurm
+@pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed")
+@pytest.mark.timeout(600)
+def test_a_daemon_resizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on two GPUs gives one to a rival and gets it back: no iteration is lost, the loss goes on."""
+    monkeypatch.setenv("PYTHONPATH", _paths())
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with make_cluster([NodeGroup("cpu", 1, 2)], epoch_s=3, settings=[FIGURES]) as cluster, synergyd(cluster) as daemon:
+        cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
+        folder = cluster.folder / "jobs"
+        save, log, output = folder / "save", folder / "save/steps.jsonl", folder / "output"
+        save.mkdir(parents=True)
+        sizes = {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256}
+        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+        script = (
+            "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:2 --open-mode=append\n"
+            f"#SYNERGY model={folder / 'config.json'} min_gpus=1 max_gpus=2 global_batch=8 checkpoint={save}\n"
+            f"srun synergy-launch {MEGATRON / 'pretrain_gpt.py'} {shlex.join([*USER, *SLOWLY])}\n"
+        )
+        job = cluster.sbatch(script, "-o", str(output))
+
+        def trained_on(gpus: int, legs_made: int) -> bool:
+            run = legs(log)
+            return len(run) >= legs_made and run[-1].gpus == gpus and run[-1].last_step - run[-1].first_step >= 8
+
+        def wait(gpus: int, legs_made: int) -> None:
+            deadline = time.monotonic() + 150
+            while not trained_on(gpus, legs_made):
+                text = output.read_text(errors="replace")[-3000:] if output.exists() else ""
+                assert time.monotonic() < deadline, f"{legs(log)}\n{text}\n{daemon.tail()}"
+                time.sleep(0.5)
+
+        wait(2, 1)
+        rival = cluster.sbatch(RIVAL)
+        wait(1, 2)
+        cluster.run("scancel", str(rival))
+        wait(2, 3)
+        run, told = legs(log), explain(cluster, job)["story"]
+    print(*map(repr, run), sep="\n")
+    assert [leg.gpus for leg in run[:3]] == [2, 1, 2]
+    assert faults("megatron", run, 0.3) == []
+    assert not any("no checkpoint acknowledged" in entry["detail"] for entry in told)
