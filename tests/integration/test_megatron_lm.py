@@ -50,7 +50,7 @@ USER = (
     "--tokenizer-type NullTokenizer --vocab-size 200 --distributed-backend gloo --use-cpu-initialization "
     "--transformer-impl local --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-persist-layer-norm"
 ).split()
-SLOWLY = "--train-iters 50000 --lr 2e-4 --min-lr 2e-5 --save-interval 1000".split()
+SLOWLY = ["--train-iters", "50000", "--lr", "2e-4", "--min-lr", "2e-5", "--save-interval", "1000"]
 FIGURES = "#SYNERGY GpuType=cpu peak_tflops=0.002 memory_gib=4 bandwidth_gbs=10 intra_gbs=1 inter_gbs=1"
 RIVAL = (
     "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:1 -o /dev/null\n"
