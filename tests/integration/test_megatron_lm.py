@@ -51,10 +51,11 @@ USER = (
     "--transformer-impl local --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-persist-layer-norm"
 ).split()
 SLOWLY = ["--train-iters", "50000", "--lr", "2e-4", "--min-lr", "2e-5", "--save-interval", "1000"]
+BIGGER = ["--hidden-size", "128", "--seq-length", "128", "--max-position-embeddings", "128"]
 FIGURES = "#SYNERGY GpuType=cpu peak_tflops=0.002 memory_gib=4 bandwidth_gbs=10 intra_gbs=1 inter_gbs=1"
 RIVAL = (
-    "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:1 -o /dev/null\n"
-    "#SYNERGY model=gpt-mini min_gpus=1 max_gpus=1 global_batch=8 weight=8 resize=no\nexec sleep 3600\n"
+    "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:2 -o /dev/null\n"
+    "#SYNERGY model=gpt-mini min_gpus=2 max_gpus=2 global_batch=8 weight=8 resize=no\nexec sleep 3600\n"
 )
 # synergy-launch, but that its reports go into a file: job 9 has no daemon
 LAUNCH = """
@@ -185,21 +186,21 @@ def test_reports_requests_and_resharding(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed")
 @pytest.mark.timeout(600)
 def test_a_daemon_resizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job on two GPUs gives one to a rival and gets it back: no iteration is lost, the loss goes on."""
+    """A job on four GPUs gives two to a rival and gets them back, tp and batch change: no iteration is lost, the loss goes on."""
     monkeypatch.setenv("PYTHONPATH", _paths())
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with make_cluster([NodeGroup("cpu", 1, 2)], epoch_s=3, settings=[FIGURES]) as cluster, synergyd(cluster) as daemon:
+    with make_cluster([NodeGroup("cpu", 1, 4)], epoch_s=3, settings=[FIGURES]) as cluster, synergyd(cluster) as daemon:
         cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
         folder = cluster.folder / "jobs"
         save, log, output = folder / "save", folder / "save/steps.jsonl", folder / "output"
         save.mkdir(parents=True)
-        sizes = {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256}
+        sizes = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 256}
         (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
         script = (
-            "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:2 --open-mode=append\n"
-            f"#SYNERGY model={folder / 'config.json'} min_gpus=1 max_gpus=2 global_batch=8 checkpoint={save}\n"
-            f"srun synergy-launch {MEGATRON / 'pretrain_gpt.py'} {shlex.join([*USER, *SLOWLY])}\n"
+            "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:4 --open-mode=append\n"
+            f"#SYNERGY model={folder / 'config.json'} min_gpus=1 max_gpus=4 global_batch=2 micro_batch=1 checkpoint={save}\n"
+            f"srun synergy-launch {MEGATRON / 'pretrain_gpt.py'} {shlex.join([*USER, *SLOWLY, *BIGGER])}\n"
         )
         job = cluster.sbatch(script, "-o", str(output))
 
@@ -214,13 +215,14 @@ def test_a_daemon_resizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert time.monotonic() < deadline, f"{legs(log)}\n{text}\n{daemon.tail()}"
                 time.sleep(0.5)
 
-        wait(2, 1)
+        wait(4, 1)
         rival = cluster.sbatch(RIVAL)
-        wait(1, 2)
+        wait(2, 2)
         cluster.run("scancel", str(rival))
-        wait(2, 3)
+        wait(4, 3)
         run, told = legs(log), explain(cluster, job)["story"]
     print(*map(repr, run), sep="\n")
-    assert [leg.gpus for leg in run[:3]] == [2, 1, 2]
+    assert [leg.gpus for leg in run[:3]] == [4, 2, 4]
+    assert len({(leg.tp, leg.pp) for leg in run}) > 1
     assert faults("megatron", run, 0.3) == []
     assert not any("no checkpoint acknowledged" in entry["detail"] for entry in told)
