@@ -202,7 +202,7 @@ def _watch(start: Start, where: Allocation, given: Handover | None, plan: Plan |
     step_log = start.environment.get("SYNERGY_STEP_LOG", "")
     accepted = json.loads(start.environment.get("SYNERGY_ACCEPTS_JSON", "null"))
     seq = megatron_words.number(arguments, "--seq-length", 0)
-    return Watch(plan or told, folder, seq, step_log, reshards, accepted, len(where.nodes))
+    return Watch(plan or told, folder, seq, step_log, reshards, accepted, len(where.nodes), where.restarts)
 
 
 def _keep_batch(folder: Path, trained: Trained, plan: Plan) -> str:

@@ -66,7 +66,9 @@ def with_plan(
     if padded % plan.tp == 0:
         out += ["--make-vocab-size-divisible-by", str(padded // plan.tp)]
     out = _with_degrees(out, plan)
-    if plan.sequence_parallel and plan.tp > 1:
+    # torch's LayerNorm, which the local layers may be left with, refuses it: only a user who asks for it knows of Apex's
+    unable = "local" in values(arguments, "--transformer-impl") and not has(arguments, "--sequence-parallel")
+    if plan.sequence_parallel and plan.tp > 1 and not unable:
         out.append("--sequence-parallel")
     if plan.recompute == "full":
         out += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]

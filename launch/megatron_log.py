@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_LINE = 8192  # bytes; what is longer is none of Megatron's
 _ITERATION = re.compile(r"\biteration +([0-9]{1,12})/ *([0-9]{1,12}) \|")
@@ -77,6 +77,20 @@ def read_saved(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def apart(first: Line, second: Line) -> Line:
+    """`second` without `first`: Megatron-LM prints the first iteration after a start, and counts it into the next line again.
+
+    Its loss is an average over the iterations that were not skipped, its counts are sums.
+    """
+    skipped, nan = max(0, second.skipped - first.skipped), max(0, second.nan - first.nan)
+    before = 1 - min(1, first.skipped)
+    since = second.iteration - first.iteration - skipped
+    loss = second.loss
+    if loss is not None and first.loss is not None and before and since > 0:
+        loss = max(0.0, (loss * (since + before) - first.loss * before) / since)
+    return replace(second, loss=loss, skipped=skipped, nan=nan)
+
+
 class Log:
     """What one incarnation's output has told so far. `feed` takes it in pieces of any size, of any content."""
 
@@ -87,6 +101,7 @@ class Log:
         self.saved: int | None = None
         self.skipped = self.nan = 0
         self._lines = 0
+        self._first: Line | None = None  # after the last start
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._rest = b""
         self._too_long = False
@@ -107,7 +122,7 @@ class Log:
 
     def restarted(self) -> None:
         """The processes were started anew."""
-        self._lines, self._rest, self._too_long = 0, b"", False
+        self._lines, self._first, self._rest, self._too_long = 0, None, b"", False
 
     @property
     def step_s(self) -> float | None:
@@ -116,7 +131,7 @@ class Log:
 
     def _take(self, text: str) -> Line | None:
         peak, saved, line = read_peak_bytes(text), read_saved(text), read_line(text)
-        if peak is not None:
+        if peak:  # 0 where there is no GPU
             self.peak_bytes = max(peak, self.peak_bytes or 0)
         if saved is not None:
             self.saved = saved
@@ -125,6 +140,10 @@ class Log:
         if self.newest is not None and line.iteration > self.newest.iteration:
             self.every = line.iteration - self.newest.iteration
         self._lines += 1
+        if self._lines == 1:
+            self._first = line
+        elif self._lines == 2 and self._first is not None:
+            line = apart(self._first, line)
         if self._lines > _UNSTEADY and line.step_s is not None:
             self._recent.append(line.step_s)
         self.skipped, self.nan = self.skipped + line.skipped, self.nan + line.nan

@@ -86,6 +86,7 @@ class Watch:
         resharding: bool = False,
         accepts: Mapping[str, Any] | None = None,
         nodes: int = 1,
+        restarts: int = 0,
     ) -> None:
         self.log = Log()
         self.acknowledged = 0  # requests that ended in a checkpoint
@@ -96,7 +97,7 @@ class Watch:
         self._plan, self._seq, self._step_log = plan, seq, step_log
         self._resharding, self._accepts = resharding, accepts
         self._folder = Path(folder) if folder else None
-        self._nodes = nodes
+        self._nodes, self._restarts = nodes, restarts
         self._saved: int | None = None
         self._looked_at = -_LOOK_S
         self._thread: threading.Thread | None = None
@@ -221,6 +222,7 @@ class Watch:
                     "step": line.iteration,
                     "loss": line.loss,
                     "grad_norm": line.grad_norm,
+                    "restarts": self._restarts,
                     "tp": plan.tp,
                     "pp": plan.pp,
                     "dp": plan.dp,

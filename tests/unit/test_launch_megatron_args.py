@@ -23,6 +23,14 @@ def value(arguments: list[str], name: str) -> str | None:
     return found
 
 
+@pytest.mark.parametrize("form", ["two words", "equals"])
+def test_local_layers_get_sequence_parallelism_where_the_user_has_it(form: str) -> None:
+    local = [*USER, *(["--transformer-impl", "local"] if form == "two words" else ["--transformer-impl=local"])]
+    assert "--sequence-parallel" in with_plan(USER, PLAN)
+    assert "--sequence-parallel" not in with_plan(local, PLAN)
+    assert with_plan([*local, "--sequence-parallel"], PLAN).count("--sequence-parallel") == 1
+
+
 @pytest.mark.parametrize("form", ["two words", "equals", "both", "none"])
 def test_degrees_replace_the_users(form: str) -> None:
     old = {"--tensor-model-parallel-size": "8", "--pipeline-model-parallel-size": "1", "--micro-batch-size": "9",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.megatron_log import MAX_LINE, Line, Log, read_line, read_peak_bytes, read_saved
+from launch.megatron_log import MAX_LINE, Line, Log, apart, read_line, read_peak_bytes, read_saved
 from launch.megatron_watch import Watch
 from launch.report import status_to_report
 from synergyd.records import Plan
@@ -117,6 +117,29 @@ def test_the_first_two_lines_after_a_start_have_no_steady_time() -> None:
     log.restarted()
     log.feed(line(40, 9000.0))
     assert log.step_s == pytest.approx(0.2)
+
+
+def test_the_second_line_is_freed_of_the_first() -> None:
+    log = Log()
+    log.feed(line(7, loss=5.043707))
+    # lines of core_v0.16.1: the true losses of iterations 7 to 9 were 5.043707, 4.969214, 4.854689
+    (second,) = log.feed(line(8, loss=5.006461))
+    assert second.loss == pytest.approx(4.969214, abs=2e-6)
+    (third,) = log.feed(line(9, loss=4.854689))
+    assert third.loss == 4.854689
+    log.restarted()
+    assert log.feed(line(10, loss=4.8))[0].loss == 4.8
+    assert log.feed(line(20, loss=4.7))[0].loss == pytest.approx((11 * 4.7 - 4.8) / 10)
+
+
+def test_what_the_first_line_counted_is_counted_once() -> None:
+    first, second = Line(1, 99, skipped=1), Line(10, 99, loss=4.0, skipped=3, nan=1)
+    assert apart(first, second) == Line(
+        10, 99, loss=4.0, skipped=2, nan=1
+    )  # the first was skipped: no loss of it in there
+    assert apart(Line(9, 99, loss=5.0), Line(10, 99, loss=5.0, skipped=1)).loss == 5.0  # the second was
+    assert apart(Line(1, 99, loss=9.0), Line(2, 99, loss=4.0)).loss == 0.0  # no line of Megatron's
+    assert apart(Line(10, 99, loss=9.0), Line(2, 99, loss=4.0)).loss == 4.0
 
 
 @given(st.lists(st.integers(1, 400), max_size=8))
