@@ -50,6 +50,7 @@ from synergyd.store.buffer import BufferedStore
 from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
 from synergyd.store.items import Event as StoredEvent
 from synergyd.task import inherited, update_profile
+from synergyd.task.likeness import Likeness
 from synergyd.task.rebatch import better_batch
 
 log = logging.getLogger("synergyd")
@@ -92,6 +93,7 @@ class Daemon:
         self.adoption = Adoption(self.actuator, settings.state_dir, tools.report_address, tools.links_address)
         self.parking = Parking(self.actuator, self.limits.park_s, settings.epoch_s)
         self.forecast = Forecast(settings)
+        self.likeness = Likeness()
         self.lives: dict[int, Life] = {}
         self.profiles: dict[int, Profile] = {}
         self.reports: dict[int, Report] = {}
@@ -245,6 +247,7 @@ class Daemon:
             kind, _, text = key.partition(":")
             if kind == "job" and text.isdigit():
                 self.profiles.setdefault(int(text), profile)
+        self.likeness.load(remembered.profiles)
         for job_id, kept in remembered.reports.items():
             self.reports.setdefault(job_id, kept.report)
             self._heard_s.setdefault(job_id, kept.received_s)
@@ -324,7 +327,7 @@ class Daemon:
         return {name: inherited(Profile(), some) for name, some in like.items()}
 
     def _believed(self, job: Job, shared: Mapping[str, Profile]) -> Profile:
-        own = self._profile(job.job_id)
+        own = self.likeness.believed(job, self._profile(job.job_id))
         found = shared.get((job.directive.model if job.directive else None) or "")
         return own if found is None or own.samples else inherited(own, [found])
 
@@ -341,6 +344,7 @@ class Daemon:
         if self.tools.inbox is None:
             return
         kept: dict[int, StoredReport] = {}
+        learnt: dict[str, Profile] = {}
         for received in self.tools.inbox.take():
             report, row = received.report, self._rows.get(received.report.job_id)
             if row is None:
@@ -359,10 +363,12 @@ class Daemon:
             step_s, memory = self.forecast.predicted(report, job if same else None, profile) or (None, None)
             shape = job.shape if same and job is not None else None
             self.profiles[report.job_id] = update_profile(profile, self._quiet(report), step_s, memory or None, shape)
+            if job is not None:
+                learnt |= self.likeness.learn(job, self.profiles[report.job_id])
             self._advance(report.job_id, Acknowledged(report.restarts, report.checkpoint_requests))
         if kept and self._acts:
             self.tools.store.put_reports(kept.values())
-            self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept}, now_s)
+            self.tools.store.put_profiles({f"job:{i}": self.profiles[i] for i in kept} | learnt, now_s)
 
     def _quiet(self, report: Report) -> Report:
         """The report without what neighbours on shared links cost, by the last decision: that is theirs, not the plan's."""
@@ -493,6 +499,7 @@ class Daemon:
         self.profiles.pop(life.job_id, None)
         self.ages_s.pop(life.job_id, None)
         self.forecast.forget(life.job_id)
+        self.likeness.forget(life.job_id)
         self.adoption.forget(life.job_id)
         self.parking.forget(life.job_id)
 

@@ -15,6 +15,7 @@ from synergyd.sim.records import TraceJob, placed_on
 from synergyd.sim.world import Live
 from synergyd.task import GpuFigures, SynergyTask, figures, load_model, update_profile
 from synergyd.task.learning import coarse
+from synergyd.task.likeness import Likeness
 from synergyd.task.shapes import job_shapes
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
@@ -30,6 +31,7 @@ class Learnt:
     seed: int = 0
     lengths: bool = True  # do jobs tell how far they are, of how much?
     profiles: dict[int, Profile] = field(default_factory=dict)
+    likeness: Likeness = field(default_factory=Likeness)
     _kept: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
     _told_s: dict[int, float] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class Learnt:
             )
             profile = update_profile(profile, report, step, memory or None, job.shape)
         self.profiles[job.job_id], self._plans[job.job_id] = profile, live.plan
+        self.likeness.learn(job, profile)
         return True
 
     def _noisy(self) -> float:
@@ -68,7 +71,7 @@ class Learnt:
 
     def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
-        profile = coarse(self.profiles.get(job.job_id, Profile()))
+        profile = coarse(self.likeness.believed(job, self.profiles.get(job.job_id, Profile())))
         present = self._plans.get(job.job_id)
         key = (job.directive, job.asked, job.shape, profile, present, _kinds(cluster))
         kept = self._kept.get(job.job_id)
@@ -96,6 +99,7 @@ class Learnt:
     def forget(self, job_id: int) -> None:
         for one in (self.profiles, self._kept, self._plans, self._told_s):
             one.pop(job_id, None)
+        self.likeness.forget(job_id)
 
     def _all(self, gpu_type: str) -> Mapping[str, GpuFigures]:
         if gpu_type not in self.figures:

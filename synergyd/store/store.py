@@ -223,8 +223,8 @@ class Store:
     def prune(self, older_than_s: float) -> int:
         """Deletes history from before the instant `older_than_s` (seconds since 1970); returns the rows deleted.
 
-        Epochs with their decisions (not counted one by one), events, reports, `job:` profiles and marks of scripts
-        without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
+        Epochs with their decisions (not counted one by one), events, reports, `job:` and `like:` profiles and marks of
+        scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
         """
         deleted = 0
         old = (
@@ -243,9 +243,10 @@ class Store:
                 break
         with self._writing() as connection:
             live = reads.lifecycles(connection)
-            job_profiles = (ProfileRow.key.startswith("job:"), ProfileRow.updated_s < older_than_s)
-            keys = connection.execute(select(ProfileRow.key).where(*job_profiles)).scalars().all()
-            stale = [k for k in keys if not (k[4:].isdecimal() and int(k[4:]) in live)]
+            passing = ProfileRow.key.startswith("job:") | ProfileRow.key.startswith("like:")
+            old_profiles = (passing, ProfileRow.updated_s < older_than_s)
+            keys = connection.execute(select(ProfileRow.key).where(*old_profiles)).scalars().all()
+            stale = [k for k in keys if not (k[:4] == "job:" and k[4:].isdecimal() and int(k[4:]) in live)]
             for part in writes.chunks(stale, 500):
                 deleted += connection.execute(delete(ProfileRow).where(ProfileRow.key.in_(part))).rowcount
             for statement in (

@@ -112,8 +112,12 @@ def _power_of_two(samples: int) -> int:
     return 1 << (samples.bit_length() - 1) if samples > 0 else samples
 
 
+def rounded(value: float) -> float:
+    """A positive number to a percent or so: what many jobs share should not change with every report of one of them."""
+    return _rounded(math.log(value))
+
+
 def _rounded(logarithm: float) -> float:
-    """The number to a percent or so: what many jobs share should not change with every report of one of them."""
     return math.exp(round(logarithm / _GRID) * _GRID)
 
 

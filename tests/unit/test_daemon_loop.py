@@ -567,3 +567,24 @@ def test_a_job_without_reports_starts_from_what_like_jobs_learnt(site: Site) -> 
     assert learnt == site.daemon.profiles[1] and learnt.speed != 1.0
     assert like.speed == pytest.approx(learnt.speed, rel=0.011) and like.samples == 1
     assert other == Profile() and 2 not in site.daemon.profiles
+
+
+def test_the_next_run_of_a_plain_program_starts_from_what_the_last_one_measured_even_with_another_daemon(
+    site: Site,
+) -> None:
+    plain = "#!/bin/bash\n#SYNERGY global_batch=256 max_gpus=4\nsrun synergy-launch train.py\n"
+    site.slurm.submit(1, plain)
+    site.slurm.runs(1, "n1")
+    site.epoch()
+    site.report(1, plan=Plan(dp=2, micro_batch=8, global_batch=256), step_s=0.7)
+    site.epoch(10)
+    site.slurm.cancel(1)
+    site.tick(30)
+    site.epoch(10)
+    assert 1 not in site.daemon.lives
+    site.start()
+    site.slurm.submit(2, plain)
+    site.slurm.submit(3, plain.replace("256", "128"))
+    site.epoch(10)
+    believed, other = (site.daemon._believed(site.daemon._jobs[i], {}) for i in (2, 3))
+    assert [m.step_s for m in believed.measured] == pytest.approx([0.7], rel=0.02) and other == Profile()

@@ -285,10 +285,10 @@ class StoreContract:
         )
         store.put_lifecycles([lifecycle(1)])
         store.put_reports([StoredReport(replace(REPORT, job_id=j), 1.0) for j in (1, 2)])
-        store.put_profiles({"job:1": PROFILE, "job:2": PROFILE, "model:m/a100": PROFILE}, 1.0)
+        store.put_profiles({k: PROFILE for k in ("job:1", "job:2", "like:1", "model:m/a100")}, 1.0)
         store.add_no_directive([(7, 1.0)], 1.0)
         store.set_paused(3, True, 1.0)
-        assert store.prune(440.0) == 440 + 1 + 1 + 1 + 1
+        assert store.prune(440.0) == 440 + 1 + 1 + 2 + 1
         assert [d.at_s for d in store.decisions_of(1, 100)] == [float(s) for s in range(449, 439, -1)]
         assert len(store.story(1)) == 1 and [e.event for e in store.story(2)] == ["c"]
         assert set(store.profiles()) == {"job:1", "model:m/a100"} and set(store.reports()) == {1}
