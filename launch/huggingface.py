@@ -143,7 +143,13 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
         found = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
         kept = found.meta.get("batch") if found is not None else None
-        batch = int(kept[0]) if kept else check_degrees(given, (), "SYNERGY_PLAN_JSON").global_batch if given else global_batch
+        batch = (
+            int(kept[0])
+            if kept
+            else check_degrees(given, (), "SYNERGY_PLAN_JSON").global_batch
+            if given
+            else global_batch
+        )
         micro = micro_batch(batch, world, given.micro_batch if given else args.per_device_train_batch_size)
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
         name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
