@@ -75,7 +75,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         if found is not None and found.step == step and found.meta.get("batch", [self._batch])[0] != self._batch:
             was = found.meta["batch"][0]
             agent.note(f"global batch {self._batch} after {was}: Trainer skips or repeats examples; use apply_plan")
-        elif given is not None and given.global_batch != self._batch and not step:
+        elif found is None and given is not None and given.global_batch != self._batch:
             agent.note(f"global batch {self._batch} in place of the plan's {given.global_batch}: use apply_plan")
         agent.start(
             step,
