@@ -5,7 +5,8 @@
     trainer.train(resume_from_checkpoint=resume_from(args.output_dir))
 
 Trainer counts steps, its place in the data included: step n is on examples n * global batch and on, whatever the number
-of processes, but only while the global batch stays. So the batch that a run began with is kept over all resizes, and no
+of processes, but only while the global batch stays, its sampler does not look at the batch (group_by_length and
+batch_rebalance do) and dataloader_drop_last is off. So the batch that a run began with is kept over all resizes, and no
 noise scale is reported: with one Synergy would move it.
 """
 
