@@ -34,7 +34,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,16 @@ class StepTimer:
         return statistics.median(self._recent) if self._recent else None
 
 
+@dataclass(frozen=True)
+class Boundary:
+    """What all ranks have agreed on after `step`. `save`: a checkpoint of it is wanted before `Agent.act`."""
+
+    step: int
+    request: int = 0
+    stop: bool = False
+    save: bool = True
+
+
 class Agent:
     """One rank's agent. All ranks construct it, and call `start`, `after_step` and `finish` at the same points.
 
@@ -112,6 +122,7 @@ class Agent:
         self._stage: Callable[[Path], Staged] | None = None
         self._background: Background | None = None
         self._held_s = 0.0  # by the checkpoint under way
+        self._spent_s = 0.0  # on a checkpoint before the agent was asked for it
         self._cadence = Cadence()
         self._tuner: Tuner | None = None
         self._stragglers: Stragglers | None = None
@@ -150,9 +161,11 @@ class Agent:
     def find_checkpoint(self, directory: Path | None) -> Found:
         """Where to go on from. The launcher's folder comes before `directory`, the script's own argument."""
         folder = self.settings.checkpoint_dir or directory
-        if folder is None:
-            return Found(None)
-        self.checkpoints = Checkpoints(folder.absolute(), self.ranks)
+        return Found(None) if folder is None else self.find_in(Checkpoints(folder.absolute(), self.ranks))
+
+    def find_in(self, checkpoints: Checkpoints) -> Found:
+        """Where to go on from in `checkpoints`, which those of this run join."""
+        self.checkpoints = checkpoints
         found = self.checkpoints.find()
         if found.note:
             self.note(found.note)
@@ -228,6 +241,23 @@ class Agent:
         `own_s`: seconds of this rank's own work in the step, up to its first collective. `done` of `total` examples are
         trained: from these the scheduler knows when the job ends, and whether it meets its deadline.
         """
+        return self.act(
+            self.look(step, loss=loss, tokens=tokens, noise_scale=noise_scale, own_s=own_s, done=done, total=total)
+        )
+
+    def look(
+        self,
+        step: int,
+        *,
+        loss: float | None,
+        tokens: int | None = None,
+        noise_scale: float | None = None,
+        own_s: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> Boundary:
+        """The first half of `after_step`, for a training library that saves by itself and not when it is told to: where
+        the boundary says `save`, `act` comes after that, else at once."""
         now = self._monotonic()
         if self._under_way and self._timer.median_s is not None:
             self._held_s += max(0.0, now - self._mark - self._timer.median_s)
@@ -242,19 +272,27 @@ class Agent:
         if self._stragglers is not None and own_s is not None and self._stragglers.add(own_s):
             self._status["slow_nodes"] = sorted(self._stragglers.slow)
         request, stop, due = self._agree(noise_scale)
-        if stop:
+        due = due or bool(self._cadence.steps and step % self._cadence.steps == 0)
+        if stop:  # as `_end` will decide, which saves if there is time
+            due = self.ranks.broadcast(self.settings.grace_s > self._cadence.save_s * 1.2)
+        return Boundary(step, request, stop, due or request > self._acknowledged)
+
+    def act(self, boundary: Boundary, spent_s: float = 0.0) -> bool:
+        """The second half of `after_step`. `spent_s`: what the library has taken for a checkpoint of this step."""
+        step, self._spent_s = boundary.step, spent_s
+        if boundary.stop:
             self._end(step)
             return False
-        if request > self._acknowledged:
-            go_on = self._requested(step, request)
+        if boundary.request > self._acknowledged:
+            go_on = self._requested(step, boundary.request)
             self._mark = self._monotonic()
             return go_on
-        if due or (self._cadence.steps and step % self._cadence.steps == 0):
+        if boundary.save:
             self._checkpoint(step, planned=False)
             self._status["state"] = "training"
             self._write_status()
             self._mark = self._monotonic()
-        elif now - self._status_at >= _STATUS_EVERY_S:
+        elif self._monotonic() - self._status_at >= _STATUS_EVERY_S:
             self._write_status()
         return True
 
@@ -430,7 +468,8 @@ class Agent:
             return self._no_checkpoint("no checkpoint folder was named: nothing was saved")
         self._status["state"] = "checkpointing"
         self._write_status()
-        self._cadence.tried(self._monotonic())
+        self._cadence.tried(self._monotonic() - self._spent_s)
+        self._spent_s = 0.0
         save, history = self._save, self._cadence.history(planned)
         if not planned and self._begin(step, history):
             return True

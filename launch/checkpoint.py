@@ -22,6 +22,7 @@ from synergyd.errors import SynergyError, UsageError, one_line
 
 MARKER = "complete"
 _STEP = re.compile(r"step_(\d{8,})\Z")
+_NUMBER = re.compile(r"(\d+)\Z")
 _BLOCK = 1 << 20
 # Files up to this size are digested whole; of larger ones 64 blocks of 1 MiB are, so that sealing stays cheap.
 _WHOLE = 64 * _BLOCK
@@ -112,7 +113,8 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
         return None, "it was not finished"
     except (OSError, ValueError, KeyError, TypeError):
         return None, "its marker can't be read"
-    if folder.name != step_folder(folder.parent, step).name:
+    number = _NUMBER.search(folder.name)
+    if number is None or int(number[1]) != step:
         return None, f"its marker speaks of step {step}"
     for name, size, expected in entries:
         path = folder / name

@@ -507,3 +507,32 @@ def test_two_deaths_from_the_same_checkpoint_are_two_failures(tmp_path: Path) ->
     assert incarnation(tmp_path, 9, ends="SIGKILL") == (3, 7)
     (tmp_path / "checkpoints" / "synergy-endings.json").write_text("nonsense")
     assert incarnation(tmp_path, 9, ends="SIGKILL") == (4, 8)
+
+
+def test_a_library_that_saves_by_itself_is_told_to_in_between(rig: Rig) -> None:
+    """`look` says that a checkpoint is wanted; it is acknowledged by `act` alone, and what it took is counted."""
+    rig.start()
+    boundary = rig.agent.look(1, loss=1.0)
+    assert not boundary.save and rig.agent.act(boundary)
+    rig.request(1)
+    rig.clock.now += 1.0
+    boundary = rig.agent.look(2, loss=1.0)
+    assert boundary.save and rig.save.saved == 0 and rig.status["checkpoint_requests"] == 0
+    rig.clock.now += 7.0
+    assert rig.agent.act(boundary, 7.0)
+    assert rig.save.saved == 1 and rig.status["checkpoint_requests"] == 1
+    assert rig.agent._cadence.save_s == pytest.approx(7.0)
+    rig.agent._stop = True
+    boundary = rig.agent.look(3, loss=1.0)
+    assert boundary.stop and boundary.save and not rig.agent.act(boundary)
+    assert rig.status["checkpoint_step"] == 3
+
+
+def test_a_library_is_not_told_to_save_where_the_grace_is_too_short(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, grace_s=5.0)
+    rig.start()
+    rig.agent._cadence.save_s = 4.5
+    rig.agent._stop = True
+    boundary = rig.agent.look(1, loss=1.0)
+    assert boundary.stop and not boundary.save and not rig.agent.act(boundary)
+    assert rig.save.saved == 0

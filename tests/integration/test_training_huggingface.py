@@ -1,0 +1,136 @@
+"""Hugging Face's Trainer with SynergyCallback: a run whose data-parallel degree changes, under torchrun and gloo.
+
+transformers and what it needs (174 MB) are looked for where Python finds them, or in the folder that SYNERGY_TEST_HUGGINGFACE
+names: `pip install --target FOLDER --no-deps transformers accelerate ...`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_training_pytorch import make_run_dir, status_of, wait_for
+from tests.integration.training_ranks import ROOT
+
+FOLDER = os.environ.get("SYNERGY_TEST_HUGGINGFACE", "")
+FOUND = Path(FOLDER, "transformers").is_dir() if FOLDER else importlib.util.find_spec("transformers") is not None
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.skipif(not FOUND, reason="transformers is not installed, nor in a folder of SYNERGY_TEST_HUGGINGFACE"),
+]
+Seen = dict[int, list[int]]
+
+
+@contextmanager
+def training(
+    folder: Path, output: Path, dp: int, micro: int, run_dir: Path, *arguments: str, batch: int = 8
+) -> Iterator[Any]:
+    """A run under torchrun; it is killed when the block ends."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), FOLDER, os.environ.get("PYTHONPATH", "")))),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "SYNERGY_RUN_DIR": str(run_dir),
+        "SYNERGY_HOLD_S": "60",
+        "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": batch, "micro_batch": micro}),
+    }
+    command = [sys.executable, "-m", "launch.torchrun", "--standalone", "--nproc-per-node", str(dp)]
+    command += ["-m", "tests.integration.training_trainer", "--output", str(output), *arguments]
+    with (folder / "out").open("a") as out:
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def finished(folder: Path, *args: Any, **more: Any) -> None:
+    with training(folder, *args, **more) as process:
+        code = process.wait(timeout=120)
+    assert code == 0, (folder / "out").read_text()[-4000:]
+
+
+def losses_of(output: Path, step: int) -> list[float]:
+    state = json.loads((output / f"checkpoint-{step}" / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+def seen_in(output: Path) -> Seen:
+    """Step -> the examples that its ranks saw, sorted."""
+    seen: Seen = {}
+    for path in output.glob("seen-*.jsonl"):
+        for line in path.read_text().splitlines():
+            step, examples = json.loads(line)
+            seen[step] = sorted(seen.get(step, []) + examples)
+    return seen
+
+
+def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> None:
+    """2 processes x 2 examples x 2 passes, asked for a checkpoint and ended in the first epoch (13 steps); then 1 x 4 x 2."""
+    alone, resized, run_dir = tmp_path / "alone", tmp_path / "resized", make_run_dir(tmp_path / "job")
+    finished(tmp_path, alone, 1, 8, make_run_dir(tmp_path / "left"), "--global-batch", "8")
+    slow = ("--global-batch", "8", "--delay", "0.05")
+    with training(tmp_path, resized, 2, 2, run_dir, *slow) as process:
+        wait_for(lambda: (run_dir / "status.json").exists() and status_of(run_dir)["step"] >= 4, "first steps", 120)
+        (run_dir / "checkpoint-request").write_text("1")
+        wait_for(lambda: status_of(run_dir)["checkpoint_requests"] == 1, "acknowledgement")
+        status = status_of(run_dir)
+        assert status["state"] == "waiting" and status["checkpoint_step"] == status["step"] < 13
+        assert status["plan"] == {**status["plan"], "dp": 2, "micro_batch": 2, "global_batch": 8}
+        assert (status["done"], status["total"]) == (8 * status["step"], 240) and status["noise_scale"] is None
+        assert not status["rebatching"] and not status["resharding"]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    ended = status_of(run_dir)
+    assert ended["note"] == f"stopped by SIGTERM at step {ended['step']}, last checkpoint: step {ended['step']}"
+    assert ended["step"] == status["step"]
+    # a checkpoint of a later step, killed while it was written, as Trainer leaves it
+    half = resized / "checkpoint-25"
+    shutil.copytree(resized / f"checkpoint-{ended['step']}", half)
+    (half / "complete").unlink()
+    (half / "trainer_state.json").unlink()
+    finished(tmp_path, resized, 1, 4, run_dir, "--global-batch", "8")
+    assert not half.exists() and (resized / "unusable-checkpoint-25").is_dir()
+    expected, losses = losses_of(alone, 30), losses_of(resized, 30)
+    assert len(losses) == 30 and losses[-1] < losses[0] - 1
+    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-4
+    assert seen_in(resized) == seen_in(alone)
+    assert sorted(x for step in range(1, 14) for x in seen_in(resized)[step]) == list(range(100))
+    status = status_of(run_dir)
+    assert status["state"] == "done" and status["checkpoint_step"] == 30 and status["plan"]["dp"] == 1
+    assert (resized / "checkpoint-30" / "complete").exists()
+
+
+def test_a_batch_asked_for_at_the_start_is_followed_and_then_kept(tmp_path: Path) -> None:
+    """Batch 16 in place of 8: half the steps, each example of an epoch once; a resize to a plan of batch 8 keeps 16."""
+    output, run_dir = tmp_path / "run", make_run_dir(tmp_path / "job")
+    more = ("--global-batch", "8", "--steps", "18", "--examples", "96")
+    with training(tmp_path, output, 1, 8, run_dir, *more, "--delay", "0.05", "--save-steps", "4", batch=16) as process:
+        wait_for(lambda: (output / "checkpoint-4" / "complete").exists(), "a checkpoint of Trainer's own, sealed", 120)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    assert status_of(run_dir)["total"] == 18 * 8
+    finished(tmp_path, output, 2, 4, run_dir, *more)
+    status = status_of(run_dir)
+    assert (status["step"], status["done"], status["plan"]["global_batch"]) == (9, 144, 16)
+    assert status["plan"]["micro_batch"] == 4
+    seen = seen_in(output)
+    assert sorted(x for step in range(1, 7) for x in seen[step]) == list(range(96))
+    assert all(len(examples) == 16 for examples in seen.values())
+    log = json.loads((output / "checkpoint-9" / "trainer_state.json").read_text())["log_history"]
+    # AdamW's rate by the square root; a warm-up of 4 steps of 8 is one of 2 steps of 16
+    assert max(entry.get("learning_rate", 0) for entry in log) == pytest.approx(3e-3 * 2**0.5)
