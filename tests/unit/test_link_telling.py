@@ -17,6 +17,7 @@ from launch.allocation import Allocation
 from launch.handover import Handover, from_admin_comment
 from launch.launcher import start_of
 from synergyd.daemon import service
+from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.link_arbiter import Member
 from synergyd.errors import UsageError
 from synergyd.records import Shape
@@ -41,6 +42,7 @@ def with_links(site: Site) -> Links:
     links = Links()
     site.daemon.tools = replace(site.daemon.tools, links=links, links_address="ctl:7322")  # type: ignore[arg-type]
     site.daemon.actuator = replace(site.daemon.actuator, links="ctl:7322")
+    site.daemon.adoption = Adoption(site.daemon.actuator, site.daemon.settings.state_dir, "ctl:7321", "ctl:7322")
     return links
 
 
