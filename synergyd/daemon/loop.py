@@ -55,6 +55,7 @@ from synergyd.task.rebatch import better_batch
 
 log = logging.getLogger("synergyd")
 BEAT_S = 15.0  # between two heartbeats
+LEAVING = frozenset({State.CHECKPOINTING, State.REQUEUING})  # the job still holds GPUs that it is to give back
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 
 
@@ -106,6 +107,7 @@ class Daemon:
         self._attained_gpu_s: dict[int, float] = {}  # since this daemon looks
         self._looked_s: float | None = None
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
+        self._blocked: list[Decision] = []  # of them, those whose GPUs others still hold
         self._slowed: dict[int, float] = {}  # by neighbours on shared links, as the last decisions have it
         self._news = News()
         self._beat_s = 0.0
@@ -203,9 +205,12 @@ class Daemon:
             else:
                 everything = {r.job_id: r for r in self.tools.reader.jobs()}
                 found = {i: everything.get(i) for i in moving}
+            leaving = {i for i in moving if self.lives[i].state in LEAVING}
             for job_id in moving:
                 self._advance(job_id, _observed(found[job_id]))
                 self._advance(job_id, Tick())
+            if any(i not in self.lives or self.lives[i].state not in LEAVING for i in leaving):
+                self._unblock()
         self._beat()
         self.tools.store.flush()
 
@@ -380,6 +385,7 @@ class Daemon:
     def _act(self, decisions: Iterable[Decision], snapshot: Snapshot, schedulable: set[int], now_s: float) -> None:
         jobs = {j.job_id: j for j in snapshot.jobs}
         again: list[int] = []
+        self._blocked = []
         for decision in decisions:
             job, life = jobs[decision.job_id], self.lives.get(decision.job_id)
             if life is None or job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
@@ -388,13 +394,31 @@ class Daemon:
                 self._preempt(decision, job)
             elif decision.action is Action.WAIT:
                 again += self.parking.keep(job, self._rows[job.job_id], life, job.job_id in schedulable, now_s)
-            elif (
-                decision.cell is not None and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot)
-            ):
+            elif decision.cell is None or life.state not in (State.QUEUED, State.RUNNING):
+                continue
+            elif ready(decision, snapshot):
                 self._want(decision, job, life)
-            elif decision.action is Action.START and life.state is State.QUEUED:
-                again += self.parking.keep(job, self._rows[job.job_id], life, True, now_s)
+            else:
+                self._blocked.append(decision)
+                if life.state is State.QUEUED:
+                    again += self.parking.keep(job, self._rows[job.job_id], life, True, now_s)
         self.parking.again(again)
+
+    def _unblock(self) -> None:
+        """What the last epoch decided and could not be done yet is done as soon as others have left its GPUs: not for a job that
+        is not as it was, which the next epoch decides about."""
+        if not self._blocked:
+            return
+        cluster = cluster_of(self.tools.reader.nodes(), self.settings.partitions, self._leaves)
+        blocked, self._blocked = self._blocked, []
+        for decision in blocked:
+            job, life = self._jobs.get(decision.job_id), self.lives.get(decision.job_id)
+            if job is None or life is None or life.state not in (State.QUEUED, State.RUNNING):
+                continue
+            if not ready(decision, Snapshot(self.tools.clock(), cluster, (job,))):
+                self._blocked.append(decision)
+            elif _same(self.tools.writer.job(job.job_id), self._rows.get(job.job_id)):
+                self._want(decision, job, life)
 
     def _warn(self, now_s: float) -> None:
         """Running jobs whose steps have stopped, or that wait for a slow node: into their story, once."""
@@ -511,6 +535,15 @@ def _observed(row: JobRow | None) -> Observed:
     if state is JobState.DONE:
         return Observed("GONE")
     return Observed(state.value, row.restarts, row.eligible_s if state is JobState.PENDING else None)
+
+
+def _same(now: JobRow | None, then: JobRow | None) -> bool:
+    """Is the job as it was, as far as a decision about it goes?"""
+    if now is None or then is None:
+        return False
+    return all(
+        getattr(now, name) == getattr(then, name) for name in ("state", "restarts", "node_names", "tres_per_node")
+    ) and bool(now.priority) == bool(then.priority)
 
 
 def _words(shape: Shape, plan: Plan | None) -> str:

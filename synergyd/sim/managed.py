@@ -2,7 +2,8 @@
 
 `decide`, `SynergyTask`, `arrived`, `ready` and `lifecycle.advance` are the daemon's own. What is simulated is what they talk
 to: a checkpoint that takes its time, a requeue, a start once its nodes are free, and reports. As in the daemon,
-  - an epoch every `epoch_s`, and what is decided there and not yet possible (GPUs still held) is decided anew at the next;
+  - an epoch every `epoch_s`; what is decided there and not yet possible (GPUs still held) is done as soon as they are given
+    back in a resize, else decided anew at the next;
   - a job is resized only after its agent has reported in this incarnation;
   - a running job is told of a better batch on the same GPUs in the answer to a report, and goes on without a restart;
   - a resize goes checkpoint, requeue, update, release, start; other jobs' GPUs are spoken for meanwhile.
@@ -68,6 +69,7 @@ class Managed:
     policy: Policy
     belief: Belief
     rigid: bool = False
+    _blocked: list[Decision] = field(default_factory=list)  # of the last epoch, for others still hold their GPUs
     decisions_s: list[float] = field(default_factory=list)  # wall time of each epoch's Cells and decision
     lives: dict[int, Life] = field(default_factory=dict)
     _jobs: dict[int, Job] = field(default_factory=dict)  # as submitted
@@ -144,12 +146,7 @@ class Managed:
         for job_id, life in list(self.lives.items()):
             if life.target and life.state in IN_TRANSIT and set(life.target.nodes) & world.down:
                 self._advance(world, job_id, Unwanted("its node can't take jobs now"))
-        cluster = Cluster(
-            tuple(
-                replace(node, gpus_used=node.gpus - world.free[node.name], up=node.name not in world.down)
-                for node in world.scenario.cluster.nodes
-            )
-        )
+        cluster = self._cluster(world)
         snapshot = Snapshot(world.now_s, cluster, tuple(jobs.values()), self.belief.known())
         began = time.perf_counter()
         offers = {i: self.belief.cells(world.jobs[i], job, cluster) for i, job in jobs.items()}
@@ -166,15 +163,34 @@ class Managed:
         self.decisions_s.append(time.perf_counter() - began)
         self._slowed = slowdowns_of(decisions)
         self._rebatch(world, jobs, offers)
+        self._blocked = []
         for decision in decisions:
             life = self.lives[decision.job_id]
             wanted = decision.action in (Action.START, Action.RESIZE) and decision.cell is not None
-            if wanted and life.state in (State.QUEUED, State.RUNNING) and ready(decision, snapshot):
-                self._want(world, decision, jobs[decision.job_id])
+            if wanted and life.state in (State.QUEUED, State.RUNNING):
+                if ready(decision, snapshot):
+                    self._want(world, decision, jobs[decision.job_id])
+                else:
+                    self._blocked.append(decision)
             elif decision.action is Action.WAIT and jobs[decision.job_id].state is JobState.RUNNING:
                 self._advance(
                     world, decision.job_id, Preempted(decision.action.value, self._acks.get(decision.job_id, 0))
                 )
+
+    def _unblock(self, world: World) -> None:
+        """What this epoch decided and could not be done yet is done as soon as others have left its GPUs."""
+        if not self._blocked:
+            return
+        blocked, self._blocked = self._blocked, []
+        for decision in blocked:
+            life, live = self.lives.get(decision.job_id), world.jobs.get(decision.job_id)
+            if life is None or live is None or life.state not in (State.QUEUED, State.RUNNING):
+                continue
+            job = self._job(world, live)
+            if ready(decision, Snapshot(world.now_s, self._cluster(world), (job,))):
+                self._want(world, decision, job)
+            else:
+                self._blocked.append(decision)
 
     def _rebatch(
         self, world: World, jobs: Mapping[int, Job], offers: Mapping[int, tuple[tuple[Cell, ...], str]]
@@ -192,6 +208,14 @@ class Managed:
             plan = better_batch(job, told, offers[job_id][0], noise)
             if plan is not None:
                 world.replan(live, plan)
+
+    def _cluster(self, world: World) -> Cluster:
+        return Cluster(
+            tuple(
+                replace(node, gpus_used=node.gpus - world.free[node.name], up=node.name not in world.down)
+                for node in world.scenario.cluster.nodes
+            )
+        )
 
     def _progress(self, world: World, live: Live) -> Progress:
         found = self.belief.progress(live)
@@ -309,6 +333,9 @@ class Managed:
         if live is not None and not live.grant:
             self._advance(world, job_id, Observed("PENDING", live.starts))
         self._start_released(world)
+        if self._blocked:
+            # its processes end first, as before its own next start
+            world.at(world.now_s + world.scenario.costs.requeue_s, ACTION, lambda: self._unblock(world))
 
     def _start_released(self, world: World) -> None:
         """What Slurm does: released jobs whose nodes are free start."""

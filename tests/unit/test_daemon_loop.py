@@ -332,23 +332,27 @@ def test_a_job_that_has_to_wait_is_parked_and_parked_again(site: Site) -> None:
     assert site.slurm.jobs[2].state == "PENDING" and site.slurm.written_to() <= {1, 2}
 
 
-def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_again(site: Site) -> None:
+def make_way(site: Site) -> None:
+    """Job 1, which can't shrink, has been asked for its last checkpoint: job 2 shall have its GPUs."""
     site.slurm.gpus = {"n1": 4}
     site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 min_gpus=4"), tres_per_node="gres:gpu:4")
     site.slurm.runs(1, "n1")
     site.epoch()
     site.report(1, plan=Plan(dp=4, micro_batch=8, global_batch=256))
     site.slurm.submit(2, SCRIPT.replace("gpt2", "gpt2 min_gpus=4 weight=50"), tres_per_node="gres:gpu:4")
-    site.epoch(3600)
+    assert site.epoch(3600)[2].action is Action.START
     assert site.life(1).stopping and site.slurm.signals and site.slurm.jobs[2].state == "PENDING"
+
+
+def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_again(site: Site) -> None:
+    make_way(site)
     site.report(1, checkpoint_requests=1)
-    for _ in range(3):
+    for _ in range(8):
         site.tick(2)
+    # what was decided for job 2 is done as soon as job 1 has left, before another epoch
     assert site.slurm.requeued == [(1, 0)] and site.life(1).state is State.QUEUED
-    found = site.epoch(60)
-    for _ in range(3):
-        site.tick(2)
-    assert (found[1].action, found[2].action) == (Action.WAIT, Action.START)
+    assert site.slurm.jobs[2].state == "RUNNING" and site.life(2).plan is not None
+    assert site.epoch(60)[1].action is Action.WAIT
     assert (site.slurm.jobs[1].state, site.slurm.jobs[2].state) == ("PENDING", "RUNNING")
     assert site.slurm.jobs[1].eligible_s is not None and site.slurm.jobs[1].eligible_s > site.slurm.now_s + 60
     site.slurm.cancel(2)
@@ -358,6 +362,24 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_aga
         site.tick(2)
     assert site.slurm.jobs[1].state == "RUNNING" and site.life(1).plan is not None
     assert "preemption decided: 4 GPUs" in site.story(1)
+
+
+@pytest.mark.parametrize("change", [{"priority": 0}, {"restarts": 1}, None])
+def test_what_waits_for_gpus_is_not_started_once_its_user_has_changed_it(
+    site: Site, change: dict[str, int] | None
+) -> None:
+    make_way(site)
+    if change is None:
+        site.slurm.cancel(2)
+    else:
+        site.slurm.set(2, **change)
+    site.report(1, checkpoint_requests=1)
+    calls = len(site.slurm.calls)
+    for _ in range(8):
+        site.tick(2)
+    assert site.life(1).state is State.QUEUED and site.slurm.requeued == [(1, 0)]
+    assert not [c for c in site.slurm.calls[calls:] if any("2" in word.split(",") for word in c)]
+    assert 2 not in site.slurm.jobs or site.slurm.jobs[2].state == "PENDING"
 
 
 def test_many_are_parked_again_with_one_call(site: Site) -> None:

@@ -37,16 +37,16 @@ def test_a_job_alone_gets_the_node_at_the_first_epoch() -> None:
 
 def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None:
     # a has the node's 4 GPUs from 60 (trains from 90). b comes: at 3600 a is asked for its checkpoint, requeued at 3608,
-    # starts on 2 GPUs at 3610, trains from 3630. b's GPUs were not free at 3600, so it starts at the next epoch, 3660
+    # starts on 2 GPUs at 3610, trains from 3630. b's GPUs were not free at 3600, so it starts at 3610 too
     world, _, (a, b) = run(scenario(job(0.0, 2, 40_000.0), job(3590.0, 2, 200.0), costs=COSTS))
     held = [(h.start_s, h.end_s, h.gpus) for h in world.held if h.job == 1]
     assert held[:2] == [(60.0, 3608.0, 4), (3610.0, held[1][1], 2)]
-    assert (b.start_s, b.finish_s, b.restarts) == (3660.0, 3660 + 30 + 100, 0)
-    # b is done at 3790: at 3840 a may grow again, and does if that is worth a restart
+    assert (b.start_s, b.finish_s, b.restarts) == (3610.0, 3610 + 30 + 100, 0)
+    # b is done at 3740: at 3780 a may grow again, and does if that is worth a restart
     assert a.restarts == 2
-    assert held[1][1] == 3840.0 + 8
-    trained = 4 * (3600 - 90) + 2 * (3840 - 3630)
-    assert a.finish_s == pytest.approx(3850 + 20 + (40_000 - trained) / 4)
+    assert held[1][1] == 3780.0 + 8
+    trained = 4 * (3600 - 90) + 2 * (3780 - 3630)
+    assert a.finish_s == pytest.approx(3790 + 20 + (40_000 - trained) / 4)
     assert a.idle_s == 30 + 2 * 28
 
 
@@ -59,12 +59,12 @@ class Whole(Linear):
 
 
 def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_where_it_was() -> None:
-    # a trains from 90 to 3600, is asked for its checkpoint and gone at 3608; b starts at 3660 and ends at 3740; a has its GPUs
-    # again at 3780 and trains from 3800
+    # a trains from 90 to 3600, is asked for its checkpoint and gone at 3608; b starts at 3610 and ends at 3690; a has its GPUs
+    # again at 3720 and trains from 3740
     long, short = (replace(job(at, 4, work), truth=Whole(work)) for at, work in ((0.0, 40_000.0), (3590.0, 200.0)))
     _, _, (a, b) = run(scenario(long, short, costs=COSTS))
-    assert (b.start_s, b.finish_s) == (3660.0, 3660 + 30 + 50)
-    assert a.restarts == 1 and a.finish_s == pytest.approx(3780 + 20 + 10_000 - 3510)
+    assert (b.start_s, b.finish_s) == (3610.0, 3610 + 30 + 50)
+    assert a.restarts == 1 and a.finish_s == pytest.approx(3720 + 20 + 10_000 - 3510)
     settings = Settings(preemption=False, restart_cost_s=COSTS.resize_s)
     kept = World(scenario(long, short, costs=COSTS), Managed(settings, policy_named("exact"), Oracle()))
     kept.run()
