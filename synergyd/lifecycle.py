@@ -31,6 +31,7 @@ class State(StrEnum):
     GONE = "GONE"
 
 
+_PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
 # States in which a job is on its way to a new size, or to none: decisions leave it alone.
 IN_TRANSIT = frozenset({State.CHECKPOINTING, State.REQUEUING, State.HELD, State.RESIZED, State.RELEASED})
 
@@ -78,6 +79,7 @@ class Life:
     plan: Plan | None = None  # of the running incarnation, if Synergy gave it one
     cause: str = ""  # why the resize was decided, for the story
     ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
+    unanswered: int = 0  # times in a row that it was to make way and took no checkpoint
     stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
 
 
@@ -330,7 +332,7 @@ def _unwanted(life: Life, event: Unwanted, now_s: float) -> Step:
 
 def _acknowledged(life: Life, event: Acknowledged, now_s: float) -> Step:
     if life.state is State.CHECKPOINTING and event.restarts == life.restarts and event.count > life.acks_before:
-        return _to_requeuing(life, now_s, "checkpoint acknowledged")
+        return _to_requeuing(replace(life, unanswered=0), now_s, "checkpoint acknowledged")
     return Step(life)
 
 
@@ -397,7 +399,8 @@ def _tick(life: Life, now_s: float, limits: Limits) -> Step:
             life.stopping and life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s
         ):
             # nobody's wait is worth the work that would be lost
-            back = replace(life, stopping=False, retry_after_s=now_s + limits.retry_s)
+            again_s = limits.retry_s * 2 ** min(life.unanswered, _PATIENCE)
+            back = replace(life, stopping=False, retry_after_s=now_s + again_s, unanswered=life.unanswered + 1)
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
             return _to(back, State.RUNNING, now_s, text)
         case State.CHECKPOINTING if life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s:
@@ -443,7 +446,9 @@ def _to_requeuing(life: Life, now_s: float, text: str) -> Step:
 
 def _to_held(life: Life, now_s: float, limits: Limits, text: str) -> Step:
     if life.target is None:
-        return _to(replace(life, stopping=False, plan=None), State.QUEUED, now_s, text)
+        # kept from starting by itself before those that it made way for
+        park = (Park(life.job_id, limits.park_s),) if life.stopping else ()
+        return _to(replace(life, stopping=False, plan=None), State.QUEUED, now_s, text, park)
     update = Update(life.job_id, life.target, limits.park_s)
     return _to(replace(life, attempts=0), State.HELD, now_s, text, (update,))
 

@@ -388,6 +388,10 @@ class Daemon:
         self._blocked = []
         for decision in decisions:
             job, life = jobs[decision.job_id], self.lives.get(decision.job_id)
+            if life is not None and life.stopping and (job.paused or _stays(decision, job)):
+                self._advance(
+                    job.job_id, Unwanted("nobody needs its GPUs any more" if not job.paused else "it is paused")
+                )
             if life is None or job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
                 continue
             if decision.action is Action.WAIT and job.state is JobState.RUNNING:
@@ -535,6 +539,11 @@ def _observed(row: JobRow | None) -> Observed:
     if state is JobState.DONE:
         return Observed("GONE")
     return Observed(state.value, row.restarts, row.eligible_s if state is JobState.PENDING else None)
+
+
+def _stays(decision: Decision, job: Job) -> bool:
+    """Is a job that is to make way decided to have what it has?"""
+    return decision.cell is not None and decision.cell.shape == job.shape and decision.node_names == job.node_names
 
 
 def _same(now: JobRow | None, then: JobRow | None) -> bool:

@@ -12,7 +12,7 @@ from synergyd.scheduler.claims import claimed, limits, terms_of, weights, whole_
 from synergyd.scheduler.feasible import feasible
 from synergyd.scheduler.greedy import fill, greedy
 from synergyd.scheduler.joint import joint
-from synergyd.scheduler.keep import without_stopping
+from synergyd.scheduler.keep import without_stopping, worthwhile
 from synergyd.scheduler.links import Topology, topology_of
 from synergyd.scheduler.place import Placement, place, requests_of
 from synergyd.scheduler.policies import policy_named
@@ -25,6 +25,7 @@ from synergyd.scheduler.utility import parts, relative_goodput
 from synergyd.settings import Settings
 
 _UNKNOWN = Progress()
+_LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
 _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal bans the Cell for this epoch
 
 
@@ -79,6 +80,7 @@ def decide(
             )
         )
     asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
+    asks = _stoppable(asks, snapshot, settings) if settings.preemption else asks
     terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
     outside = [(j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, Left)]
     asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s)
@@ -88,8 +90,9 @@ def decide(
     if settings.one_multi_node_job_per_node:
         spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
         asks = tuple(whole_nodes(ask, rooms) for ask in asks)
-    stops = settings.preemption
-    problem = Problem(asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned, stops)
+    problem = Problem(
+        asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned, settings.preemption
+    )
     answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
@@ -115,6 +118,14 @@ def decide(
     )
 
 
+def _stoppable(asks: tuple[Ask, ...], snapshot: Snapshot, settings: Settings) -> tuple[Ask, ...]:
+    """The asks, those marked that have run for so long since their start that the restart which a stop costs is little."""
+    least_s = _LEAST_RUN * settings.restart_cost_s
+    long = {j.job_id for j in snapshot.jobs if j.start_s is not None and snapshot.time_s - j.start_s >= least_s}
+    runs = (ask.current is not None and ask.discount > 0 and ask.job_id in long for ask in asks)
+    return tuple(replace(ask, stoppable=True) if ready else ask for ask, ready in zip(asks, runs, strict=True))
+
+
 def solve(problem: Problem, policy: Policy) -> Answer:
     """Allocates and places until every allocated job has nodes.
 
@@ -124,8 +135,10 @@ def solve(problem: Problem, policy: Policy) -> Answer:
     Where the problem lets nobody be stopped, a job that the policy would stop keeps what it has.
     """
     for _ in range(_ROUNDS):
-        stops = problem.may_stop or not policy.preempts
-        allocation = policy.allocate(problem) if stops else without_stopping(policy, problem)
+        if policy.preempts:
+            allocation = policy.allocate(problem) if problem.may_stop else without_stopping(policy, problem)
+        else:
+            allocation = worthwhile(policy, problem)
         allocation = within_limits(problem, allocation)
         placement = place(problem.rooms, requests_of(problem, allocation), problem.spanned)
         if not placement.failed:

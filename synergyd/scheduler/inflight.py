@@ -20,7 +20,8 @@ def arrived(snapshot: Snapshot, under_way: Mapping[int, Decision]) -> Snapshot:
     jobs = []
     for job in snapshot.jobs:
         decision = under_way.get(job.job_id)
-        if decision is not None and decision.action is Action.WAIT and job.state is JobState.RUNNING:
+        holds = job.state in (JobState.RUNNING, JobState.COMPLETING)
+        if decision is not None and decision.action is Action.WAIT and holds:
             for name in job.node_names:
                 change[name] -= job.shape.gpus_per_node
             jobs.append(replace(job, state=JobState.PENDING, node_names=(), start_s=None, fixed=""))

@@ -122,7 +122,7 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
         open_pools = open_to[ask.partition]
         if ask.current is not None:
             group.stay = program.variable(0.0, count)
-            if problem.may_stop and ask.discount > 0:
+            if ask.stoppable:
                 group.stop = program.variable(stop_value(ask, problem.terms) - stay_value(ask, problem.terms), count)
             size = ask.cells[ask.current].shape.gpus_per_node
             for name in ask.nodes:
@@ -218,7 +218,8 @@ def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[_Group]:
         own = columns(ask, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
         bound = tuple(limit.binds(ask) for limit in problem.limits)
-        key = (open_to[ask.partition], offers, _seat(ask), bound)
+        loss = round(stay_value(ask, problem.terms) - stop_value(ask, problem.terms), 9) if ask.stoppable else None
+        key = (open_to[ask.partition], offers, _seat(ask), bound, loss)
         if key in found:
             found[key].members.append(i)
         else:

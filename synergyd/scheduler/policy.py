@@ -66,6 +66,8 @@ class Ask:
 
     `short` is the part of `weight` that stems from how little is left to do (1: none).
 
+    `stoppable`: it runs, and may be made to wait for others, which is worth utility.stop_value to it.
+
     `need` is the goodput that this job should get before others gain anything (0: none), `need_anew` the same for a
     change of a running job, whose restart takes time; `need_why` says what for.
     """
@@ -91,6 +93,7 @@ class Ask:
     need: float = 0.0
     need_anew: float = 0.0
     need_why: str = ""
+    stoppable: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,9 @@ class Limit:
 class Problem:
     """One epoch's allocation: who asks, and what there is. `now_s` is the time that deadlines are told in; `restart_cost_s`
     what any change of a running job costs it. Running jobs never exceed `limits` by staying as they are. `spanned` not None: at most
-    one job that spans nodes on a node; those are the nodes that jobs outside of the problem span. `may_stop`: a running job
-    may be made to wait, which is worth utility.stop_value to it."""
+    one job that spans nodes on a node; those are the nodes that jobs outside of the problem span. `may_stop`: policies that preempt
+    may stop any running job; the others stop those that are `stoppable`.
+    """
 
     asks: tuple[Ask, ...]
     rooms: tuple[Room, ...]
@@ -166,7 +170,7 @@ class Problem:
 @dataclass(frozen=True)
 class Allocation:
     """A policy's answer. `choice[i]` is the index of asks[i]'s Cell, None if it waits (of a running job: if it
-    is stopped, which is only for problems with `may_stop`).
+    is stopped).
 
     A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`. `objective` and
     `upper_bound` are sums of weighted utilities; `gap` = (upper_bound - objective) / max(1, |objective|), infinite
@@ -193,7 +197,7 @@ class Allocation:
 class Policy(Protocol):
     """Chooses Cells. Pure: the same problem gives the same answer (a time limit that strikes is the one exception).
 
-    `preempts`: it may stop running jobs (choice None) whatever Problem.may_stop says. `sizes_fixed`: each job gets the
+    `preempts`: it stops running jobs (choice None), `stoppable` or not. `sizes_fixed`: each job gets the
     size it asked for, whatever could be gained. `rule`: what it goes by, in words for `explain`; empty where
     its objective is the explanation.
     """

@@ -51,13 +51,14 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
     waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
     # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
-    hold = np.where(made.running, np.maximum(made.stay - waits, 0.0 if problem.may_stop else 1e-3), 0.0)
+    rigid = movable & ~np.array([a.stoppable for a in problem.asks], dtype=np.bool_)
+    hold = np.where(made.running, np.maximum(made.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     found: Solution | None = None
     for _ in range(_HOLDS):
         held = replace(full, utility=full.utility + hold[made.job])
         found = solve(held, found, effort)
-        stopped = (found.choice < 0) & movable & (not problem.may_stop)
+        stopped = (found.choice < 0) & rigid
         bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
         if not stopped.any():
             choice, moved = _settle(problem, *_read(problem, made, found))
@@ -69,7 +70,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
         # At these prices every running job must be worth its cheapest way to run, by a margin that grows.
         alone = segment_max(full.utility - full.costs(found.prices)[full.kind], full.indptr, -math.inf)
         margin *= 4.0
-        hold[movable] = np.maximum(hold[movable], margin - alone[movable])
+        hold[rigid] = np.maximum(hold[rigid], margin - alone[rigid])
         hold[stopped] += margin
     return greedy(problem)
 

@@ -21,6 +21,7 @@ _EXPONENTS = (-3.0, 1.0)  # below -3 a solver's tolerance covers the jobs that a
 _SMALLEST = 1e-6  # normalised goodput below this counts as this: keeps log and powers finite
 _LOWEST = -1e4
 _SLOWLY = 0.01
+_STOP_MARGIN = 0.1
 
 
 def worth(s: float, terms: Terms) -> float:
@@ -137,10 +138,11 @@ def change_value(ask: Ask, index: int, terms: Terms) -> float:
 
 
 def stop_value(ask: Ask, terms: Terms) -> float:
-    """Weighted utility of a running job that is stopped: of waiting, with its restart factor, for it will start anew."""
+    """Weighted utility of a running job that is stopped: of waiting, with its restart factor, for it will start anew, and a
+    margin, so that nobody is stopped for an equal."""
     if terms.form == "sia":
-        return ask.weight * waiting(ask, terms)
-    factor = restart_factor(ask, ask.current or 0)
+        return ask.weight * (waiting(ask, terms) - _STOP_MARGIN)
+    factor = (1.0 - _STOP_MARGIN) * restart_factor(ask, ask.current or 0) ** 2
     return ask.weight * utility(factor * terms.wait_share * ask.relative[Offers.of(ask.cells).least], terms.exponent)
 
 

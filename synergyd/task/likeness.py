@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from synergyd.records import Job, Measurement, Profile
+from synergyd.records import Job, Measurement, Plan, Profile, Shape
 from synergyd.task.learning import rounded
 
 PREFIX = "like:"  # of the keys of what is stored
@@ -21,7 +20,9 @@ _SAME = 0.05  # |log| of two step times that tell nothing new
 _UNLIKE = 0.3  # |log| of two step times, of one plan on one shape, that are of two programs
 _STRIKES = 2  # so many runs that are unlike in a row, and the program has changed
 _KEPT, _KEPT_A_SHAPE = 48, 3
-_NUMBER = re.compile(r"[-_.]?\d+$")
+_RATES = 64.0  # samples a second and GPU that differ by more are of two programs, whatever their plans
+_REPORTS = 3  # a step time takes another's place only after so many
+_PROGRAMS = 10_000
 
 
 def likeness(job: Job, profile: Profile) -> str | None:
@@ -30,9 +31,12 @@ def likeness(job: Job, profile: Profile) -> str | None:
     directive = job.directive
     if directive is None or directive.model or profile.model is not None:
         return None
+    name = job.name.rstrip("0123456789")
+    if name != job.name and name.endswith(("-", "_", ".")):
+        name = name[:-1]
     words = [
         job.uid,
-        _NUMBER.sub("", job.name),
+        name,
         directive.global_batch,
         directive.micro_batch,
         directive.max_micro_batch,
@@ -48,10 +52,12 @@ class Likeness:
         self._strikes: dict[str, int] = {}
         self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
         self._began: set[int] = set()  # jobs whose first noise scale counts already
+        self._told: dict[int, set[tuple[Plan, Shape]]] = {}  # by job, what it has put in another's place: once each
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """From the store of a daemon before this one."""
         self._known |= {key: profile for key, profile in profiles.items() if key.startswith(PREFIX)}
+        self._forget_old()
 
     def learn(self, job: Job, profile: Profile) -> dict[str, Profile]:
         """Takes over what a job has measured; what of it is new, by key.
@@ -76,10 +82,13 @@ class Likeness:
         if job.job_id not in self._began and profile.noise_scale is not None and profile.noise_scale > 0:
             self._began.add(job.job_id)
             noise = rounded(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
-        found = replace(known, measured=_joined(known.measured, profile.measured), noise_scale=noise, samples=1)
+        told = self._told.setdefault(job.job_id, set())
+        found = replace(known, measured=_joined(known.measured, profile.measured, told), noise_scale=noise, samples=1)
         if found == self._known.get(key):
             return {}
+        self._known.pop(key, None)
         self._known[key] = found
+        self._forget_old()
         return {key: found}
 
     def believed(self, job: Job, profile: Profile) -> Profile:
@@ -99,25 +108,50 @@ class Likeness:
         """Of a job that is gone; what it has taught stays."""
         self._unlike.discard(job_id)
         self._began.discard(job_id)
+        self._told.pop(job_id, None)
+
+    def _forget_old(self) -> None:
+        while len(self._known) > _PROGRAMS:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._strikes.pop(oldest, None)
 
 
-def _agrees(known: Iterable[Measurement], own: Iterable[Measurement]) -> bool | None:
-    """Do the step times of the same plans on the same shapes agree, in the median? None where there are none."""
+def _agrees(known: Sequence[Measurement], own: Sequence[Measurement]) -> bool | None:
+    """Do the step times of the same plans on the same shapes agree, in the median? Where there are none: None, if at least
+    the rates are alike."""
     before = {(m.plan, m.shape): m.step_s for m in known}
     off = sorted(
         abs(math.log(m.step_s / before[m.plan, m.shape])) for m in own if (m.plan, m.shape) in before and m.step_s > 0
     )
-    return off[len(off) // 2] <= _UNLIKE if off else None
+    if off:
+        return off[len(off) // 2] <= _UNLIKE
+    theirs, ours = _rates(known), _rates(own)
+    if theirs and ours and max(theirs[-1] / ours[0], ours[-1] / theirs[0]) > _RATES:
+        return False
+    return None
 
 
-def _joined(known: tuple[Measurement, ...], own: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """The latest of each plan and shape, a few a shape; in their order as long as they say the same."""
+def _rates(some: Iterable[Measurement]) -> list[float]:
+    """Samples a second and GPU, ascending."""
+    return sorted(m.plan.global_batch / m.step_s / m.shape.gpus for m in some if m.step_s > 0)
+
+
+def _joined(
+    known: tuple[Measurement, ...], own: Iterable[Measurement], told: set[tuple[Plan, Shape]]
+) -> tuple[Measurement, ...]:
+    """The latest of each plan and shape, a few a shape; in their order as long as they say the same. `told`: what this job has
+    changed already, so that two that differ a little do not take turns."""
     found = {(m.plan, m.shape): m for m in known}
     for m in own:
-        before = found.get((m.plan, m.shape))
-        if m.step_s > 0 and (before is None or abs(math.log(m.step_s / before.step_s)) > _SAME):
-            found.pop((m.plan, m.shape), None)
-            found[m.plan, m.shape] = replace(m, step_s=rounded(m.step_s), samples=1)
+        key = m.plan, m.shape
+        before = found.get(key)
+        differs = before is not None and m.step_s > 0 and abs(math.log(m.step_s / before.step_s)) > _SAME
+        if m.step_s > 0 and (before is None or (differs and m.samples >= _REPORTS and key not in told)):
+            if before is not None:
+                told.add(key)
+            found.pop(key, None)
+            found[key] = replace(m, step_s=rounded(m.step_s), samples=1)
     kept: list[Measurement] = []
     of_shape: dict[object, int] = {}
     for m in reversed(found.values()):

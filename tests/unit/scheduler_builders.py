@@ -122,7 +122,7 @@ def brute_force(problem: Problem) -> float:
         takes: list[tuple[int | None, bool]] = [(i, True) for i in range(len(a.cells))]
         if a.current is not None and a.discount <= 0:
             takes = []
-        elif a.current is not None and problem.may_stop:
+        elif a.stoppable:
             takes.append((None, True))
         options.append([(a.current, False), *takes])
     scored = []

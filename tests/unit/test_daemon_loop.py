@@ -364,6 +364,23 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_aga
     assert "preemption decided: 4 GPUs" in site.story(1)
 
 
+@pytest.mark.parametrize("why", ["paused", "gone"])
+def test_a_job_that_need_not_make_way_any_more_goes_on(site: Site, why: str) -> None:
+    make_way(site)
+    if why == "paused":
+        with site.store() as store:
+            store.set_paused(1, True, 0.0)
+    else:
+        site.slurm.cancel(2)
+        site.tick(1)
+    site.epoch(10)
+    assert site.life(1).state is State.RUNNING and not site.life(1).stopping
+    site.report(1, checkpoint_requests=1)
+    for _ in range(5):
+        site.tick(2)
+    assert site.slurm.requeued == [] and "resize given up" in site.story(1)
+
+
 @pytest.mark.parametrize("change", [{"priority": 0}, {"restarts": 1}, None])
 def test_what_waits_for_gpus_is_not_started_once_its_user_has_changed_it(
     site: Site, change: dict[str, int] | None
@@ -572,6 +589,7 @@ def test_lives_come_back_as_they_were() -> None:
             target.plan,
             "more",
             8.5,
+            2,
             True,
         )
         assert lives.from_payload(lives.to_payload(life)) == life

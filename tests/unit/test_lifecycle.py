@@ -176,7 +176,10 @@ def test_a_preempted_job_waits_for_a_decision_from_its_checkpoint_on(world: Worl
     assert world.life.state is State.QUEUED and not world.life.stopping
     for _ in range(3):
         world.round(2)
-    assert world.slurm.jobs[JOB].state == "PENDING" and sent(world, "update") == 0
+    assert (
+        world.slurm.jobs[JOB].state == "PENDING" and sent(world, "update") == 1
+    )  # parked, not left to start by itself
+    assert (world.slurm.jobs[JOB].eligible_s or 0.0) > world.now_s + LIMITS.park_s / 2
     assert [t.partition(":")[0] for t in world.story[1:]] == [
         "preemption decided",
         "checkpoint acknowledged",
@@ -206,6 +209,12 @@ def test_preemption_costs_no_work(world: World) -> None:
     asked = len(world.slurm.signals)
     again = advance(replace(world.life, retry_after_s=world.now_s + 1), Preempted("more"), world.now_s, LIMITS)
     assert again.life.state is State.RUNNING and again.instructions == () and len(world.slurm.signals) == asked
+    # and each time later
+    first_s = world.life.retry_after_s - world.now_s
+    while world.life.unanswered < 3:
+        world.preempt()
+        world.round(LIMITS.checkpoint_timeout_s)
+    assert world.life.retry_after_s - world.now_s > 2 * first_s
 
 
 @pytest.mark.parametrize("state", [State.HELD, State.RESIZED, State.RELEASED])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from synergyd.errors import UsageError
 from synergyd.records import Action, Decision, Directive, Job, JobState, Shape, Snapshot
 from synergyd.scheduler.decide import decide
+from synergyd.scheduler.policy import Progress
 from synergyd.scheduler.ready import ready
 from synergyd.settings import Settings
 from tests.unit.scheduler_builders import NOW, Cells, cell, cells, job, node, snapshot
@@ -210,10 +211,46 @@ def test_a_job_is_not_stopped_for_an_equal_one_nor_when_fixed_paused_or_young() 
         (replace(runs, fixed="its agent has not reported yet"), stops, 1e6),
         (replace(runs, paused=True), stops, 1e6),
         (runs, stops, 0.0),
+        (replace(runs, start_s=NOW - 200.0), stops, 1e6),
     ):
         snap = snapshot([node("n0")], [first, second])
         kept, waits = decide(snap, SETTINGS, {1: GOOD, 2: GOOD}, {}, ages_s={1: age_s, 2: 0.0})
         assert (kept.action, waits.action) == (Action.KEEP, Action.WAIT), (first, age_s)
+
+
+def test_a_wide_job_is_not_stopped_for_two_small_ones() -> None:
+    wide = job(1, nodes=("n0",), gpus=4, directive=Directive(min_gpus=4))
+    small = [job(i, directive=Directive(max_gpus=1, weight=5.0)) for i in (2, 3, 4)]
+    offers = dict.fromkeys(range(1, 5), GOOD)
+    for count, action in ((1, Action.KEEP), (2, Action.WAIT), (3, Action.WAIT)):
+        found = run(snapshot([node("n0")], [wide, *small[:count]]), offers)
+        assert found[1].action is action, count
+    # two 1-GPU jobs leave half of its 4 GPUs unused, and of 8 GPUs three quarters
+    eight = job(1, nodes=("n0",), gpus=8, directive=Directive(min_gpus=8))
+    found = run(snapshot([node("n0", 8)], [eight, *small]), {**offers, 1: cells(1.0, 1.9, 3.5, 6.5)})
+    assert found[1].action is Action.KEEP and {found[i].action for i in (2, 3, 4)} == {Action.WAIT}
+
+
+def test_nobody_is_stopped_for_its_twin_or_loses_a_claim_that_the_other_then_has() -> None:
+    """Two equal jobs that can't both run, over many epochs and with a bound on unfairness."""
+    for bound in (0.0, 1.2):
+        settings = replace(SETTINGS, fairness_bound=bound)
+        runs, waits, switches = 1, 2, 0
+        for epoch in range(60):
+            now = NOW + 60.0 * epoch
+            two = {
+                i: replace(
+                    job(i, nodes=("n0",) if i == runs else (), gpus=4, directive=Directive(min_gpus=4)),
+                    submit_s=NOW - 5e3,
+                )
+                for i in (runs, waits)
+            }
+            snap = replace(snapshot([node("n0")], [two[1], two[2]]), time_s=now)
+            told = {i: Progress(0.0, 1e5, 1e3) for i in two}
+            found = {d.job_id: d for d in decide(snap, settings, {1: GOOD, 2: GOOD}, {}, progress=told)}
+            if found[runs].action is Action.WAIT:
+                runs, waits, switches = waits, runs, switches + 1
+        assert switches == 0, bound
 
 
 def test_fixed_job_that_waits_starts_at_exactly_its_shape_or_not_at_all() -> None:

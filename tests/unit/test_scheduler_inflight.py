@@ -36,6 +36,14 @@ def test_others_get_only_what_it_gives_up(shown: Job) -> None:
     assert ready(found[2], true) == (not shown.node_names)
 
 
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.COMPLETING])
+def test_a_job_that_makes_way_waits_already(state: JobState) -> None:
+    true = snapshot([node("n0")], [replace(RUNS, state=state), job(2)])
+    seen = arrived(true, {1: Decision(1, Action.WAIT, None, (), "")})
+    assert [(j.state, j.node_names) for j in seen.jobs] == [(JobState.PENDING, ())] * 2
+    assert seen.cluster.nodes[0].gpus_used == 0 and true.cluster.nodes[0].gpus_used == 4
+
+
 def test_without_it_the_held_job_would_lose_its_gpus() -> None:
     true = snapshot([node("n0")], [job(1, held=True), job(2)])
     assert decide(true, Settings(), {1: GOOD, 2: GOOD}, {})[1].cell == GOOD[2]

@@ -67,13 +67,14 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
     terms = Terms(exponent=rnd.choice([0.0, 0.0, -0.5, -1.0, 0.5, 1.0]), form=rnd.choice(["power", "power", "sia"]))
     if rnd.random() < 0.3:
         asks = [claiming(a, rnd) for a in asks]
+    asks = [replace(a, stoppable=a.current is not None and a.discount > 0 and rnd.random() < 0.4) for a in asks]
     limits = []
     if rnd.random() < 0.4:
         asks = [replace(a, account=rnd.choice("xy")) for a in asks]
         for limit in (Limit("account", "x", rnd.randrange(5)), Limit("partition", "p", rnd.randrange(9))):
             held = sum(a.cells[a.current].shape.gpus for a in asks if a.current is not None and limit.binds(a))
             limits.append(replace(limit, gpus=max(limit.gpus, held)))
-    return Problem(tuple(asks), tuple(rooms), terms, limits=tuple(limits), may_stop=rnd.random() < 0.5)
+    return Problem(tuple(asks), tuple(rooms), terms, limits=tuple(limits))
 
 
 def claiming(a: Ask, rnd: random.Random) -> Ask:
@@ -85,7 +86,7 @@ def claiming(a: Ask, rnd: random.Random) -> Ask:
 def check(problem: Problem, found: Allocation) -> None:
     """Every constraint holds, and the numbers say what they should."""
     for a, choice in zip(problem.asks, found.choice, strict=True):
-        assert choice is not None or a.current is None or problem.may_stop, "a running job was stopped"
+        assert choice is not None or a.current is None or a.stoppable, "a running job was stopped"
         assert choice is None or choice == a.current or choice not in a.banned
         if a.current is not None and a.discount == 0:
             assert choice == a.current

@@ -65,7 +65,9 @@ def mixed(seed: int, jobs: int = 60, nodes: int = 12) -> Problem:
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_near_the_exact_answer_and_every_count_has_its_nodes(seed: int, stops: bool) -> None:
-    problem = replace(mixed(seed), may_stop=stops)
+    problem = mixed(seed)
+    runs = (replace(a, stoppable=stops and a.current is not None and a.discount > 0) for a in problem.asks)
+    problem = replace(problem, asks=tuple(runs))
     found = PRICES.allocate(problem)
     placed = place(problem.rooms, requests_of(problem, found))
     assert not placed.failed
@@ -89,7 +91,8 @@ def test_running_jobs_run_on_under_heavy_weights() -> None:
     heavy = tuple(ask(10 + j, cells(1.0), weight=1000.0) for j in range(4))
     problem = Problem((*runs, *heavy), (Room("n", "a100", 4),))
     assert PRICES.allocate(problem).choice == (0, 0, 0, 0, None, None, None, None)
-    assert PRICES.allocate(replace(problem, may_stop=True)).choice == (None, None, None, None, 0, 0, 0, 0)
+    freely = replace(problem, asks=(*(replace(a, stoppable=True) for a in runs), *heavy))
+    assert PRICES.allocate(freely).choice == (None, None, None, None, 0, 0, 0, 0)
 
 
 def test_effort_is_a_gap() -> None:
