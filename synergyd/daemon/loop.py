@@ -39,6 +39,7 @@ from synergyd.lifecycle import (
 from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
+from synergyd.scheduler.lengths import Lengths
 from synergyd.scheduler.ready import ready
 from synergyd.scheduler.sharing import slowdowns_of
 from synergyd.settings import Settings
@@ -106,6 +107,7 @@ class Daemon:
         self._warned: dict[tuple[int, int], frozenset[str]] = {}
         self._attained_gpu_s: dict[int, float] = {}  # since this daemon looks
         self._looked_s: float | None = None
+        self._lengths = Lengths()
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._blocked: list[Decision] = []  # of them, those whose GPUs others still hold
         self._slowed: dict[int, float] = {}  # by neighbours on shared links, as the last decisions have it
@@ -163,6 +165,7 @@ class Daemon:
             plans,
             self.ages_s,
             progress=progress_of(snapshot.jobs, self.reports, self._attained_gpu_s),
+            typical_s=self._lengths.typical_s,
         )
         self.decisions, self._slowed = decisions, slowdowns_of(decisions)
         record = EpochRecord(
@@ -521,6 +524,8 @@ class Daemon:
         if life.state is not State.GONE:
             self.lives[life.job_id] = life
             return
+        if (job := self._jobs.get(life.job_id)) is not None and life.job_id in self.lives:
+            self._lengths.ended(self._attained_gpu_s.get(life.job_id, 0.0), job.asked.gpus)
         self.lives.pop(life.job_id, None)
         self.reports.pop(life.job_id, None)
         self._heard_s.pop(life.job_id, None)

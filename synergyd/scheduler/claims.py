@@ -76,7 +76,12 @@ def limits(asks: Sequence[Ask], jobs: Iterable[Job], settings: Settings) -> tupl
 
 
 def claimed(
-    asks: Sequence[Ask], rooms: Sequence[Room], terms: Terms, settings: Settings, now_s: float
+    asks: Sequence[Ask],
+    rooms: Sequence[Room],
+    terms: Terms,
+    settings: Settings,
+    now_s: float,
+    typical_s: float | None = None,
 ) -> tuple[tuple[Ask, ...], dict[int, float]]:
     """The asks with their weights' reference, deadline and fairness needs; and the finish-time fairness of every job of which
     it is known, by job id, as it would be if all went on as they are."""
@@ -88,7 +93,7 @@ def claimed(
         told = ask.progress.done is not None or ask.progress.remaining is not None
         if (told or terms.reference == "share") and id(ask.cells) not in shares:
             shares[id(ask.cells)] = equal_share(ask.cells, capacity, len(asks))
-    short = _short(asks, shares, settings.short_first)
+    short = _short(asks, shares, settings.short_first, typical_s)
     found, fairness = [], {}
     for ask in asks:
         share = shares.get(id(ask.cells), 0.0)
@@ -112,17 +117,27 @@ def claimed(
     return tuple(found), fairness
 
 
-def _short(asks: Sequence[Ask], shares: Mapping[int, float], exponent: float) -> dict[int, float]:
-    """By job id: (median time left / own time left)^exponent, all on an equal share, of the jobs that say what is left.
+def _short(
+    asks: Sequence[Ask], shares: Mapping[int, float], exponent: float, typical_s: float | None
+) -> dict[int, float]:
+    """By job id: (median time left / own time left)^exponent, at an equal share; 1 for those of which nothing is known.
 
     The mean completion time falls when what is short goes first, and less of all the rest waits for it (heSRPT: Berg,
-    Vesilo, Harchol-Balter 2020, shares out GPUs so where the lengths are known and speed-ups are concave).
+    Vesilo, Harchol-Balter 2020, shares out GPUs so where the lengths are known and speed-ups are concave). A job that does
+    not tell is held to be `typical_s` from its end, what jobs that have ended took: those that tell are here because they
+    are long. Once it has trained for longer, it is held to have as much before it as behind it.
     """
-    times = {
-        ask.job_id: ask.progress.remaining / shares[id(ask.cells)]
-        for ask in asks
-        if exponent > 0 and ask.progress.remaining is not None and shares.get(id(ask.cells), 0.0) > 0
-    }
+    if exponent <= 0:
+        return {}
+    times: dict[int, float] = {}
+    for ask in asks:
+        share, left = shares.get(id(ask.cells), 0.0), ask.progress.remaining
+        if left is not None and share > 0:
+            times[ask.job_id] = left / share
+        elif left is None and typical_s is not None:
+            cells = Offers.of(ask.cells)
+            at = next((c for c in (ask.current, ask.asked) if c is not None), cells.smallest)
+            times[ask.job_id] = max(typical_s, ask.progress.attained_gpu_s / cells[at].shape.gpus)
     if not times:
         return {}
     middle = max(median(times.values()), _LEAST_TIME_S)

@@ -49,12 +49,13 @@ def decide(
     ages_s: Mapping[int, float] | None = None,
     policy: Policy | None = None,
     progress: Mapping[int, Progress] | None = None,
+    typical_s: float | None = None,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
     `cells`, `no_cell_reasons` (why a job has none), `current_plans` (what a running job runs with) and `ages_s`
     (seconds a job has lived, Sia's T; else since it was submitted, which Slurm resets at each requeue) and `progress` are
-    by job id.
+    by job id. `typical_s`: seconds that jobs which have ended trained, the median.
     `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
 
     A running job is stopped only where the settings say so (Preemption; Action.WAIT: it gives all its GPUs back and
@@ -83,7 +84,7 @@ def decide(
     asks = _stoppable(asks, snapshot, settings) if settings.preemption else asks
     terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
     outside = [(j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, Left)]
-    asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s)
+    asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s, typical_s)
     terms = with_bonus(terms, asks)
     bounds = limits(asks, snapshot.jobs, settings)
     spanned = None

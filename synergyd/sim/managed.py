@@ -42,6 +42,7 @@ from synergyd.lifecycle import (
 from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.inflight import arrived
+from synergyd.scheduler.lengths import Lengths
 from synergyd.scheduler.policy import Policy, Progress
 from synergyd.scheduler.ready import ready
 from synergyd.scheduler.sharing import slowdowns_of
@@ -72,6 +73,7 @@ class Managed:
     _blocked: list[Decision] = field(default_factory=list)  # of the last epoch, for others still hold their GPUs
     decisions_s: list[float] = field(default_factory=list)  # wall time of each epoch's Cells and decision
     lives: dict[int, Life] = field(default_factory=dict)
+    lengths: Lengths = field(default_factory=Lengths)
     _jobs: dict[int, Job] = field(default_factory=dict)  # as submitted
     _shapes: dict[int, Shape] = field(default_factory=dict)  # of running jobs
     _reported: set[int] = field(default_factory=set)
@@ -130,6 +132,7 @@ class Managed:
             one.pop(live.job_id, None)
         self._reported.discard(live.job_id)
         self.belief.forget(live.job_id)
+        self.lengths.ended(live.gpu_s, live.job.gpus)
         self._start_released(world)
 
     def lost(self, world: World, live: Live) -> None:
@@ -159,6 +162,7 @@ class Managed:
             {i: world.now_s - job.submit_s for i, job in jobs.items()},
             self.policy,
             {i: self._progress(world, live) for i, live in world.jobs.items()},
+            self.lengths.typical_s,
         )
         self.decisions_s.append(time.perf_counter() - began)
         self._slowed = slowdowns_of(decisions)

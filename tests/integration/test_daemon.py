@@ -305,7 +305,7 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_goes_on_wh
         first = [light_job.submit(site, f"first{i}", directive=whole) for i in range(2)]
         until_steps(site, *first)
         late = light_job.submit(site, "late", directive=f"{whole} weight=50")
-        site.wait_for(lambda: sizes(site, late) == [4], 60, "the weightier job\n" + daemon.tail())
+        site.wait_for(lambda: sizes(site, late) == [4], 120, "the weightier job\n" + daemon.tail())
         (stopped,) = [i for i in first if status(site)[i]["gpus"] == 0]
         (other,) = [i for i in first if i != stopped]
         assert row_of(site, stopped)["job_state"] == "PENDING"

@@ -2,6 +2,7 @@
 
 from synergyd.daemon.progress import attained, progress_of
 from synergyd.records import JobState, Report
+from synergyd.scheduler.lengths import Lengths
 from synergyd.scheduler.policy import Progress
 from tests.unit.scheduler_builders import job
 
@@ -28,3 +29,17 @@ def test_gpu_seconds_add_up_while_a_job_runs() -> None:
     assert runs.state is JobState.RUNNING and waits.state is JobState.PENDING
     assert attained({1: 10.0, 2: 5.0, 9: 1.0}, [runs, waits], 3.0) == {1: 22.0, 2: 5.0}
     assert attained({}, [runs], -1.0) == {1: 0.0}
+
+
+def test_typical_is_the_median_of_those_that_ended_once_they_are_enough() -> None:
+    lengths = Lengths()
+    for gpus in (1, 2, 4):
+        for ran_s in (10.0, 20.0, 1000.0):
+            lengths.ended(ran_s * gpus, gpus)
+    lengths.ended(0.0, 4)  # it never ran
+    assert lengths.typical_s is None
+    lengths.ended(30.0, 1)
+    assert lengths.typical_s == 20.0
+    for _ in range(300):
+        lengths.ended(7.0, 1)
+    assert lengths.typical_s == 7.0

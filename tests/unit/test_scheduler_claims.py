@@ -253,6 +253,24 @@ def test_who_has_less_left_weighs_more_within_bounds() -> None:
     assert [one.weight for one in same] == [2.0] * 4
 
 
+def test_who_does_not_tell_is_held_for_typical_until_it_has_run_for_longer() -> None:
+    """Job 1 tells of 1000 s at an equal share, and is the long one here: without the others it would be the middle."""
+    told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
+    alone, _ = claimed([told], ROOMS, Terms(), replace(PLAIN, short_first=1.0), NOW)
+    untold = [
+        ask(i, cells(1.0, 2.0, 4.0), 4, progress=Progress(attained_gpu_s=4 * ran))
+        for i, ran in ((2, 0), (3, 50), (4, 900))
+    ]
+    found, _ = claimed([told, *untold], ROOMS, Terms(), replace(PLAIN, short_first=1.0), NOW, typical_s=100.0)
+    assert alone[0].weight == 1.0
+    left = equal_share(told.cells, {"a100": sum(r.free for r in ROOMS)}, 4)
+    times = [1000.0 / left, 100.0, 100.0, 900.0]
+    middle = (sorted(times)[1] + sorted(times)[2]) / 2
+    assert [one.weight for one in found] == pytest.approx([min(max(middle / t, 1 / 3), 3.0) for t in times])
+    silent, _ = claimed(untold, ROOMS, Terms(), replace(PLAIN, short_first=1.0), NOW)
+    assert [one.weight for one in silent] == [1.0] * 3
+
+
 def test_of_two_that_are_alike_the_one_that_ends_sooner_gets_more() -> None:
     site = snapshot([node("n0", 6)], [job(1, 2), job(2, 2)])
     offers = {i: cells(1.0, 1.9, 3.3) for i in (1, 2)}
