@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,15 +132,22 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
 
 def latest_good(directory: Path) -> Found:
     """The newest checkpoint under `directory` that verifies; newer ones that don't are named in the note."""
+    return first_good(sorted(_folders(directory), key=_step_of, reverse=True), verify, "checkpoint ")
+
+
+def first_good(
+    folders: Iterable[Path], check: Callable[[Path], tuple[Checkpoint | None, str]], named: str = ""
+) -> Found:
+    """The first of `folders`, newest first, that is good by `check`; those before it are named in the note."""
     notes: list[str] = []
     bad: list[Path] = []
-    for folder in sorted(_folders(directory), key=_step_of, reverse=True):
-        checkpoint, why = verify(folder)
+    for folder in folders:
+        checkpoint, why = check(folder)
         if checkpoint is not None:
             if notes:
                 notes.append(f"the last good one, of step {checkpoint.step}, is used")
             return Found(checkpoint, "; ".join(notes), tuple(bad))
-        notes.append(f"checkpoint {folder.name} is not usable: {why}")
+        notes.append(f"{named}{folder.name} is not usable: {why}")
         bad.append(folder)
     if notes:
         notes.append("no good one is left, training starts from step 0")

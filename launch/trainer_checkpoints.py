@@ -13,10 +13,11 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launch.checkpoint import MARKER, Checkpoint, CheckpointError, Checkpoints, Found, reason, seal, verify
+from launch.checkpoint import MARKER, Checkpoint, CheckpointError, Checkpoints, Found, first_good, reason, seal, verify
 
 STATE = "trainer_state.json"
 _UNFINISHED = "checkpoint-is-incomplete.txt"  # Trainer's own, while it saves on SIGTERM (enable_jit_checkpoint)
@@ -26,21 +27,13 @@ _WEIGHTS = ("*.safetensors", "*.bin", "pytorch_model_fsdp_*", "global_step*")
 
 def latest_good(directory: Path) -> Found:
     """The newest checkpoint that was finished; newer ones that were not are named in the note."""
-    notes: list[str] = []
-    bad: list[Path] = []
     folders = sorted((f for f in directory.iterdir() if _NAME.match(f.name) and f.is_dir()), key=_step_of, reverse=True)
-    for i, folder in enumerate(folders):
-        found, why = verify(folder) if (folder / MARKER).exists() else _unsealed(folder)
-        if found is not None:
-            if notes:
-                notes.append(f"the last good one, of step {found.step}, is used")
-            meta = found.meta or next((m for f in folders[i:] if (m := _meta_of(f))), {})
-            return Found(Checkpoint(found.path, found.step, meta), "; ".join(notes), tuple(bad))
-        notes.append(f"{folder.name} is not usable: {why}")
-        bad.append(folder)
-    if notes:
-        notes.append("no good one is left, training starts from step 0")
-    return Found(None, "; ".join(notes), tuple(bad))
+    found = first_good(folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _unsealed(folder))
+    if found.checkpoint is None or found.checkpoint.meta:
+        return found
+    older = folders[folders.index(found.checkpoint.path) :]
+    meta = next((m for f in older if (m := _meta_of(f))), {})
+    return replace(found, checkpoint=replace(found.checkpoint, meta=meta))
 
 
 class TrainerCheckpoints(Checkpoints):

@@ -34,6 +34,8 @@ class State(StrEnum):
 _PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
 # States in which a job is on its way to a new size, or to none: decisions leave it alone.
 IN_TRANSIT = frozenset({State.CHECKPOINTING, State.REQUEUING, State.HELD, State.RESIZED, State.RELEASED})
+# Those of them in which it still holds GPUs that it is to give back.
+LEAVING = frozenset({State.CHECKPOINTING, State.REQUEUING})
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.json_file import write_json
 from synergyd.cli.simulate_contention import WithWorkloads
 from synergyd.cli.simulate_links import link_options, with_links
 from synergyd.errors import SynergyError, UsageError
@@ -285,17 +285,6 @@ def as_json(scenario: Scenario, measured: dict[str, Metrics], bound: LowerBound)
         "lower_bound_avg_jct_s": bound.average_s,
         "lower_bounds": asdict(bound),
     }
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2)
-    if path == Path("-"):
-        click.echo(text)
-        return
-    try:
-        path.write_text(text + "\n")
-    except OSError as error:
-        raise UsageError("--json", f"{path} can't be written: {error.strerror}") from None
 
 
 def show(scenario: Scenario, measured: dict[str, Metrics], bound: LowerBound, out: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.json_file import write_json
 from synergyd.errors import UsageError
 from synergyd.scheduler.links import LINKS
 from synergyd.sim.contention.run import POLICIES, Run, Setup, parse_policy, run_contention, summary
@@ -184,18 +184,6 @@ def over_seeds(runs: Sequence[Run], first: Sequence[Run]) -> dict[str, float | N
 
 def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """To the file, or to stdout. Raises UsageError."""
-    text = json.dumps(content, indent=2)
-    if path == Path("-"):
-        click.echo(text)
-        return
-    try:
-        path.write_text(text + "\n")
-    except OSError as error:
-        raise UsageError("--json", f"{path} can't be written: {error.strerror}") from None
 
 
 def show(setup: Setup, runs: dict[str, list[Run]], out: Console) -> None:

@@ -23,6 +23,7 @@ from synergyd.daemon.watch import warnings
 from synergyd.errors import SynergyError
 from synergyd.lifecycle import (
     IN_TRANSIT,
+    LEAVING,
     Acknowledged,
     Event,
     Life,
@@ -36,9 +37,9 @@ from synergyd.lifecycle import (
     Wanted,
     advance,
 )
-from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
+from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
-from synergyd.scheduler.inflight import arrived
+from synergyd.scheduler.inflight import arrived, under_way
 from synergyd.scheduler.lengths import Lengths
 from synergyd.scheduler.ready import ready
 from synergyd.scheduler.sharing import slowdowns_of
@@ -56,7 +57,6 @@ from synergyd.task.rebatch import better_batch
 
 log = logging.getLogger("synergyd")
 BEAT_S = 15.0  # between two heartbeats
-LEAVING = frozenset({State.CHECKPOINTING, State.REQUEUING})  # the job still holds GPUs that it is to give back
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 
 
@@ -158,7 +158,7 @@ class Daemon:
         if self.tools.links is not None:
             self.tools.links.follow(members_of(snapshot.jobs, self.reports) if self._acts else {})
         decisions = decide(
-            arrived(snapshot, self._under_way()),
+            arrived(snapshot, under_way(self.lives)),
             self.settings,
             {i: f.cells for i, f in forecasts.items()},
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
@@ -298,20 +298,6 @@ class Daemon:
                 job = replace(job, fixed=f"its last resize failed; tried again in {life.retry_after_s - now_s:.0f} s")
             jobs.append(held_to_asked(job) if crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, cluster, tuple(jobs), dict(self.profiles))
-
-    def _under_way(self) -> dict[int, Decision]:
-        """Decisions of earlier epochs that are being carried out: their GPUs are spoken for."""
-        found = {}
-        for job_id, life in self.lives.items():
-            if life.stopping:
-                found[job_id] = Decision(job_id, Action.WAIT, None, (), life.cause)
-            elif life.state in IN_TRANSIT and life.target is not None:
-                shape = life.target.shape
-                cell = Cell(
-                    shape, life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus), 0.0, 1.0, 0.0, 0.0, 0
-                )
-                found[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, life.cause)
-        return found
 
     def _plans(self) -> dict[int, Plan]:
         """Plans of running jobs: the one Synergy gave, or the one the job reports."""

@@ -103,10 +103,11 @@ def claimed(
         rho = finish_time_fairness(ask.age_s, ask.progress, goodput or share, share)
         if rho is not None:
             fairness[ask.job_id] = rho
-            # for its claim at an equal share at most: who runs above it must not lose it to another, and that one to it again
-            due = finish_time_fairness(ask.age_s, ask.progress, min(goodput or share, share), share) or rho
-            if not need[0] and 0 < settings.fairness_bound < due:
-                need = _reachable(ask, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
+            if not need[0] and settings.fairness_bound > 0:
+                # at an equal share at most: who runs above it must not lose its claim to another, and that one to it again
+                due = finish_time_fairness(ask.age_s, ask.progress, min(goodput or share, share), share) or rho
+                if due > settings.fairness_bound:
+                    need = _reachable(ask, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
         left = ask.progress.remaining
         drag = settings.restart_cost_s / max(left, _LEAST_LEFT) if left is not None else 0.0
         factor = short.get(ask.job_id, 1.0)

@@ -152,9 +152,8 @@ def solve(problem: Problem, policy: Policy) -> Answer:
             asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
         problem = replace(problem, asks=tuple(asks))
     attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
-    for attempt in sorted(
-        attempts, key=lambda one: -one.objective
-    ):  # shrinks for a job that was not laid are worth nothing
+    # by objective: shrinks for a job that was not laid are worth nothing
+    for attempt in sorted(attempts, key=lambda one: -one.objective):
         placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
             return Answer(problem, attempt, placement)

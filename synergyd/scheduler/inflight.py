@@ -6,20 +6,35 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from synergyd.records import Action, Cluster, Decision, JobState, Snapshot
+from synergyd.lifecycle import IN_TRANSIT, Life
+from synergyd.records import Action, Cell, Cluster, Decision, JobState, Plan, Snapshot
 
 
-def arrived(snapshot: Snapshot, under_way: Mapping[int, Decision]) -> Snapshot:
+def under_way(lives: Mapping[int, Life]) -> dict[int, Decision]:
+    """Decisions of earlier epochs that are being carried out, by job id: their GPUs are spoken for."""
+    found = {}
+    for job_id, life in lives.items():
+        if life.stopping:
+            found[job_id] = Decision(job_id, Action.WAIT, None, (), life.cause)
+        elif life.state in IN_TRANSIT and life.target is not None:
+            shape = life.target.shape
+            plan = life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus)
+            cell = Cell(shape, plan, 0.0, 1.0, 0.0, 0.0, 0)
+            found[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, life.cause)
+    return found
+
+
+def arrived(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
     """The snapshot that `decide` should see while decisions are being carried out.
 
-    Each job of `under_way` (by job id) runs on its target nodes with its target shape, and is fixed there; one that is to
+    Each job of `deciding` (`under_way`) runs on its target nodes with its target shape, and is fixed there; one that is to
     wait waits already. What it still holds elsewhere counts as free: `ready`, asked with the true snapshot,
     keeps others from acting on those GPUs before they are.
     """
     change: Counter[str] = Counter()
     jobs = []
     for job in snapshot.jobs:
-        decision = under_way.get(job.job_id)
+        decision = deciding.get(job.job_id)
         holds = job.state in (JobState.RUNNING, JobState.COMPLETING)
         if decision is not None and decision.action is Action.WAIT and holds:
             for name in job.node_names:

@@ -41,7 +41,7 @@ from synergyd.lifecycle import (
 )
 from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
-from synergyd.scheduler.inflight import arrived
+from synergyd.scheduler.inflight import arrived, under_way
 from synergyd.scheduler.lengths import Lengths
 from synergyd.scheduler.policy import Policy, Progress
 from synergyd.scheduler.ready import ready
@@ -154,7 +154,7 @@ class Managed:
         began = time.perf_counter()
         offers = {i: self.belief.cells(world.jobs[i], job, cluster) for i, job in jobs.items()}
         decisions = decide(
-            arrived(snapshot, self._under_way()),
+            arrived(snapshot, under_way(self.lives)),
             self.settings,
             {i: cells for i, (cells, _) in offers.items()},
             {i: why for i, (_, why) in offers.items() if why},
@@ -185,13 +185,14 @@ class Managed:
         """What this epoch decided and could not be done yet is done as soon as others have left its GPUs."""
         if not self._blocked:
             return
+        cluster = self._cluster(world)
         blocked, self._blocked = self._blocked, []
         for decision in blocked:
             life, live = self.lives.get(decision.job_id), world.jobs.get(decision.job_id)
             if life is None or live is None or life.state not in (State.QUEUED, State.RUNNING):
                 continue
             job = self._job(world, live)
-            if ready(decision, Snapshot(world.now_s, self._cluster(world), (job,))):
+            if ready(decision, Snapshot(world.now_s, cluster, (job,))):
                 self._want(world, decision, job)
             else:
                 self._blocked.append(decision)
@@ -245,18 +246,6 @@ class Managed:
             node_names=tuple(name for name, _ in live.grant),
             fixed=fixed,
         )
-
-    def _under_way(self) -> dict[int, Decision]:
-        found = {}
-        for job_id, life in self.lives.items():
-            if life.stopping:
-                found[job_id] = Decision(job_id, Action.WAIT, None, (), life.cause)
-            elif life.state in IN_TRANSIT and life.target is not None:
-                shape = life.target.shape
-                plan = life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus)
-                cell = Cell(shape, plan, 0.0, 1.0, 0.0, 0.0, 0)
-                found[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, life.cause)
-        return found
 
     def _plans(self, world: World) -> Mapping[int, Plan]:
         return {live.job_id: live.plan for live in world.running() if live.plan is not None}

@@ -16,6 +16,8 @@ import numpy as np
 from synergyd.records import Plan, Shape
 from synergyd.sim.records import Floats, Pace, Placed
 from synergyd.task import SynergyTask
+from synergyd.task.efficiency import efficiency
+from synergyd.task.plain import largest_divisor
 
 
 @dataclass(eq=False)
@@ -49,13 +51,11 @@ class Recorded:
         local = plan.global_batch // plan.dp if plan.dp else 0
         if self.largest_micro is None or plan.micro_batch <= self.largest_micro or plan.global_batch % plan.dp:
             return plan
-        micro = max(m for m in range(1, self.largest_micro + 1) if local % m == 0)
-        return replace(plan, micro_batch=micro)
+        return replace(plan, micro_batch=largest_divisor(local, self.largest_micro))
 
     def efficiency(self, batch: int) -> float:
-        """(phi + M0) / (phi + M), Pollux (OSDI 2021), eq. 6."""
         noise = self.noise_scale
-        return 1.0 if noise is None else (noise + self.low) / (noise + batch)
+        return 1.0 if noise is None else float(efficiency(np.array(batch), noise, self.low))
 
     def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
         step_s = self._step_s(_even(placed), plan)

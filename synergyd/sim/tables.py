@@ -51,6 +51,16 @@ class Row:
         return int(value)
 
 
+def application_folder(row: Row, folder: Path) -> Path:
+    """Where the measurements of the row's application lie. Raises UsageError."""
+    kind = row.text("application")
+    if not kind.isidentifier() or not (folder / kind).is_dir():
+        have = sorted(p.name for p in folder.glob("*") if p.is_dir())
+        there = f"{folder} has {', '.join(have)}" if have else f"{folder} has no applications: give --profiles"
+        raise row.wrong("application", f"nothing was measured of {kind!r}", there)
+    return folder / kind
+
+
 def read_table(path: Path, columns: Sequence[str], delimiter: str = ",") -> list[Row]:
     """All rows of a table with a header. Raises UsageError: no such file, a column missing, a row too short or long."""
     return list(_rows(path, columns, delimiter))

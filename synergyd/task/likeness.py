@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from synergyd.records import Job, Measurement, Plan, Profile, Shape
 from synergyd.task.learning import rounded
@@ -31,17 +32,15 @@ def likeness(job: Job, profile: Profile) -> str | None:
     directive = job.directive
     if directive is None or directive.model or profile.model is not None:
         return None
-    name = job.name.rstrip("0123456789")
-    if name != job.name and name.endswith(("-", "_", ".")):
-        name = name[:-1]
-    words = [
-        job.uid,
-        name,
-        directive.global_batch,
-        directive.micro_batch,
-        directive.max_micro_batch,
-    ]
-    return PREFIX + hashlib.sha256(json.dumps(words).encode()).hexdigest()[:24]
+    return _key(job.uid, job.name, directive.global_batch, directive.micro_batch, directive.max_micro_batch)
+
+
+@lru_cache(maxsize=16_384)  # asked of every job in every epoch
+def _key(uid: int, name: str, *batches: object) -> str:
+    stem = name.rstrip("0123456789")
+    if stem != name and stem.endswith(("-", "_", ".")):
+        stem = stem[:-1]
+    return PREFIX + hashlib.sha256(json.dumps([uid, stem, *batches]).encode()).hexdigest()[:24]
 
 
 class Likeness:

@@ -12,6 +12,7 @@ from synergyd.errors import UsageError
 from synergyd.sim.records import Placed, TraceJob
 from synergyd.sim.scaling import Scaling
 from synergyd.sim.tables import Row, read_table
+from synergyd.task.plain import largest_divisor
 
 PHILLY = ("timestamp", "duration", "num_gpus")
 SACCT = ("JobID", "Submit", "ElapsedRaw", "AllocTRES")
@@ -57,7 +58,7 @@ def _jobs(
     jobs = []
     for row in rows:
         count = gpus(row)
-        each = max(k for k in range(1, gpus_per_node + 1) if count % k == 0)
+        each = largest_divisor(count, gpus_per_node)
         placed = Placed(gpu_type, (each,) * (count // each))
         batch = _SEQUENCES * count
         truth = Scaling((gpu_type,), row.number(length, 0), placed, batch)

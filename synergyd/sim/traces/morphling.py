@@ -25,7 +25,8 @@ from pathlib import Path
 from synergyd.errors import UsageError
 from synergyd.sim.placements import BATCH, Placement, Timed, Times
 from synergyd.sim.records import Costs, Placed, TraceJob
-from synergyd.sim.tables import Row, in_order, read_table
+from synergyd.sim.tables import Row, application_folder, in_order, read_table
+from synergyd.task.plain import largest_divisor
 
 COLUMNS = ("name", "submission_time", "application", "num_gpus", "exec_plan", "steps")
 COSTS = Costs(first_start_s=260.0, checkpoint_s=8.0, requeue_s=2.0, start_s=250.0)
@@ -44,14 +45,10 @@ def read(path: Path, profiles: Path | None, gpu_type: str, gpus_per_node: int) -
     for row in rows:
         kind = row.text("application")
         if kind not in known:
-            if not kind.isidentifier() or not (folder / kind).is_dir():
-                have = sorted(p.name for p in folder.glob("*") if p.is_dir())
-                there = f"{folder} has {', '.join(have)}" if have else f"{folder} has no applications: give --profiles"
-                raise row.wrong("application", f"nothing was measured of {kind!r}", there)
-            known[kind] = Times({gpu_type: read_times(folder / kind / "placements.csv")})
+            known[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
         times, gpus = known[kind], row.whole("num_gpus", 1, 100_000)
         _plan(row)
-        each = gpus if gpus <= gpus_per_node else max(k for k in range(1, gpus_per_node + 1) if gpus % k == 0)
+        each = largest_divisor(gpus, gpus_per_node)
         if gpus > times.largest or times.step_s(Placed(gpu_type, (each,) * (gpus // each))) is None:
             right = f"it was measured from {times.smallest(gpu_type)} to {times.largest}"
             raise row.wrong("num_gpus", f"{kind} was not measured on {gpus} GPUs, {each} a node", right)

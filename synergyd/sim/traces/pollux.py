@@ -7,7 +7,7 @@ from pathlib import Path
 from synergyd.errors import UsageError
 from synergyd.sim.measured import Measured, read_application
 from synergyd.sim.records import TraceJob
-from synergyd.sim.tables import in_order, read_table
+from synergyd.sim.tables import application_folder, in_order, read_table
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 # The reference lets nobody change the batch of this application.
@@ -25,11 +25,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str = "t4") -> tuple[Trace
     for row in rows:
         kind = row.text("application")
         if kind not in known:
-            if not kind.isidentifier() or not (folder / kind).is_dir():
-                have = sorted(p.name for p in folder.glob("*") if p.is_dir())
-                there = f"{folder} has {', '.join(have)}" if have else f"{folder} has no applications: give --profiles"
-                raise row.wrong("application", f"nothing was measured of {kind!r}", there)
-            known[kind] = read_application(folder / kind, gpu_type)
+            known[kind] = read_application(application_folder(row, folder), gpu_type)
         truth = known[kind]
         batch = row.whole("batch_size", 1)
         if not truth.low <= batch <= truth.high:
