@@ -14,7 +14,9 @@ from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
 # console scripts of the environment that runs the tests, for jobs too
 os.environ.pop("COLUMNS", None)  # tables have the width of a pipe, whatever runs the tests
 ROOT = Path(__file__).resolve().parents[1]
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+# this checkout's packages, whatever is installed; processes that tests start inherit it
+SOURCES = (str(ROOT), str(ROOT / "launch"), str(ROOT / "sql"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*SOURCES, os.environ.get("PYTHONPATH", ""))))
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from synergyd.cli.context import JOB_ID, Context, pass_context
-from synergyd.daemon.watch import warnings
+from synergyd.control.health import warnings
 from synergyd.errors import UsageError, one_line
+from synergyd.links.sharing import lines as lines_of
 from synergyd.records import Cell, Decision
-from synergyd.scheduler.sharing import lines as lines_of
 from synergyd.store.codec import encode
 from synergyd.store.store import Store
 

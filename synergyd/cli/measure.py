@@ -17,9 +17,18 @@ import click
 
 from synergyd.cli.atomic import write_atomically
 from synergyd.errors import UsageError
-from synergyd.task.figures_file import write_figures
-from synergyd.task.hardware import canonical
-from synergyd.task.measure import Collective, Measured, Point, all_reduces, conf_line, figures_of, one_device, report
+from synergyd.task.model.figures_file import write_figures
+from synergyd.task.model.hardware import canonical
+from synergyd.task.model.measure import (
+    Collective,
+    DeviceMeasurement,
+    Point,
+    all_reduces,
+    conf_line,
+    figures_of,
+    one_device,
+    report,
+)
 
 # bytes a rank: latency at the small end, bandwidth at the large one
 _SIZES = {"cpu": (1 << 12, 1 << 16, 1 << 20, 1 << 23), "cuda": (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 27)}
@@ -105,7 +114,7 @@ def _type_of(name: str, device: str) -> str:
     return canonical(spelled) or spelled
 
 
-def _text(gpu_type: str, found: Measured, as_json: bool) -> str:
+def _text(gpu_type: str, found: DeviceMeasurement, as_json: bool) -> str:
     figures, remarks = figures_of(found, gpu_type)
     if as_json:
         return json.dumps({"gpu_type": gpu_type, "figures": figures, "measured": asdict(found)}, indent=2) + "\n"

@@ -14,13 +14,13 @@ from rich.table import Table
 from synergyd.cli.console import console
 from synergyd.errors import UsageError
 from synergyd.records import Plan
-from synergyd.task.arrays import PRECISION
-from synergyd.task.figures_file import read_figures
-from synergyd.task.hardware import GIB, GpuFigures, figures
-from synergyd.task.links import link_figures
-from synergyd.task.model_spec import load_model
+from synergyd.task.fit.profile_file import read_profile
+from synergyd.task.model.arrays import PRECISION
+from synergyd.task.model.figures_file import read_figures
+from synergyd.task.model.hardware import GIB, GpuFigures, figures
+from synergyd.task.model.link_classes import link_figures
+from synergyd.task.model.spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
-from synergyd.task.profile_file import read_profile
 
 # Columns that are shown only where a row differs from what is usual.
 _RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none"}

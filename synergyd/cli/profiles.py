@@ -13,10 +13,10 @@ from rich.table import Table
 from synergyd.cli.atomic import write_atomically
 from synergyd.cli.console import console
 from synergyd.cli.measure import measure
-from synergyd.task.predictor import fitted
-from synergyd.task.profile_file import profile_text, read_profile
-from synergyd.task.rows import Row, read_files
-from synergyd.task.score import Score, score_files
+from synergyd.task.fit.measured_runs import MeasuredRun, read_files
+from synergyd.task.fit.predictor import fitted
+from synergyd.task.fit.profile_file import profile_text, read_profile
+from synergyd.task.fit.score import Score, score_files
 
 _NAMED = 5  # rows passed over that are named
 _FILE = click.Path(path_type=Path)
@@ -89,7 +89,7 @@ def score_command(files: tuple[Path, ...], profile: Path, shots: int, as_json: b
 profiles.add_command(measure)
 
 
-def _rows(files: tuple[Path, ...]) -> tuple[Row, ...]:
+def _rows(files: tuple[Path, ...]) -> tuple[MeasuredRun, ...]:
     """The files' rows; those that can't be predicted are named on standard error."""
     passed_over: list[str] = []
     rows = read_files(files, passed_over)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import click
+from synergy_launch.launcher.batch_script import ScriptRequest, command_in
+from synergy_launch.launcher.batch_script import render as rendered
 
-from launch.script import Request, command_in
-from launch.script import render as rendered
 from synergyd.cli.context import JOB_ID, Context, pass_context
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
@@ -30,7 +30,7 @@ def render(context: Context, job: int) -> None:
     cell = last.decision.cell
     click.echo(
         rendered(
-            Request(
+            ScriptRequest(
                 job_name=row.name if row else str(job),
                 command=command_in(script),
                 shape=cell.shape,

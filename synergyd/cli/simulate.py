@@ -21,8 +21,8 @@ from synergyd.cli.simulate_links import link_options, with_links
 from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
-from synergyd.sim.metrics import Metrics, metrics_of
-from synergyd.sim.records import Costs, Run, Scenario, cluster_of
+from synergyd.sim.metrics import RunMetrics, metrics_of
+from synergyd.sim.records import Costs, Scenario, SimulatedRun, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
 from synergyd.sim.traces.kinds import KINDS, Loaded, cluster_of_trace, gpu_type_of, read_trace
 from synergyd.sim.traces.queue import Replay, replay
@@ -258,7 +258,9 @@ def with_costs(costs: Costs, start_s: float | None, resize_s: float | None) -> C
     return Costs(first, costs.checkpoint_s * factor, costs.requeue_s * factor, costs.start_s * factor)
 
 
-def run_all(scenario: Scenario, names: list[str], settings: Settings, oracle: bool, ideals: Ideals) -> list[Run]:
+def run_all(
+    scenario: Scenario, names: list[str], settings: Settings, oracle: bool, ideals: Ideals
+) -> list[SimulatedRun]:
     """One Run a policy, with a progress bar of jobs done on a terminal."""
     shown = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -274,7 +276,7 @@ def run_all(scenario: Scenario, names: list[str], settings: Settings, oracle: bo
     return runs
 
 
-def as_json(scenario: Scenario, measured: dict[str, Metrics], bound: LowerBound) -> dict[str, Any]:
+def as_json(scenario: Scenario, measured: dict[str, RunMetrics], bound: LowerBound) -> dict[str, Any]:
     return {
         "jobs": len(scenario.jobs),
         "gpus": scenario.gpus,
@@ -287,7 +289,7 @@ def as_json(scenario: Scenario, measured: dict[str, Metrics], bound: LowerBound)
     }
 
 
-def show(scenario: Scenario, measured: dict[str, Metrics], bound: LowerBound, out: Console) -> None:
+def show(scenario: Scenario, measured: dict[str, RunMetrics], bound: LowerBound, out: Console) -> None:
     """Print the policies side by side, for people."""
     title = f"{len(scenario.jobs)} jobs on {scenario.gpus} GPUs; no scheduler can beat an average JCT of {bound.average_s:,.0f} s"
     table = Table(title=title, title_justify="left")

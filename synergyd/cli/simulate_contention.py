@@ -17,8 +17,8 @@ from rich.table import Table
 from synergyd.cli.console import console
 from synergyd.cli.json_file import write_json
 from synergyd.errors import UsageError
-from synergyd.scheduler.links import LINKS
-from synergyd.sim.contention.run import POLICIES, Run, Setup, parse_policy, run_contention, summary
+from synergyd.links.model import LINKS
+from synergyd.sim.contention.run import POLICIES, ContentionRun, Setup, parse_policy, run_contention, summary
 
 WORKLOADS = ("contention",)
 OPTION = "--workload"
@@ -137,14 +137,14 @@ def policy_names(text: str) -> list[str]:
     return found
 
 
-def run_all(names: Sequence[str], seeds: Sequence[int], setup: Setup) -> dict[str, list[Run]]:
+def run_all(names: Sequence[str], seeds: Sequence[int], setup: Setup) -> dict[str, list[ContentionRun]]:
     """By policy one Run a seed, with a progress bar on a terminal."""
     shown = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as progress:
         task = progress.add_task("", total=len(names) * len(seeds))
 
-        def one(name: str, seed: int) -> Run:
+        def one(name: str, seed: int) -> ContentionRun:
             progress.update(task, description=f"{name}, seed {seed}")
             found = run_contention([name], seed, setup)[0]
             progress.advance(task)
@@ -153,7 +153,7 @@ def run_all(names: Sequence[str], seeds: Sequence[int], setup: Setup) -> dict[st
         return {name: [one(name, seed) for seed in seeds] for name in names}
 
 
-def as_json(setup: Setup, runs: dict[str, list[Run]]) -> dict[str, Any]:
+def as_json(setup: Setup, runs: dict[str, list[ContentionRun]]) -> dict[str, Any]:
     """The set-up, and by policy the means over seeds with every seed's own numbers."""
     return {
         "workload": "contention",
@@ -165,7 +165,7 @@ def as_json(setup: Setup, runs: dict[str, list[Run]]) -> dict[str, Any]:
     }
 
 
-def over_seeds(runs: Sequence[Run], first: Sequence[Run]) -> dict[str, float | None]:
+def over_seeds(runs: Sequence[ContentionRun], first: Sequence[ContentionRun]) -> dict[str, float | None]:
     """Means over the seeds; of the mean JCT also the standard deviation over them, and its ratio to that of the runs `first`
     on the same jobs."""
     told = [summary(run) for run in runs]
@@ -186,7 +186,7 @@ def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def show(setup: Setup, runs: dict[str, list[Run]], out: Console) -> None:
+def show(setup: Setup, runs: dict[str, list[ContentionRun]], out: Console) -> None:
     """Print the policies side by side, for people."""
     first = next(iter(runs.values()))
     seeds = f"{len(first)} seed{'s' * (len(first) != 1)} from {first[0].seed}"

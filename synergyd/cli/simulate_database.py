@@ -9,7 +9,7 @@ from synergyd.daemon import lives
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Profile, Shape
 from synergyd.sim.traces.queue import UNREADABLE, USED_AGAIN, RecordedJob
-from synergyd.store.items import Event, Lifecycle, Recording
+from synergyd.store.records import Recording, StoredEvent, StoredLifecycle
 from synergyd.store.store import open_store
 
 Groups = dict[str, tuple[int, int]]  # GPU type -> (nodes, GPUs a node)
@@ -26,7 +26,7 @@ def recorded_jobs(kept: Recording) -> list[RecordedJob]:
     remembered = kept.remembered
     stood = kept.latest.present if kept.latest is not None else ()
     present = {p["job_id"]: p for p in stood if isinstance(p, Mapping) and "job_id" in p}
-    stories: dict[int, list[list[Event]]] = {}
+    stories: dict[int, list[list[StoredEvent]]] = {}
     for job_id, some in groupby(sorted(kept.events, key=lambda e: e.job_id), key=lambda e: e.job_id):
         stories[job_id] = _uses(list(some))
     found = []
@@ -60,9 +60,9 @@ def recorded_jobs(kept: Recording) -> list[RecordedJob]:
     return found
 
 
-def _uses(story: list[Event]) -> list[list[Event]]:
+def _uses(story: list[StoredEvent]) -> list[list[StoredEvent]]:
     """A number's story, one part for each job that had it."""
-    parts: list[list[Event]] = [[]]
+    parts: list[list[StoredEvent]] = [[]]
     for event in story:
         if parts[-1] and parts[-1][-1].state == "GONE":
             parts.append([])
@@ -74,7 +74,7 @@ def _names(line: str, job_id: int) -> bool:
     return line.startswith((f"job {job_id}:", f"profile job:{job_id}:"))
 
 
-def _origin(life: Lifecycle | None) -> Shape | None:
+def _origin(life: StoredLifecycle | None) -> Shape | None:
     """What a job asked for before its first resize, if that is under way."""
     if life is None:
         return None

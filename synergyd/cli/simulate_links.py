@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from synergyd.errors import UsageError
+from synergyd.links.model import link_named, topology_of
 from synergyd.records import Cluster
-from synergyd.scheduler.links import link_named, topology_of
 from synergyd.settings import Settings
 from synergyd.sim.records import Scenario
 

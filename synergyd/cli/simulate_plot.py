@@ -8,12 +8,12 @@ import numpy as np
 
 from synergyd.errors import UsageError
 from synergyd.sim.ideal import LowerBound
-from synergyd.sim.records import Run
+from synergyd.sim.records import SimulatedRun
 
 _BARS = 20_000  # incarnations drawn; beyond that those of the fewest GPU seconds are left out
 
 
-def draw(runs: list[Run], bound: LowerBound, path: Path) -> None:
+def draw(runs: list[SimulatedRun], bound: LowerBound, path: Path) -> None:
     """Write the picture. Raises UsageError: matplotlib is not installed, the file can't be written."""
     try:
         from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def draw(runs: list[Run], bound: LowerBound, path: Path) -> None:
         raise UsageError("--plot", f"{path} can't be written: {reason}", "give a path such as runs.png") from None
 
 
-def bars(run: Run) -> list[tuple[int, float, float, int]]:
+def bars(run: SimulatedRun) -> list[tuple[int, float, float, int]]:
     """(row of the GPU, start s, seconds, job) of every GPU that was held, each node's GPUs on rows of their own."""
     first, rows = 0, {}
     for node in run.scenario.cluster.nodes:
@@ -65,7 +65,7 @@ def bars(run: Run) -> list[tuple[int, float, float, int]]:
     return found
 
 
-def _gantt(axes: object, run: Run) -> None:
+def _gantt(axes: object, run: SimulatedRun) -> None:
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from launch import handover
+from synergyd.control.resize import JobLifecycle, ResizeState
 from synergyd.errors import SynergyError, UsageError
-from synergyd.lifecycle import Life, State
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError
+from synergyd.wire import plan_file
 
 log = logging.getLogger("synergyd")
 ADOPTED_AN_EPOCH = 200  # each is an update to slurmctld
@@ -24,13 +24,13 @@ class Adoption:
         self._actuator, self._state_dir, self._addresses = actuator, state_dir, (reports, links)
         self._told: set[tuple[int, int]] = set()
 
-    def adopt(self, lives: Iterable[Life]) -> None:
+    def adopt(self, lives: Iterable[JobLifecycle]) -> None:
         """Tells those of the jobs that run and were not told yet, a number an epoch. Raises DeniedError where this daemon may
         not update jobs."""
         reports, links = self._addresses
         room = ADOPTED_AN_EPOCH
         for life in lives:
-            if (life.job_id, life.restarts) in self._told or life.state is not State.RUNNING:
+            if (life.job_id, life.restarts) in self._told or life.state is not ResizeState.RUNNING:
                 continue
             given = handed_over(self._state_dir, life.job_id)
             told = None if given is None else (given.report, given.by, given.links)
@@ -54,17 +54,17 @@ class Adoption:
         self._told = set()
 
 
-def handed_over(state_dir: Path, job_id: int) -> handover.Handover | None:
+def handed_over(state_dir: Path, job_id: int) -> plan_file.PlanFile | None:
     """What a job was told at its start; None where it was told nothing that can be read."""
     try:
-        return handover.read(handover.plan_path(state_dir, job_id), job_id)
+        return plan_file.read(plan_file.plan_path(state_dir, job_id), job_id)
     except UsageError:
         return None
 
 
 def remove_plan(state_dir: Path, job_id: int) -> None:
     """Of a job that is gone."""
-    path = handover.plan_path(state_dir, job_id)
+    path = plan_file.plan_path(state_dir, job_id)
     try:
         path.unlink(missing_ok=True)
         path.with_suffix(".sh").unlink(missing_ok=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from synergyd.daemon import models
+from synergyd.daemon import user_models
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
-from synergyd.scheduler.offers import Offers
+from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
-from synergyd.task.hardware import GpuFigures, figures
+from synergyd.task.fit.profile_file import read_profile
+from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import coarse
-from synergyd.task.profile_file import read_profile
+from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.shapes import kinds
-from synergyd.task.synergy_task import SynergyTask
 
 _LIKE = 1024
 log = logging.getLogger("synergyd.forecast")
@@ -61,8 +61,8 @@ class Forecast:
     def _made(
         self, job: Job, profile: Profile, model: ModelSpec | None, present: Plan | None, cluster: Cluster
     ) -> CellsOrWhy:
-        task = SynergyTask(job, profile, model, self._all_figures(cluster), present)
-        cells = Offers(task.cells(cluster))  # what an epoch derives from them is kept with them
+        task = JobPlanner(job, profile, model, self._all_figures(cluster), present)
+        cells = CellIndex(task.cells(cluster))  # what an epoch derives from them is kept with them
         return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
@@ -70,7 +70,7 @@ class Forecast:
         if report.plan is None or job is None:
             return None
         try:
-            task = SynergyTask(
+            task = JobPlanner(
                 job, replace(profile, model=report.model or profile.model), self._model(job, profile), self._figures
             )
             return task.predict(job.shape, report.plan)
@@ -97,7 +97,7 @@ class Forecast:
         key = (name, job.uid)
         if key not in self._models:
             try:
-                self._models[key] = models.load(name, job.uid)
+                self._models[key] = user_models.load(name, job.uid)
             except UsageError:
                 if profile.model is not None:
                     return profile.model

@@ -18,8 +18,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from launch import munge
-from launch.link_protocol import (
+from synergyd.errors import SynergyError, UsageError, one_line
+from synergyd.links.arbiter import (
+    ArbiterState,
+    ArbiterTerms,
+    ArbiterTick,
+    Event,
+    JobJoined,
+    JobLeft,
+    SendAsked,
+    SendDone,
+    SendGrant,
+    step,
+    wake_s,
+)
+from synergyd.wire import munge
+from synergyd.wire.link_protocol import (
     MAX_HELLO_BYTES,
     MAX_LINE_BYTES,
     Asking,
@@ -30,8 +44,6 @@ from launch.link_protocol import (
     welcome_line,
     welcome_words,
 )
-from synergyd.errors import SynergyError, UsageError, one_line
-from synergyd.scheduler.arbiter import Ask, Done, Event, Grant, Join, Leave, State, Terms, Tick, step, wake_s
 
 log = logging.getLogger("synergyd.links")
 MAX_OPEN = 4096  # connections at a time
@@ -54,7 +66,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Counts:
+class ArbiterCounts:
     """Since the start: questions, grants that were not at once, and those by the bound; connections turned away."""
 
     asked: int = 0
@@ -98,7 +110,7 @@ class LinkArbiter:
     def __init__(
         self,
         listener: socket.socket,
-        terms: Terms | None = None,
+        terms: ArbiterTerms | None = None,
         *,
         decode: Callable[[str], munge.Credential] = munge.decode,
         encode: Callable[[bytes], str] = munge.encode,
@@ -106,11 +118,11 @@ class LinkArbiter:
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_failure` is called, last of all, in a thread that ends by a fault of its own: nobody is answered any more."""
-        self.terms = terms or Terms()
-        self.counts = Counts()
+        self.terms = terms or ArbiterTerms()
+        self.counts = ArbiterCounts()
         self._decode, self._encode, self._clock, self._on_failure = decode, encode, clock, on_failure
         self._members: Mapping[int, Member] = {}
-        self._state = State()
+        self._state = ArbiterState()
         self._jobs: dict[int, _Job] = {}
         self._sessions: set[_Session] = set()
         self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
@@ -181,7 +193,7 @@ class LinkArbiter:
                 if self._deaf:
                     self._deaf = False
                     self._selector.register(self._listener, selectors.EVENT_READ)
-                self._event(Tick())
+                self._event(ArbiterTick())
                 for late in [s for s in self._unknown if now_s - s.since_s > HELLO_S]:
                     self._end(late, "no credential in time")
         for session in list(self._sessions):
@@ -294,7 +306,7 @@ class LinkArbiter:
             job = self._jobs.get(hello.job_id)
             if job is None:  # also where that other one was all there was of the job
                 job = self._jobs[hello.job_id] = _Job()
-                self._event(Join(hello.job_id, member.nodes, member.gpus, member.left_s))
+                self._event(JobJoined(hello.job_id, member.nodes, member.gpus, member.left_s))
             job.sessions.add(session)
             self._say(session, welcome)
 
@@ -316,7 +328,7 @@ class LinkArbiter:
         waiting = any(s.asked for s in job.sessions)
         session.asked = said.number
         if not waiting:
-            self._event(Ask(job_id, self._size_mb(said, job_id)))
+            self._event(SendAsked(job_id, self._size_mb(said, job_id)))
         if session.asked and session in self._sessions:
             self.counts = replace(self.counts, waited=self.counts.waited + 1)
             self._say(session, answer_line("wait", said.number))
@@ -336,14 +348,14 @@ class LinkArbiter:
         if session in job.sending:
             job.sending.discard(session)
             if not job.sending:
-                self._event(Done(session.hello.job_id))
+                self._event(SendDone(session.hello.job_id))
 
     def _event(self, event: Event) -> None:
         self._state, grants = step(self._state, event, self._clock(), self.terms)
         for grant in grants:
             self._grant(grant)
 
-    def _grant(self, grant: Grant) -> None:
+    def _grant(self, grant: SendGrant) -> None:
         job = self._jobs.get(grant.job_id)
         if job is None:
             return
@@ -384,12 +396,12 @@ class LinkArbiter:
         job.sessions.discard(session)
         if not job.sessions:
             del self._jobs[job_id]
-            self._event(Leave(job_id))
+            self._event(JobLeft(job_id))
         elif waited and not job.sending and not any(s.asked for s in job.sessions):
-            self._event(Leave(job_id))  # nobody waits for its grant any more
+            self._event(JobLeft(job_id))  # nobody waits for its grant any more
             member = self._members.get(job_id)
             if member is not None:
-                self._event(Join(job_id, member.nodes, member.gpus, member.left_s))
+                self._event(JobJoined(job_id, member.nodes, member.gpus, member.left_s))
 
     def _follow(self, members: Mapping[int, Member]) -> None:
         before, self._members = self._members, members
@@ -399,4 +411,4 @@ class LinkArbiter:
                 for session in list(job.sessions):
                     self._end(session, f"job {job_id} no longer runs as it did")
             elif new != old:
-                self._event(Join(job_id, new.nodes, new.gpus, new.left_s))
+                self._event(JobJoined(job_id, new.nodes, new.gpus, new.left_s))

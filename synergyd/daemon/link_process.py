@@ -22,10 +22,10 @@ import threading
 import time
 from collections.abc import Mapping
 
-from synergyd.daemon.link_arbiter import Counts, LinkArbiter, Member, listen
-from synergyd.scheduler.adadual import discipline_named
-from synergyd.scheduler.arbiter import Terms
-from synergyd.scheduler.links import Topology, link_named
+from synergyd.daemon.link_arbiter import ArbiterCounts, LinkArbiter, Member, listen
+from synergyd.links.arbiter import ArbiterTerms
+from synergyd.links.disciplines import discipline_named
+from synergyd.links.model import Topology, link_named
 
 log = logging.getLogger("synergyd.links")
 _RESTART_S = 5.0  # between two starts of a process that ended
@@ -57,7 +57,7 @@ class LinkProcess:
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._counts = os.memfd_create("synergy-links")
-        self._before = Counts()  # of the processes that have ended
+        self._before = ArbiterCounts()  # of the processes that have ended
         self._newest: Mapping[int, Member] | None = None
         self._closing = False
         self._changed = threading.Condition()
@@ -82,11 +82,11 @@ class LinkProcess:
         self._listener.close()
         os.close(self._counts)
 
-    def counts(self) -> tuple[Counts, int]:
+    def counts(self) -> tuple[ArbiterCounts, int]:
         """What has been counted since the daemon's start, a second ago at most, and the connections that are open. Never waits."""
         told = os.pread(self._counts, _COUNTS.size, 0)
         *numbers, connections = _COUNTS.unpack(told) if len(told) == _COUNTS.size else (0,) * 5
-        return Counts(*map(int.__add__, dataclasses.astuple(self._before), numbers)), connections
+        return ArbiterCounts(*map(int.__add__, dataclasses.astuple(self._before), numbers)), connections
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Raises OSError."""
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     _room()
-    terms = Terms(discipline_named(rule), Topology(link_named(arguments[4])), bound_s=bound_s)
+    terms = ArbiterTerms(discipline_named(rule), Topology(link_named(arguments[4])), bound_s=bound_s)
     # a process that no longer answers ends, and is started anew
     arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
     threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()

@@ -6,29 +6,29 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from launch.handover import plan_from
+from synergyd.control.resize import JobLifecycle, ResizeState, Target, validate
 from synergyd.errors import UsageError
-from synergyd.lifecycle import Life, State, Target, validate
 from synergyd.records import Shape
+from synergyd.wire.plan_file import plan_from
 
 
-def to_payload(life: Life) -> dict[str, Any]:
+def to_payload(life: JobLifecycle) -> dict[str, Any]:
     """A life as a JSON-able dict."""
     return dataclasses.asdict(life)
 
 
-def from_payload(payload: Mapping[str, Any]) -> Life:
+def from_payload(payload: Mapping[str, Any]) -> JobLifecycle:
     """The inverse; raises UsageError for a payload that makes no sense."""
     try:
         values = dict(payload)
-        values["state"] = State(values["state"])
+        values["state"] = ResizeState(values["state"])
         for name in ("target", "origin"):
             values[name] = _target(values.get(name))
         plan = values.get("plan")
         values["plan"] = plan_from(plan, "lifecycle") if plan else None
-        known = {f.name for f in dataclasses.fields(Life)}
-        life = Life(**{k: v for k, v in values.items() if k in known})
-        for field in dataclasses.fields(Life):
+        known = {f.name for f in dataclasses.fields(JobLifecycle)}
+        life = JobLifecycle(**{k: v for k, v in values.items() if k in known})
+        for field in dataclasses.fields(JobLifecycle):
             value = getattr(life, field.name)
             if field.type in ("int", "float") and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise TypeError(f"{field.name} is {value!r:.40}")

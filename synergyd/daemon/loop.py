@@ -9,51 +9,51 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from synergyd.daemon import heartbeat, lives
-from synergyd.daemon.adoption import Adoption, remove_plan
-from synergyd.daemon.forecast import CellsOrWhy, Forecast
-from synergyd.daemon.inbox import Inbox
-from synergyd.daemon.link_members import members_of
-from synergyd.daemon.link_process import LinkProcess
-from synergyd.daemon.news import News, present
-from synergyd.daemon.parking import Parking
-from synergyd.daemon.progress import attained, progress_of
-from synergyd.daemon.registry import Registry
-from synergyd.daemon.watch import warnings
-from synergyd.errors import SynergyError
-from synergyd.lifecycle import (
+from synergyd.control.decision_log import DecisionLog, present
+from synergyd.control.gpus_free import gpus_free
+from synergyd.control.health import warnings
+from synergyd.control.in_transit import arrived, under_way
+from synergyd.control.job_durations import JobDurations
+from synergyd.control.progress import attained, progress_of
+from synergyd.control.rebatch import better_batch
+from synergyd.control.resize import (
     IN_TRANSIT,
     LEAVING,
     Acknowledged,
     Event,
-    Life,
-    Limits,
+    JobLifecycle,
     Observed,
     Preempted,
-    State,
+    ResizeState,
+    ResizeTimes,
     Target,
     Tick,
     Unwanted,
     Wanted,
     advance,
 )
+from synergyd.daemon import heartbeat, lives
+from synergyd.daemon.adoption import Adoption, remove_plan
+from synergyd.daemon.forecast import CellsOrWhy, Forecast
+from synergyd.daemon.job_registry import JobRegistry
+from synergyd.daemon.link_members import members_of
+from synergyd.daemon.link_process import LinkProcess
+from synergyd.daemon.parking import Parking
+from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.errors import SynergyError
+from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
 from synergyd.scheduler.decide import decide
-from synergyd.scheduler.inflight import arrived, under_way
-from synergyd.scheduler.lengths import Lengths
-from synergyd.scheduler.ready import ready
-from synergyd.scheduler.sharing import slowdowns_of
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.items import EpochRecord, Lifecycle, StoredReport
-from synergyd.store.items import Event as StoredEvent
-from synergyd.task import inherited, update_profile
-from synergyd.task.likeness import Likeness
-from synergyd.task.rebatch import better_batch
+from synergyd.store.records import EpochRecord, StoredLifecycle, StoredReport
+from synergyd.store.records import StoredEvent as StoredEvent
+from synergyd.task.learning import inherited, update_profile
+from synergyd.task.shared_profiles import SharedProfiles
 
 log = logging.getLogger("synergyd")
 BEAT_S = 15.0  # between two heartbeats
@@ -67,7 +67,7 @@ class Tools:
     reader: SlurmReader
     writer: SlurmWriter
     store: BufferedStore
-    inbox: Inbox | None
+    inbox: ReportInbox | None
     clock: Callable[[], float]
     report_address: str = ""
     leads: Callable[[], bool] = lambda: True
@@ -78,25 +78,25 @@ class Tools:
 class Daemon:
     """One instance, one thread. `epoch` decides and starts what was decided; `tick` carries resizes on in between."""
 
-    def __init__(self, settings: Settings, tools: Tools, limits: Limits | None = None) -> None:
+    def __init__(self, settings: Settings, tools: Tools, limits: ResizeTimes | None = None) -> None:
         self.settings = settings
         self.tools = tools
-        self.limits = limits or Limits(
+        self.limits = limits or ResizeTimes(
             checkpoint_timeout_s=settings.checkpoint_timeout_s,
             park_s=settings.park_s,
             restart_delay_s=settings.restart_delay_s,
             release_timeout_s=max(60.0, 2 * settings.epoch_s),
         )
         self.grace_s = max(30.0, 3 * settings.epoch_s)
-        self.registry = Registry(tools.writer, self.grace_s)
+        self.registry = JobRegistry(tools.writer, self.grace_s)
         self.actuator = Actuator(
             tools.writer, settings.state_dir, tools.report_address, self.registry.known, tools.links_address
         )
         self.adoption = Adoption(self.actuator, settings.state_dir, tools.report_address, tools.links_address)
         self.parking = Parking(self.actuator, self.limits.park_s, settings.epoch_s)
         self.forecast = Forecast(settings)
-        self.likeness = Likeness()
-        self.lives: dict[int, Life] = {}
+        self.likeness = SharedProfiles()
+        self.lives: dict[int, JobLifecycle] = {}
         self.profiles: dict[int, Profile] = {}
         self.reports: dict[int, Report] = {}
         self.ages_s: dict[int, float] = {}
@@ -107,11 +107,11 @@ class Daemon:
         self._warned: dict[tuple[int, int], frozenset[str]] = {}
         self._attained_gpu_s: dict[int, float] = {}  # since this daemon looks
         self._looked_s: float | None = None
-        self._lengths = Lengths()
+        self._lengths = JobDurations()
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._blocked: list[Decision] = []  # of them, those whose GPUs others still hold
         self._slowed: dict[int, float] = {}  # by neighbours on shared links, as the last decisions have it
-        self._news = News()
+        self._news = DecisionLog()
         self._beat_s = 0.0
         self._loaded = False
         self._acted = False
@@ -266,7 +266,7 @@ class Daemon:
                 plan = self.reports[job_id].plan if job_id in self.reports else None
                 # whether it was requeued just now nobody knows
                 ended_s = now_s if row.restarts else 0.0
-                self.lives[job_id] = Life(
+                self.lives[job_id] = JobLifecycle(
                     job_id, row.submit_s, since_s=now_s, ended_s=ended_s, restarts=row.restarts, plan=plan
                 )
             # since the first sbatch: Slurm resets SubmitTime at each requeue
@@ -387,13 +387,13 @@ class Daemon:
                 self._preempt(decision, job)
             elif decision.action is Action.WAIT:
                 again += self.parking.keep(job, self._rows[job.job_id], life, job.job_id in schedulable, now_s)
-            elif decision.cell is None or life.state not in (State.QUEUED, State.RUNNING):
+            elif decision.cell is None or life.state not in (ResizeState.QUEUED, ResizeState.RUNNING):
                 continue
-            elif ready(decision, snapshot):
+            elif gpus_free(decision, snapshot):
                 self._want(decision, job, life)
             else:
                 self._blocked.append(decision)
-                if life.state is State.QUEUED:
+                if life.state is ResizeState.QUEUED:
                     again += self.parking.keep(job, self._rows[job.job_id], life, True, now_s)
         self.parking.again(again)
 
@@ -406,9 +406,9 @@ class Daemon:
         blocked, self._blocked = self._blocked, []
         for decision in blocked:
             job, life = self._jobs.get(decision.job_id), self.lives.get(decision.job_id)
-            if job is None or life is None or life.state not in (State.QUEUED, State.RUNNING):
+            if job is None or life is None or life.state not in (ResizeState.QUEUED, ResizeState.RUNNING):
                 continue
-            if not ready(decision, Snapshot(self.tools.clock(), cluster, (job,))):
+            if not gpus_free(decision, Snapshot(self.tools.clock(), cluster, (job,))):
                 self._blocked.append(decision)
             elif _same(self.tools.writer.job(job.job_id), self._rows.get(job.job_id)):
                 self._want(decision, job, life)
@@ -418,7 +418,7 @@ class Daemon:
         warned: dict[tuple[int, int], frozenset[str]] = {}
         for job_id, report in self.reports.items():
             life, row = self.lives.get(job_id), self._rows.get(job_id)
-            if life is None or row is None or life.state is not State.RUNNING or report.restarts != row.restarts:
+            if life is None or row is None or life.state is not ResizeState.RUNNING or report.restarts != row.restarts:
                 continue
             found = warnings(report, self._heard_s.get(job_id, now_s), now_s)
             key = job_id, row.restarts
@@ -433,7 +433,7 @@ class Daemon:
         told: dict[tuple[int, int], Plan] = {}
         for job in snapshot.jobs:
             life, found = self.lives.get(job.job_id), forecasts.get(job.job_id)
-            if life is None or found is None or life.state is not State.RUNNING:
+            if life is None or found is None or life.state is not ResizeState.RUNNING:
                 continue
             report = self.reports.get(job.job_id)
             told_by = None if report is None else self._quiet(report)
@@ -450,7 +450,7 @@ class Daemon:
             jobs = {job.job_id: job for job in snapshot.jobs}
             self.tools.inbox.answers = {key: (jobs[key[0]].uid, plan) for key, plan in told.items()}
 
-    def _want(self, decision: Decision, job: Job, life: Life) -> None:
+    def _want(self, decision: Decision, job: Job, life: JobLifecycle) -> None:
         assert decision.cell is not None
         shape = decision.cell.shape
         fixed = bool(job.fixed) and job.state is JobState.PENDING
@@ -465,7 +465,7 @@ class Daemon:
         life = self.lives[job.job_id]
         self._advance(job.job_id, Preempted(f"{_words(job.shape, life.plan)} go to others", self._acks(life)))
 
-    def _acks(self, life: Life) -> int:
+    def _acks(self, life: JobLifecycle) -> int:
         """Checkpoints asked for and taken in this incarnation."""
         report = self.reports.get(life.job_id)
         return report.checkpoint_requests if report and report.restarts == life.restarts else 0
@@ -487,7 +487,7 @@ class Daemon:
                 self.tools.store.flush()
                 queue.append(self.actuator.carry_out(instruction))
 
-    def _remember(self, life: Life, story: Iterable[str], event: str, now_s: float) -> None:
+    def _remember(self, life: JobLifecycle, story: Iterable[str], event: str, now_s: float) -> None:
         job_id = life.job_id
         if not self._acts:
             self._only_watch(life)
@@ -496,18 +496,18 @@ class Daemon:
             log.info("job %d %s: %s", job_id, life.state, text)
         self.tools.store.append_events([StoredEvent(job_id, now_s, life.state.value, event, text) for text in story])
         self._only_watch(life)
-        if life.state is State.GONE:
+        if life.state is ResizeState.GONE:
             self._news.forget(job_id)
             self.tools.store.delete_lifecycles([job_id])
             remove_plan(self.settings.state_dir, job_id)
             return
         self.tools.store.put_lifecycles(
-            [Lifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
+            [StoredLifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
         )
 
-    def _only_watch(self, life: Life) -> None:
+    def _only_watch(self, life: JobLifecycle) -> None:
         """In memory alone: the store is the leader's."""
-        if life.state is not State.GONE:
+        if life.state is not ResizeState.GONE:
             self.lives[life.job_id] = life
             return
         if (job := self._jobs.get(life.job_id)) is not None and life.job_id in self.lives:

@@ -7,13 +7,13 @@ from collections import Counter as Count
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from synergyd.daemon.link_arbiter import Counts
+from synergyd.daemon.link_arbiter import ArbiterCounts
 from synergyd.daemon.loop import Daemon
 from synergyd.errors import UsageError
-from synergyd.store.items import EpochRecord
+from synergyd.store.records import EpochRecord
 
 
-class Metrics:
+class PrometheusMetrics:
     """Served on `port` (0 = not at all). Raises UsageError when the port can't be had."""
 
     def __init__(self, port: int) -> None:
@@ -36,7 +36,7 @@ class Metrics:
             "bound": Counter("synergy_link_timed_out", "Grants because the longest wait was over", registry=registry),
             "refused": Counter("synergy_link_refused", "Connections that were turned away", registry=registry),
         }
-        self._links, self._links_told = names, Counts()
+        self._links, self._links_told = names, ArbiterCounts()
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
         if port:
             try:
@@ -59,7 +59,7 @@ class Metrics:
         if daemon.tools.links is not None:
             self.links(*daemon.tools.links.counts())
 
-    def links(self, counts: Counts, connections: int) -> None:
+    def links(self, counts: ArbiterCounts, connections: int) -> None:
         """What the link arbiter has counted since the daemon's start, and its open connections."""
         before, self._links_told = self._links_told, counts
         more = {f.name: getattr(counts, f.name) - getattr(before, f.name) for f in dataclasses.fields(counts)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from synergyd.lifecycle import Life, Park, Refused, State
+from synergyd.control.resize import JobLifecycle, Park, Refused, ResizeState
 from synergyd.records import Job
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.rows import JobRow
@@ -21,12 +21,12 @@ class Parking:
         self._parked: set[tuple[int, int]] = set()  # with their own size stamped, by this daemon
         self._problem = ""
 
-    def keep(self, job: Job, row: JobRow, life: Life, schedulable: bool, now_s: float) -> list[int]:
+    def keep(self, job: Job, row: JobRow, life: JobLifecycle, schedulable: bool, now_s: float) -> list[int]:
         """A job that waits for a decision must not start by itself; one that can't be scheduled is left to Slurm.
 
         Returns its id where it only has to be put off once more, which `again` does for many at once.
         """
-        if life.state is not State.QUEUED or not schedulable or job.fixed or job.begin_s is not None:
+        if life.state is not ResizeState.QUEUED or not schedulable or job.fixed or job.begin_s is not None:
             return []
         if row.state == "PENDING" and (row.eligible_s is None or row.eligible_s < now_s + max(30.0, 2 * self._epoch_s)):
             if (job.job_id, job.restarts) in self._parked:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import FrameType
 
 from synergyd.daemon import heartbeat
-from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.loop import Daemon, Tools
-from synergyd.daemon.metrics import Metrics
+from synergyd.daemon.metrics import PrometheusMetrics
+from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
@@ -63,8 +63,8 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         # no other daemon can take the lock through a database that is away
         return leadership.leads or (leadership.away and leadership.term is not None)
 
-    metrics = Metrics(settings.metrics_port)
-    inbox = Inbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
+    metrics = PrometheusMetrics(settings.metrics_port)
+    inbox = ReportInbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
@@ -114,7 +114,7 @@ def prepare(settings: Settings) -> None:
 def _loop(
     daemon: Daemon,
     leadership: Leader,
-    metrics: Metrics,
+    metrics: PrometheusMetrics,
     stop: threading.Event,
     once: bool,
     on_epoch: Callable[[Daemon], None] | None,

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from synergyd.links.model import Topology, topology_of
+from synergyd.links.sharing import sentence, sharings, traffic_of
+from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
-from synergyd.scheduler.allowance import within_limits
-from synergyd.scheduler.capacity import Left, rooms_of, sort_job
-from synergyd.scheduler.claims import claimed, limits, terms_of, weights, whole_nodes, with_bonus
-from synergyd.scheduler.feasible import feasible
-from synergyd.scheduler.greedy import fill, greedy
-from synergyd.scheduler.joint import joint
-from synergyd.scheduler.keep import without_stopping, worthwhile
-from synergyd.scheduler.links import Topology, topology_of
-from synergyd.scheduler.place import Placement, place, requests_of
-from synergyd.scheduler.policies import policy_named
-from synergyd.scheduler.policy import Allocation, Ask, Policy, Problem, Progress
-from synergyd.scheduler.reasons import Outcome, explain
-from synergyd.scheduler.sharing import sentence, sharings, traffic_of
-from synergyd.scheduler.slowdown import Traffic
-from synergyd.scheduler.utility import allocation as allocation_of
-from synergyd.scheduler.utility import parts, relative_goodput
+from synergyd.scheduler.explain import Outcome, explain
+from synergyd.scheduler.placement.link_aware import joint
+from synergyd.scheduler.placement.make_placeable import make_placeable
+from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.preemption import without_stopping, worthwhile
+from synergyd.scheduler.problem.from_snapshot import Left, rooms_of, sort_job
+from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights, whole_nodes, with_bonus
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
+from synergyd.scheduler.problem.utility import allocation as allocation_of
+from synergyd.scheduler.problem.utility import parts, relative_goodput
+from synergyd.scheduler.solver.greedy import fill, greedy
 from synergyd.settings import Settings
 
 _UNKNOWN = Progress()
@@ -30,7 +30,7 @@ _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal ban
 
 
 @dataclass(frozen=True)
-class Answer:
+class EpochAnswer:
     """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed. `away`: by index of
     the ask, Cells that it did not get because of links that it would share."""
 
@@ -64,7 +64,7 @@ def decide(
     """
     policy = policy or policy_named(settings.policy)
     weight = weights(snapshot.jobs, settings)
-    sorted_jobs: list[Ask | Left] = []
+    sorted_jobs: list[JobRequest | Left] = []
     for job in snapshot.jobs:
         age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
         sorted_jobs.append(
@@ -80,7 +80,7 @@ def decide(
                 weight[job.job_id],
             )
         )
-    asks = tuple(a for a in sorted_jobs if isinstance(a, Ask))
+    asks = tuple(a for a in sorted_jobs if isinstance(a, JobRequest))
     asks = _stoppable(asks, snapshot, settings) if settings.preemption else asks
     terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
     outside = [(j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, Left)]
@@ -119,7 +119,7 @@ def decide(
     )
 
 
-def _stoppable(asks: tuple[Ask, ...], snapshot: Snapshot, settings: Settings) -> tuple[Ask, ...]:
+def _stoppable(asks: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
     """The asks, those marked that have run for so long since their start that the restart which a stop costs is little."""
     least_s = _LEAST_RUN * settings.restart_cost_s
     long = {j.job_id for j in snapshot.jobs if j.start_s is not None and snapshot.time_s - j.start_s >= least_s}
@@ -127,7 +127,7 @@ def _stoppable(asks: tuple[Ask, ...], snapshot: Snapshot, settings: Settings) ->
     return tuple(replace(ask, stoppable=True) if ready else ask for ask, ready in zip(asks, runs, strict=True))
 
 
-def solve(problem: Problem, policy: Policy) -> Answer:
+def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     """Allocates and places until every allocated job has nodes.
 
     The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
@@ -145,7 +145,7 @@ def solve(problem: Problem, policy: Policy) -> Answer:
         if not placement.failed:
             # of a problem from which Cells were banned, not of the one that was asked
             proven = allocation.optimal and not any(ask.banned for ask in problem.asks)
-            return Answer(problem, replace(allocation, optimal=proven), placement)
+            return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
         asks = []
         for ask, choice in zip(problem.asks, allocation.choice, strict=True):
             refused = ask.job_id in placement.failed and choice is not None
@@ -156,18 +156,18 @@ def solve(problem: Problem, policy: Policy) -> Answer:
     for attempt in sorted(attempts, key=lambda one: -one.objective):
         placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
-            return Answer(problem, attempt, placement)
+            return EpochAnswer(problem, attempt, placement)
     pairs = zip(problem.asks, attempt.choice, strict=True)
     attempt = allocation_of(problem, [ask.current if ask.job_id in placement.failed else c for ask, c in pairs])
-    return Answer(problem, attempt, replace(placement, failed={}))
+    return EpochAnswer(problem, attempt, replace(placement, failed={}))
 
 
-def linked(answer: Answer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> Answer:
+def linked(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
     """The answer with shared links weighed (joint.py). Where a job is better off with a Cell of fewer GPUs for them, what it
     leaves is shared out once more, and the better of the two outcomes taken."""
     sizes = not policy.sizes_fixed and not policy.rule
     first = joint(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
-    found = Answer(answer.problem, first.allocation, first.placement, first.away)
+    found = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
     if not first.away:
         return found
     banned = tuple(
@@ -178,10 +178,10 @@ def linked(answer: Answer, policy: Policy, topology: Topology, others: Sequence[
     if second.total <= first.total:
         return found
     away = {i: first.away.get(i, frozenset()) | second.away.get(i, frozenset()) for i in {*first.away, *second.away}}
-    return Answer(again.problem, second.allocation, second.placement, away)
+    return EpochAnswer(again.problem, second.allocation, second.placement, away)
 
 
-def _traffic(answer: Answer, topology: Topology) -> list[Traffic]:
+def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
     """What every job that has a Cell sends."""
     found = []
     for i, cell, _ in answer.allocation.taken(answer.problem):
@@ -193,7 +193,7 @@ def _traffic(answer: Answer, topology: Topology) -> list[Traffic]:
 
 def _most_of(problem: Problem, found: Allocation) -> Allocation:
     """`found` without what can't be laid, and what is then free given to who waits."""
-    kept = within_limits(problem, feasible(problem, found.choice, found.moved))
+    kept = within_limits(problem, make_placeable(problem, found.choice, found.moved))
     placement = place(problem.rooms, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)
 
@@ -203,7 +203,9 @@ def _left(job_id: int, left: Left, shared: Sharing | None) -> Decision:
     return Decision(job_id, left.action, left.cell, left.nodes, why, left.relative_goodput, sharing=shared)
 
 
-def _decision(index: int, answer: Answer, outcome: Outcome, fairness: float | None, shared: Sharing | None) -> Decision:
+def _decision(
+    index: int, answer: EpochAnswer, outcome: Outcome, fairness: float | None, shared: Sharing | None
+) -> Decision:
     ask, terms = answer.problem.asks[index], answer.problem.terms
     choice = answer.allocation.choice[index]
     if choice is None:
@@ -220,7 +222,7 @@ def _decision(index: int, answer: Answer, outcome: Outcome, fairness: float | No
     return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
 
 
-def _action(ask: Ask, choice: int, nodes: tuple[str, ...]) -> Action:
+def _action(ask: JobRequest, choice: int, nodes: tuple[str, ...]) -> Action:
     if ask.current is None:
         return Action.START
     if choice == ask.current and set(nodes) == set(ask.nodes):

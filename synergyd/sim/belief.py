@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, ModelSpec, Plan, Profile, Report, Shape
-from synergyd.scheduler.policy import Progress
+from synergyd.scheduler.problem.records import Progress
 from synergyd.sim.records import TraceJob, placed_on
 from synergyd.sim.world import Live
-from synergyd.task import GpuFigures, SynergyTask, figures, load_model, update_profile
-from synergyd.task.learning import coarse
-from synergyd.task.likeness import Likeness
+from synergyd.task.job_planner import JobPlanner
+from synergyd.task.learning import coarse, update_profile
+from synergyd.task.model.hardware import GpuFigures, figures
+from synergyd.task.model.spec import load_model
 from synergyd.task.shapes import job_shapes
+from synergyd.task.shared_profiles import SharedProfiles
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
 _AT_MOST = 12  # of one pace: more of them teach nothing more
@@ -24,14 +26,14 @@ REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
 
 
 @dataclass
-class Learnt:
+class LearntBelief:
     """SynergyTask of every job, its profile filled by reports alone. `figures` by GPU type."""
 
     figures: dict[str, GpuFigures] = field(default_factory=dict)
     seed: int = 0
     lengths: bool = True  # do jobs tell how far they are, of how much?
     profiles: dict[int, Profile] = field(default_factory=dict)
-    likeness: Likeness = field(default_factory=Likeness)
+    likeness: SharedProfiles = field(default_factory=SharedProfiles)
     _kept: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
     _told_s: dict[int, float] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Learnt:
             return False
         self._told_s[job.job_id] = since_s + due * REPORT_EVERY_S
         profile = self.profiles.get(job.job_id, Profile())
-        task = SynergyTask(job, profile, self._model(live.job), self._all(job.shape.gpu_type))
+        task = JobPlanner(job, profile, self._model(live.job), self._all(job.shape.gpu_type))
         step, memory = task.predict(job.shape, live.plan) or (None, None)
         for _ in range(min(due, _AT_MOST)):
             report = Report(
@@ -79,7 +81,7 @@ class Learnt:
             return kept[1], kept[2]
         for gpu_type in cluster.gpu_types():
             self._all(gpu_type)
-        task = SynergyTask(job, profile, self._model(live.job), self.figures, present)
+        task = JobPlanner(job, profile, self._model(live.job), self.figures, present)
         cells = task.cells(cluster)
         why = "" if cells else task.why_no_cell(cluster)
         if (can_run := live.job.can_run) is not None:
@@ -115,7 +117,7 @@ class Learnt:
 
 
 @dataclass
-class Oracle:
+class OracleBelief:
     """The truth of each job's present stage as Cells, and what is left of it."""
 
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)

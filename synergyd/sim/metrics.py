@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.sim.ideal import Ideals
-from synergyd.sim.records import JobResult, Run
+from synergyd.sim.records import JobResult, SimulatedRun
 
 
 @dataclass(frozen=True)
-class Metrics:
+class RunMetrics:
     """Seconds unless said otherwise. `utilisation` = GPU time held / (GPUs x makespan); `efficiency` = the least GPU time
     that the work needs / GPU time held; `goodput_gpus` = that least GPU time / makespan, so many GPUs' worth of work.
 
@@ -46,7 +46,7 @@ class Metrics:
     simulated_hours_per_s: float
 
 
-def metrics_of(run: Run, ideals: Ideals) -> Metrics:
+def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
     """All of it. p99 is interpolated linearly between the two jobs around it."""
     jcts = sorted(result.jct_s for result in run.jobs)
     # from zero of the trace's clock, as the peers print it
@@ -57,7 +57,7 @@ def metrics_of(run: Run, ideals: Ideals) -> Metrics:
     unfair = fairness(run.jobs, run.scenario.gpus, ideals, run.scenario.costs.first_start_s)
     count = len(run.jobs)
     took = sorted(run.decisions_s)
-    return Metrics(
+    return RunMetrics(
         jobs=len(run.scenario.jobs),
         finished=count,
         avg_jct_s=math.fsum(jcts) / count,

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from synergyd.links.model import Topology
 from synergyd.records import Cluster, ModelSpec, Node, Plan, Shape
-from synergyd.scheduler.links import Topology
 
 Floats = npt.NDArray[np.float64]
 
@@ -194,7 +194,7 @@ class JobResult:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """A whole simulation, in which every job finished. `goodput` are (time, cluster's goodput in whole-GPU equivalents)."""
 
     policy: str

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from synergyd.errors import UsageError
-from synergyd.scheduler.policies import POLICIES, policy_named
+from synergyd.scheduler.policies.registry import POLICIES, policy_named
 from synergyd.settings import Settings
-from synergyd.sim.belief import Learnt, Oracle, asked_shape
+from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
 from synergyd.sim.ideal import Ideals
-from synergyd.sim.managed import Managed
-from synergyd.sim.records import Run, Scenario
-from synergyd.sim.rigid import Tiresias
+from synergyd.sim.records import Scenario, SimulatedRun
+from synergyd.sim.synergy_director import SynergyDirector
+from synergyd.sim.tiresias_reference import TiresiasReference
 from synergyd.sim.world import Live, World, results_in_order
 
 # Policies that take a job's size and batch as its user asked for them.
@@ -51,22 +51,22 @@ def simulate(
     oracle: bool = False,
     ideals: Ideals | None = None,
     on_progress: Callable[[int, float], None] | None = None,
-) -> Run:
+) -> SimulatedRun:
     """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. Raises UsageError: a policy that is not
     known, a job that can't run or never starts."""
     checked(scenario)
-    director: Tiresias | Managed
+    director: TiresiasReference | SynergyDirector
     if policy == REFERENCE:
         if len(scenario.cluster.gpu_types()) > 1 and any(job.can_run is None for job in scenario.jobs):
             raise UsageError(
                 "--policy", f"{REFERENCE} knows one GPU type only", "give one of --types, or another policy"
             )
-        director = Tiresias(scenario.costs.first_start_s)
+        director = TiresiasReference(scenario.costs.first_start_s)
     else:
         told = settings or Settings()
         told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s)
-        belief = Oracle() if oracle else Learnt(seed=scenario.seed, lengths=scenario.lengths_known)
-        director = Managed(told, policy_named(policy), belief, rigid=policy in RIGID)
+        belief = OracleBelief() if oracle else LearntBelief(seed=scenario.seed, lengths=scenario.lengths_known)
+        director = SynergyDirector(told, policy_named(policy), belief, rigid=policy in RIGID)
     yardsticks = ideals or Ideals(scenario)
 
     def worth(live: Live) -> float:
@@ -76,7 +76,7 @@ def simulate(
     world = World(scenario, director, worth=worth)
     began = time.perf_counter()
     world.run(on_progress)
-    return Run(
+    return SimulatedRun(
         policy,
         scenario,
         results_in_order(world),

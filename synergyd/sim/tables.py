@@ -14,7 +14,7 @@ MAX_ROWS = 5_000_000
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of a table. The getters raise UsageError naming file, line and column."""
 
     path: Path
@@ -51,7 +51,7 @@ class Row:
         return int(value)
 
 
-def application_folder(row: Row, folder: Path) -> Path:
+def application_folder(row: TableRow, folder: Path) -> Path:
     """Where the measurements of the row's application lie. Raises UsageError."""
     kind = row.text("application")
     if not kind.isidentifier() or not (folder / kind).is_dir():
@@ -61,12 +61,12 @@ def application_folder(row: Row, folder: Path) -> Path:
     return folder / kind
 
 
-def read_table(path: Path, columns: Sequence[str], delimiter: str = ",") -> list[Row]:
+def read_table(path: Path, columns: Sequence[str], delimiter: str = ",") -> list[TableRow]:
     """All rows of a table with a header. Raises UsageError: no such file, a column missing, a row too short or long."""
     return list(_rows(path, columns, delimiter))
 
 
-def _rows(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+def _rows(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[TableRow]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=delimiter)
@@ -82,14 +82,14 @@ def _rows(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
                     raise UsageError(f"{path}:{reader.line_num}: column {min(len(values), len(header)) + 1}", what)
                 if reader.line_num > MAX_ROWS:
                     raise UsageError(f"{path}:{reader.line_num}", "too long", f"at most {MAX_ROWS} rows")
-                yield Row(path, reader.line_num, dict(zip(header, values, strict=True)))
+                yield TableRow(path, reader.line_num, dict(zip(header, values, strict=True)))
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(str(path), f"is not a table of text: {error}") from None
 
 
-def in_order(rows: Sequence[Row], column: str, time_s: Callable[[Row], float]) -> None:
+def in_order(rows: Sequence[TableRow], column: str, time_s: Callable[[TableRow], float]) -> None:
     """Raises UsageError at the first row that was submitted before the one above it."""
     before = -math.inf
     for row in rows:

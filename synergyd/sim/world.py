@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from synergyd.errors import UsageError
+from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Plan
-from synergyd.scheduler.slowdown import Traffic, slowdowns
 from synergyd.sim.records import Held, JobResult, Pace, Placed, Scenario, TraceJob
 
 # Order of events at the same instant: what has happened comes before the decision that is to know of it.

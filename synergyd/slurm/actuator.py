@@ -7,15 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch import handover
-from launch.script import Request, command_in, render
+from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
+
+from synergyd.control.resize import (
+    AskCheckpoint,
+    CarriedOut,
+    Instruction,
+    Park,
+    Refused,
+    Release,
+    Requeue,
+    Target,
+    Update,
+)
 from synergyd.errors import UsageError
-from synergyd.lifecycle import AskCheckpoint, Done, Instruction, Park, Refused, Release, Requeue, Target, Update
 from synergyd.records import Directive, JobState, Plan, Shape
-from synergyd.slurm import stamp
 from synergyd.slurm.client import SlurmError, SlurmWriter
 from synergyd.slurm.observe import Known, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
+from synergyd.wire import admin_comment, plan_file
 
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
@@ -30,7 +40,7 @@ class Actuator:
     known: Mapping[int, Known]
     links: str = ""
 
-    def carry_out(self, instruction: Instruction) -> Done | Refused:
+    def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
         job_id = instruction.job_id
         known = self.known.get(job_id)
@@ -43,7 +53,7 @@ class Actuator:
         except OSError as problem:
             # a full or read-only folder may last: called transient, it would park the job again and again
             return Refused(instruction, f"{problem.filename or self.state_dir}: {problem.strerror}", transient=False)
-        return Refused(instruction, *error) if error else Done(instruction)
+        return Refused(instruction, *error) if error else CarriedOut(instruction)
 
     def adopt(self, job_id: int, plan: Plan | None) -> None:
         """Tells a running job that Synergy did not start where to report. Raises SlurmError, OSError."""
@@ -70,8 +80,8 @@ class Actuator:
         except UsageError:
             return  # no synergy-launch line to render
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        path = handover.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
-        shown = render(Request(row.name, command, target.shape, target.plan, target.nodes, folder))
+        path = plan_file.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
+        shown = render(ScriptRequest(row.name, command, target.shape, target.plan, target.nodes, folder))
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
             file.write(shown)
@@ -80,8 +90,8 @@ class Actuator:
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        told = handover.Handover(job_id, plan, self.report, folder, os.getuid(), self.links)
-        handover.write(told, self.state_dir)
+        told = plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links)
+        plan_file.write(told, self.state_dir)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
@@ -131,8 +141,8 @@ class Actuator:
         return {"ReqNodeList": ",".join(target.nodes), "AdminComment": self._stamp(known, target.plan)}
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
-        return stamp.write(
-            stamp.Stamp(
+        return admin_comment.write(
+            admin_comment.AdminCommentStamp(
                 known.comment,
                 known.asked,
                 known.cpus_per_node,

@@ -9,9 +9,9 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from launch.hostlist import expand
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
+from synergyd.wire.hostlist import expand
 
 # Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row. A name is cut after
 # its column is read, at a whole character: so its column is a character wider.

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
 from synergyd.settings import LINKS, OBJECTIVES, POLICIES, Settings
-from synergyd.slurm.words import WordError, as_bytes, as_text, nearest, words
+from synergyd.slurm.tokenizer import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
@@ -59,7 +59,7 @@ class LoadedSettings:
 
 
 @dataclass(frozen=True)
-class Line:
+class ConfLine:
     """One line of slurm.conf or of a file that it Includes, without its line end."""
 
     path: Path
@@ -296,7 +296,7 @@ def with_values(settings: Settings, where: str, given: Iterable[str]) -> Setting
     return replace(settings, **reading.values)
 
 
-def _read_line(line: Line, reading: _Reading) -> None:
+def _read_line(line: ConfLine, reading: _Reading) -> None:
     """Take in one line if it is a `#SYNERGY` line."""
     text = as_bytes(line.text).strip(" \t\r")
     if not text.startswith(PREFIX) or text[len(PREFIX) : len(PREFIX) + 1] not in ("", " ", "\t"):
@@ -375,7 +375,7 @@ def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> No
     reading.origins[f"gpu_figures.{name}"] = where
 
 
-def read_lines(path: Path) -> tuple[list[Line], tuple[Lint, ...]]:
+def read_lines(path: Path) -> tuple[list[ConfLine], tuple[Lint, ...]]:
     """All lines of slurm.conf `path`, each Include in its place, and what went wrong with Includes.
 
     As Slurm does it, a relative Include is looked for beside `path`, whichever file names it. Raises UsageError when
@@ -391,7 +391,7 @@ def read_lines(path: Path) -> tuple[list[Line], tuple[Lint, ...]]:
 
 def _lines(
     path: Path, folder: Path, above: tuple[Path, ...], problems: list[Lint], opened: list[int]
-) -> Iterator[Line]:
+) -> Iterator[ConfLine]:
     opened[0] += 1
     if path.stat().st_size > MAX_FILE_BYTES:
         raise OSError(0, f"larger than {MAX_FILE_BYTES >> 20} MiB")
@@ -399,7 +399,7 @@ def _lines(
         raise OSError(0, "not a file")
     text = path.read_bytes().decode("utf-8", "surrogateescape")
     for number, raw in enumerate(text.split("\n"), 1):
-        line = Line(path, number, raw)
+        line = ConfLine(path, number, raw)
         yield line
         match = re.match(r"\s*include\s+(.*)$", raw, re.IGNORECASE)
         if not match:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synergyd.slurm.conf import Line, Lint, LoadedSettings, read_lines
-from synergyd.slurm.words import nearest
+from synergyd.slurm.conf import ConfLine, Lint, LoadedSettings, read_lines
+from synergyd.slurm.tokenizer import nearest
 
 _PAIR = re.compile(r'([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
 _LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "include")
@@ -38,7 +38,7 @@ class SlurmConf:
         return [part.strip().lower() for part in self.get(key).split(",") if part.strip()]
 
 
-def read_slurm_conf(path: Path, lines: Sequence[Line]) -> SlurmConf:
+def read_slurm_conf(path: Path, lines: Sequence[ConfLine]) -> SlurmConf:
     """Sort the lines of slurm.conf `path` (conf.read_lines) by key. What is no key=value is passed over."""
     values: dict[str, str] = {}
     places: dict[str, str] = {}

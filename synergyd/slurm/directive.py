@@ -23,7 +23,7 @@ from synergyd.slurm.grammar import (
     Key,
     message,
 )
-from synergyd.slurm.words import WordError, as_bytes, as_text, bad_column, nearest, show, words
+from synergyd.slurm.tokenizer import WordError, as_bytes, as_text, bad_column, nearest, show, words
 
 PREFIX = "#SYNERGY"
 _SPACE = " \t\r\v\f"

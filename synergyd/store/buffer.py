@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from synergyd.errors import SynergyError, UnavailableError
 from synergyd.records import Profile
 from synergyd.store.codec import RefusedError
-from synergyd.store.items import Changes, EpochRecord, Event, Lifecycle, Remembered, StoredReport
+from synergyd.store.records import Changes, EpochRecord, Remembered, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store
-from synergyd.store.waiting import Batch, Dropped, StateKey, Waiting, batch_rows
+from synergyd.store.write_queue import Dropped, StateKey, WriteBatch, WriteQueue, batch_rows
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
@@ -46,7 +46,7 @@ class BufferedStore:
         self._store: Store | None = None
         self._was_open = False
         self._lock = threading.Lock()  # guards the queue and the memory; never held while talking to the database
-        self._waiting = Waiting(room)
+        self._waiting = WriteQueue(room)
         self._memory = _Memory(Remembered())
         self._loaded = False
         self._healthy = False
@@ -97,12 +97,12 @@ class BufferedStore:
         with self._lock:
             self._waiting.add(epoch)
 
-    def append_events(self, events: Sequence[Event]) -> None:
+    def append_events(self, events: Sequence[StoredEvent]) -> None:
         if events:
             with self._lock:
                 self._waiting.add(tuple(events))
 
-    def put_lifecycles(self, lifecycles: Iterable[Lifecycle]) -> None:
+    def put_lifecycles(self, lifecycles: Iterable[StoredLifecycle]) -> None:
         for x in lifecycles:
             self._put(("lifecycle", x.job_id), Changes(lifecycles=(x,), term=self._term()))
 
@@ -214,11 +214,11 @@ class BufferedStore:
             self._store.close()
             self._store = None
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> WriteBatch | None:
         with self._lock:
             return self._waiting.take()
 
-    def _write(self, store: Store, batch: Batch) -> str:
+    def _write(self, store: Store, batch: WriteBatch) -> str:
         """Writes one batch, item by item if the database refuses it whole; returns the last refusal ("" if none)."""
         refusal = ""
         try:
@@ -234,7 +234,7 @@ class BufferedStore:
                         self._waiting.written(item)
         return refusal
 
-    def _apply(self, store: Store, batch: Batch) -> None:
+    def _apply(self, store: Store, batch: WriteBatch) -> None:
         fenced = sum(store.apply(changes) for changes in batch.transactions())
         with self._lock:
             self._waiting.count(fenced=fenced)

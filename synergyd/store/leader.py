@@ -2,7 +2,7 @@
 
 PostgreSQL: a session's advisory lock on a connection of its own, gone with the connection. SQLite: a lock on a file
 beside the database, gone with the process. The lock decides; the row in table `leader` tells others who leads, and
-its term keeps a daemon that lost the lock from overwriting later what the next one wrote (synergyd/store/items.py,
+its term keeps a daemon that lost the lock from overwriting later what the next one wrote (synergyd/store/records.py,
 Changes.term).
 """
 

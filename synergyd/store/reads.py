@@ -23,14 +23,14 @@ from synergyd.records import (
     Sharing,
 )
 from synergyd.store.codec import decode
-from synergyd.store.items import (
+from synergyd.store.records import (
     EpochRecord,
-    Event,
     LeaderRecord,
-    Lifecycle,
     Recording,
     Remembered,
     StoredDecision,
+    StoredEvent,
+    StoredLifecycle,
     StoredReport,
 )
 from synergyd.store.tables import (
@@ -75,7 +75,7 @@ def _readable(rows: Iterable[Row[Any]], key: str, read: Callable[[Row[Any]], T],
     return good
 
 
-def lifecycles(connection: Connection) -> dict[int, Lifecycle]:
+def lifecycles(connection: Connection) -> dict[int, StoredLifecycle]:
     rows = connection.execute(
         select(
             LifecycleRow.job_id,
@@ -85,7 +85,7 @@ def lifecycles(connection: Connection) -> dict[int, Lifecycle]:
             LifecycleRow.updated_s,
         )
     )
-    return {r.job_id: Lifecycle(r.job_id, r.submit_s, r.state, r.payload, r.updated_s) for r in rows}
+    return {r.job_id: StoredLifecycle(r.job_id, r.submit_s, r.state, r.payload, r.updated_s) for r in rows}
 
 
 _PROFILE = select(
@@ -219,14 +219,14 @@ def _decision(r: Row[Any]) -> Decision:
     )
 
 
-def story(connection: Connection, job_id: int) -> list[Event]:
+def story(connection: Connection, job_id: int) -> list[StoredEvent]:
     """In the order in which things happened."""
     statement = (
         select(EventRow.job_id, EventRow.at_s, EventRow.state, EventRow.event, EventRow.detail)
         .where(EventRow.job_id == job_id)
         .order_by(EventRow.at_s, EventRow.id)
     )
-    return [Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
+    return [StoredEvent(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
 
 
 def recording(connection: Connection) -> Recording:
@@ -249,7 +249,7 @@ def recording(connection: Connection) -> Recording:
     known, last = remembered(connection), connection.execute(_LATEST).one_or_none()
     return Recording(
         remembered=replace(known, unreadable=(*known.unreadable, *unreadable)),
-        events=tuple(Event(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(events)),
+        events=tuple(StoredEvent(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(events)),
         seen_s={r.job_id: r.at_s for r in connection.execute(seen)},
         first_cells=cells,
         latest=None if last is None else _epoch(last),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from importlib.resources import files
 
 from alembic import command
 from alembic.config import Config
@@ -12,7 +12,6 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-import sql
 from synergyd.errors import UsageError
 from synergyd.store.connect import UPGRADE, file_exists, make_engine, parse_url, plain_errors, show, sqlite_path
 
@@ -23,7 +22,7 @@ def config() -> Config:
     """Alembic's configuration, made here so that an installed package needs no alembic.ini."""
     made = Config()
     # Alembic reads options through configparser, where % begins an interpolation
-    made.set_main_option("script_location", str(Path(sql.__file__).parent).replace("%", "%%"))
+    made.set_main_option("script_location", str(files("synergyd_migrations")).replace("%", "%%"))
     return made
 
 

@@ -16,16 +16,16 @@ from sqlalchemy.engine import URL
 from synergyd.records import Profile
 from synergyd.store import reads, schema, writes
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
-from synergyd.store.items import (
+from synergyd.store.records import (
     Changes,
     EpochRecord,
-    Event,
     Keyed,
     LeaderRecord,
-    Lifecycle,
     Recording,
     Remembered,
     StoredDecision,
+    StoredEvent,
+    StoredLifecycle,
     StoredReport,
 )
 from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, ProfileRow, ReportRow
@@ -131,11 +131,11 @@ class Store:
 
     # The story of a job
 
-    def append_events(self, events: Sequence[Event], write_key: str = "") -> None:
+    def append_events(self, events: Sequence[StoredEvent], write_key: str = "") -> None:
         """Adds events in order; a second time under the same `write_key` does nothing."""
         self.apply(Changes(history=(Keyed(write_key or new_key(), tuple(events)),)))
 
-    def story(self, job_id: int) -> list[Event]:
+    def story(self, job_id: int) -> list[StoredEvent]:
         """In the order in which things happened."""
         with self._reading() as connection:
             return reads.story(connection, job_id)
@@ -147,10 +147,10 @@ class Store:
 
     # Lifecycles
 
-    def put_lifecycles(self, lifecycles: Iterable[Lifecycle]) -> None:
+    def put_lifecycles(self, lifecycles: Iterable[StoredLifecycle]) -> None:
         self.apply(Changes(lifecycles=tuple(lifecycles)))
 
-    def lifecycles(self) -> dict[int, Lifecycle]:
+    def lifecycles(self) -> dict[int, StoredLifecycle]:
         """By job id."""
         with self._reading() as connection:
             return reads.lifecycles(connection)

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from synergyd.records import NOTHING_MORE, Profile
 from synergyd.store.codec import RefusedError, clean, encode
-from synergyd.store.items import Changes, EpochRecord, Event, Keyed, Lifecycle, StoredReport
+from synergyd.store.records import Changes, EpochRecord, Keyed, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.tables import (
     Base,
     DecisionRow,
@@ -149,7 +149,7 @@ def _events(connection: Connection, items: Sequence[Keyed]) -> None:
         connection.execute(statement.on_conflict_do_nothing(index_elements=["write_key", "seq"]), rows)
 
 
-def _event(write_key: str, seq: int, event: Event) -> Row:
+def _event(write_key: str, seq: int, event: StoredEvent) -> Row:
     return {
         "write_key": write_key,
         "seq": seq,
@@ -161,7 +161,7 @@ def _event(write_key: str, seq: int, event: Event) -> Row:
     }
 
 
-def _lifecycle(x: Lifecycle) -> Row:
+def _lifecycle(x: StoredLifecycle) -> Row:
     return {
         "job_id": x.job_id,
         "submit_s": _finite(x.submit_s, "submit_s"),

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from synergyd.records import Measurement, ModelSpec, Profile, Report, Shape
-from synergyd.task.arrays import from_plans
-from synergyd.task.dims import stacked
-from synergyd.task.fit import TIME, Batch, backward, forward, log_time, plausible, solve
-from synergyd.task.hardware import GpuFigures
-from synergyd.task.perf import step_time
+from synergyd.task.fit.parameters import TIME, RowBatch, backward, forward, log_time, plausible, solve
+from synergyd.task.model.arrays import from_plans
+from synergyd.task.model.dims import stacked
+from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.step_time import step_time
 
 _CLIP = 20.0  # a measurement further than this from the prediction says that one of the two is broken
 _MIN_WEIGHT = 0.2
@@ -175,7 +175,7 @@ def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]
         if item.name not in ("gpu_type", "note")
     }
     false = np.zeros(len(known), dtype=np.bool_)
-    given = Batch(
+    given = RowBatch(
         rows=(),
         model=stacked([model] * len(known)),
         gpu=GpuFigures(gpu_type="", **columns),

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, ModelSpec, Shape
-from synergyd.task.hardware import GpuFigures, canonical, figures
-from synergyd.task.memory import peak_memory
-from synergyd.task.model_counts import flops_per_step
-from synergyd.task.plans import Limits, check_fixed
-from synergyd.task.search import rank
-from synergyd.task.space import enumerate_plans
-from synergyd.task.synergy_task import memory_reason, needs, plan_words
+from synergyd.task.cell_search import rank
+from synergyd.task.job_planner import memory_reason, needs, plan_words
+from synergyd.task.model.counts import flops_per_step
+from synergyd.task.model.hardware import GpuFigures, canonical, figures
+from synergyd.task.model.memory import peak_memory
+from synergyd.task.plan_limits import PlanLimits, check_fixed
+from synergyd.task.plan_space import enumerate_plans
 
 MAX_GPUS = 100_000
 ZERO_STAGES = (1, 2, 3)  # 0 is never better than 1
@@ -23,7 +23,7 @@ _WITHOUT_BF16 = frozenset(("v100", "v100-16", "v100-pcie", "v100-pcie-32", "rtx2
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One plan. `time` seconds by part (compute, bubble, tp, pp, dp, optimizer, fixed) sums to the Cell's step_s,
     `memory` bytes by part; `mfu` is model FLOPs over peak."""
 
@@ -41,7 +41,7 @@ class GpuCount:
     `closest` tells of the leanest of those that did not fit ("" if all did)."""
 
     gpus: int
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     fitting: int
     ruled_out: dict[str, int]
     why_none: str
@@ -104,7 +104,7 @@ def plan_table(
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
     gpu = gpu or figures(gpu_type)
-    limits = Limits(
+    limits = PlanLimits(
         low,
         high,
         micro_batch=micro_batch,
@@ -131,7 +131,7 @@ def plan_table(
 
 
 def _enough(
-    model: ModelSpec, gpu: GpuFigures, gpu_type: str, gpus: int, gpus_per_node: int, limits: Limits
+    model: ModelSpec, gpu: GpuFigures, gpu_type: str, gpus: int, gpus_per_node: int, limits: PlanLimits
 ) -> int | None:
     """The fewest GPUs, doubled from `gpus` in whole nodes, on which a plan fits; None if none does soon."""
     nodes = -(-gpus // gpus_per_node)
@@ -151,7 +151,7 @@ def _count(
     gpu_type: str,
     gpus: int,
     gpus_per_node: int,
-    limits: Limits,
+    limits: PlanLimits,
     noise_scale: float | None,
     top: int,
 ) -> GpuCount:
@@ -161,13 +161,13 @@ def _count(
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
     best = ranked.order[:top]
     peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
-    rows: list[Row] = []
+    rows: list[PlanRow] = []
     for position, i in enumerate(best):
         cell = ranked.cell(int(i))
         achieved = flops_per_step(model, cell.plan.global_batch) / cell.step_s
         mfu = achieved / (gpus * gpu.peak_tflops * 1e12)
         tokens = cell.throughput * model.seq
-        rows.append(Row(position + 1, cell, ranked.times.parts(int(i)), peaks.parts(position), tokens, mfu))
+        rows.append(PlanRow(position + 1, cell, ranked.times.parts(int(i)), peaks.parts(position), tokens, mfu))
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
     why, closest = "", ranked.candidates.closest
     if not rows:

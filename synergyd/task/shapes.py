@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from synergyd.records import Cluster, Directive, Job, Shape, has_features
-from synergyd.task.hardware import canonical
+from synergyd.task.model.hardware import canonical
 
 _ALL_NODES = 16
 UNBOUNDED = 1_000_000_000  # GPUs

@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from synergyd.errors import UsageError
-from synergyd.scheduler.certificate import feasible
-from synergyd.scheduler.certificate import objective as worth
-from synergyd.scheduler.exact import milp_over
-from synergyd.scheduler.instance import Instance, instance
-from synergyd.scheduler.prices import Effort, Solution, solve
+from synergyd.scheduler.solver.bounds import feasible
+from synergyd.scheduler.solver.bounds import objective as worth
+from synergyd.scheduler.solver.instance import Instance, instance
+from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
+from synergyd.scheduler.solver.reduced_milp import milp_over
 
 Arrays = dict[str, Any]
 SIZES = np.array([1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256])
@@ -101,7 +101,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
 def measure(arrays: Arrays, repeats: int, effort: Effort) -> dict[str, Any]:
     """Cold and warm solves of one instance, each answer checked."""
     cold, wall, warm = [], [], []
-    found: Solution | None = None
+    found: LagrangianSolution | None = None
     for r in range(repeats):
         found, cpu_ms, wall_ms = timed(lambda: solve(built(arrays), effort=effort))
         cold.append(cpu_ms)

@@ -30,14 +30,14 @@ import numpy as np
 
 from synergyd.errors import UsageError
 from synergyd.records import Measurement, ModelSpec, Plan, Shape
-from synergyd.task import residual
-from synergyd.task.arrays import Floats
-from synergyd.task.fit import batch
-from synergyd.task.hardware import GIB, canonical, figures
-from synergyd.task.memory import peak_parts
-from synergyd.task.predictor import Predictor, fitted
-from synergyd.task.rows import Row
-from synergyd.task.throughput import fitted as throughput_fitted
+from synergyd.task.fit import residual
+from synergyd.task.fit.measured_runs import MeasuredRun
+from synergyd.task.fit.parameters import batch
+from synergyd.task.fit.predictor import Predictor, fitted
+from synergyd.task.model.arrays import Floats
+from synergyd.task.model.hardware import GIB, canonical, figures
+from synergyd.task.model.memory import peak_parts
+from synergyd.task.model.throughput import fitted as throughput_fitted
 
 MICRO_BATCHES = 16
 _ROUNDS = 4
@@ -158,8 +158,8 @@ def plans_of(one: Optimum) -> list[Plan]:
     return result
 
 
-def _row(one: Optimum, plan: Plan, number: int) -> Row:
-    return Row(
+def _row(one: Optimum, plan: Plan, number: int) -> MeasuredRun:
+    return MeasuredRun(
         row_id=str(number),
         file="alpa_optimal_iter_time.csv",
         line=number,
@@ -181,12 +181,12 @@ class Space:
     """All plans of all optima as arrays: plan i belongs to optimum `of[i]`, and fits where `fits[i]`."""
 
     optima: tuple[Optimum, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MeasuredRun, ...]
     of: np.ndarray[tuple[int], np.dtype[np.int64]]
     fits: np.ndarray[tuple[int], np.dtype[np.bool_]]
     links: Mapping[str, Mapping[str, float]]
 
-    def best(self, predictor: Predictor | None) -> tuple[Floats, list[Row]]:
+    def best(self, predictor: Predictor | None) -> tuple[Floats, list[MeasuredRun]]:
         """(fastest plan's step in seconds, that plan's row) of each optimum."""
         step = (predictor or fitted((), self.links)).step_s(self.rows)
         step = np.where(self.fits, step, np.inf)
@@ -196,7 +196,7 @@ class Space:
 
 def space(optima: Sequence[Optimum], links: Mapping[str, Mapping[str, float]]) -> Space:
     """The plans of those optima that some plan of the model fits."""
-    rows: list[Row] = []
+    rows: list[MeasuredRun] = []
     of: list[int] = []
     for j, one in enumerate(optima):
         for plan in plans_of(one):

@@ -30,12 +30,12 @@ from collections.abc import Iterable, Sequence
 from multiprocessing import get_context
 from typing import Any
 
+from synergyd.links.model import TEN_GBE, Topology
+from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Shape
-from synergyd.scheduler.links import TEN_GBE, Topology
-from synergyd.scheduler.lwf import place_lwf
-from synergyd.scheduler.place import Request
-from synergyd.scheduler.policy import Room
-from synergyd.scheduler.slowdown import Traffic, slowdowns
+from synergyd.scheduler.placement.lwf import place_lwf
+from synergyd.scheduler.placement.place import PlacementRequest
+from synergyd.scheduler.problem.records import NodeCapacity
 from synergyd.sim.contention.run import POLICIES, Setup, run_contention
 
 RIVALS = ("srsf-1", "srsf-2", "ada-srsf")
@@ -134,11 +134,11 @@ def paper(setup: Setup, seeds: range, processes: int) -> dict[str, Any]:
 def speed(nodes: int = 1280, repeats: int = 5) -> dict[str, float]:
     """Median processor ms of `place_lwf` and of `slowdowns` with jobs of 2 to 32 whole and half nodes that fill the machine."""
     rng = random.Random(1)
-    rooms = [Room(f"n{i}", "v100", 4) for i in range(nodes)]
+    rooms = [NodeCapacity(f"n{i}", "v100", 4) for i in range(nodes)]
     requests, left = [], nodes * 4
     while left >= 4:
         shape = Shape("v100", min(rng.choice((1, 2, 4, 8, 32)), left // 4), rng.choice((2, 4)))
-        requests.append(Request(len(requests), shape))
+        requests.append(PlacementRequest(len(requests), shape))
         left -= shape.gpus
     work = {room.name: tuple(rng.uniform(0, 1e4) for _ in range(4)) for room in rooms[::2]}
     tree = Topology(leaf={f"n{i}": f"leaf{i // 32}" for i in range(nodes)}, uplink=TEN_GBE.faster(8))

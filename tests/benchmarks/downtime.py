@@ -195,7 +195,7 @@ class ByHand:
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         }
         sizes = ("--hidden", str(JOB.hidden), "--seq", str(JOB.seq))
-        command = (sys.executable, "-m", "launch.torchrun", "--nnodes", "1")
+        command = (sys.executable, "-m", "synergy_launch.launcher.torchrun", "--nnodes", "1")
         self.output = (folder / f"output{restarts}").open("wb")
         self.began_s = time.time()
         self.process = subprocess.Popen(

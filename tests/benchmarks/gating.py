@@ -25,10 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launch.link_gate import LinkGate
-from launch.link_protocol import Hello
+from synergy_launch.links.link_gate import LinkGate
+
 from synergyd.daemon.link_arbiter import Member
 from synergyd.daemon.link_process import LinkProcess
+from synergyd.wire.link_protocol import Hello
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 from tests.throwaway.gating import DRIFT, GATE, NODES, OPEN, SHARE, Load, Outcome, Phase, measure
@@ -91,9 +92,9 @@ def steps(count: int, megabytes: int) -> dict[str, Any]:
     """In each rank: a gated and an ungated model of one size, in turns. Rank 0's milliseconds of each step."""
     import torch
     import torch.distributed as dist
+    from synergy_launch.links.hooks import gate_ddp
     from torch.nn.parallel import DistributedDataParallel
 
-    from launch.link_hooks import gate_ddp
     from tests.throwaway.gated_job import Weights
 
     torch.set_num_threads(1)

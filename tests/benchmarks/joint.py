@@ -31,18 +31,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from synergyd.links.model import TEN_GBE, Topology, topology_of
+from synergyd.links.sharing import sharings, traffic_of
 from synergyd.records import Cell, Plan, Shape
-from synergyd.scheduler.joint import joint
-from synergyd.scheduler.links import TEN_GBE, Topology, topology_of
-from synergyd.scheduler.place import place, requests_of
-from synergyd.scheduler.policy import Ask, Problem, Room
-from synergyd.scheduler.sharing import sharings, traffic_of
-from synergyd.scheduler.utility import allocation, find_asked, relative_goodputs
+from synergyd.scheduler.placement.link_aware import joint
+from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
+from synergyd.scheduler.problem.utility import allocation, find_asked, relative_goodputs
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals
 from synergyd.sim.metrics import metrics_of
 from synergyd.sim.records import Scenario, TraceJob, cluster_of
-from synergyd.sim.scaling import Scaling
+from synergyd.sim.scaling_truth import ScalingTruth
 from synergyd.sim.simulate import simulate
 from synergyd.sim.traces.kinds import gpu_type_of, read_trace
 
@@ -55,7 +55,7 @@ def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
     loaded = read_trace(trace, None, gpu_type_of(trace), args.nodes * GPUS, GPUS, seed).jobs
     found, draw = [], random.Random(seed)
     for job in loaded:
-        if isinstance(job.truth, Scaling):
+        if isinstance(job.truth, ScalingTruth):
             job = replace(job, truth=replace(job.truth, network=job.truth.network * args.network))
         fewest = -(-job.gpus // GPUS)
         if draw.random() < args.spread and job.gpus > 1 and job.gpus % (2 * fewest) == 0 and 2 * fewest <= args.nodes:
@@ -101,7 +101,7 @@ def spread(values: Sequence[float]) -> float:
 def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, float]:
     """Median processor ms of `place` and of `joint` after it: jobs of 1 to 32 nodes, half of them on half nodes, fill the machine."""
     topology = Topology(leaf={f"n{i}": f"leaf{i // per_leaf}" for i in range(nodes)}, uplink=TEN_GBE.faster(8))
-    rooms = tuple(Room(f"n{i}", "a100", GPUS, leaf=f"leaf{i // per_leaf}") for i in range(nodes))
+    rooms = tuple(NodeCapacity(f"n{i}", "a100", GPUS, leaf=f"leaf{i // per_leaf}") for i in range(nodes))
     spent: dict[str, list[float]] = {"place_ms": [], "joint_ms": [], "sharings_ms": [], "lost": [], "lost_after": []}
     count = 0
     for repeat in range(repeats):
@@ -127,7 +127,7 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
     return {"nodes": nodes, "jobs": count, **{k: statistics.median(v) for k, v in spent.items()}}
 
 
-def _full(rooms: tuple[Room, ...], rnd: random.Random) -> Problem:
+def _full(rooms: tuple[NodeCapacity, ...], rnd: random.Random) -> Problem:
     asks, left, at = [], len(rooms) * GPUS, 0
     names = [room.name for room in rooms]
     while left >= GPUS:
@@ -151,7 +151,7 @@ def _full(rooms: tuple[Room, ...], rnd: random.Random) -> Problem:
         running = rnd.random() < 0.95 and shape.gpus_per_node == GPUS
         held = tuple(names[at : at + shape.nodes]) if running and at + shape.nodes <= len(names) else ()
         at += shape.nodes if held else 0
-        ask = Ask(len(asks), offers, relative_goodputs(offers, asked), asked=asked)
+        ask = JobRequest(len(asks), offers, relative_goodputs(offers, asked), asked=asked)
         asks.append(replace(ask, current=0, nodes=held, discount=0.9) if held else ask)
         left -= shape.gpus
     return Problem(tuple(asks), rooms)

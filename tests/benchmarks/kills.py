@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.background import Staged
+from synergy_launch.agent.background_save import Staged
+
 from tests.integration import training_ranks
 
 INTERVAL = 4
@@ -41,11 +42,10 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
     """One rank of one incarnation; the digest of its state when it is done."""
     import torch
     import torch.distributed as dist
+    from synergy_launch import SynergyTask
+    from synergy_launch.examples.ddp import ByteModel
+    from synergy_launch.examples.text import TextWindows
     from torch.nn.parallel import DistributedDataParallel
-
-    from launch import SynergyTask
-    from launch.examples.ddp import ByteModel
-    from launch.examples.text import TextWindows
 
     ledger = os.open(folder / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     rank = int(os.environ["RANK"])

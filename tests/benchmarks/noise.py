@@ -55,10 +55,9 @@ def train(case: Case, steps: int, seed: int = 0) -> dict[str, Any]:
     """One rank's run; {estimate, truth}: noise scales after each step."""
     import torch
     import torch.distributed as dist
+    from synergy_launch import SynergyTask
     from torch.func import functional_call, grad, vmap
     from torch.nn.parallel import DistributedDataParallel
-
-    from launch import SynergyTask
 
     dist.init_process_group("gloo")
     torch.manual_seed(seed)
@@ -143,11 +142,10 @@ def overhead(steps: int, hidden: int = 128, seq: int = 128, micro: int = 4) -> d
     """Share of a step that the estimate takes: steps with and without it take turns; medians of
     CPU time, which other work on the machine disturbs little. By the way it is had."""
     import torch
-
-    from launch import SynergyTask
-    from launch.examples.ddp import ByteModel
-    from launch.examples.text import TextWindows
-    from launch.gradient_noise import SILENT
+    from synergy_launch import SynergyTask
+    from synergy_launch.batch.noise_scale import SILENT
+    from synergy_launch.examples.ddp import ByteModel
+    from synergy_launch.examples.text import TextWindows
 
     found = {}
     for name, plan in (

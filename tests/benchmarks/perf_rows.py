@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from synergyd.errors import UsageError
-from synergyd.task.predictor import fitted
-from synergyd.task.rows import Row, read_files, shots, spread_hash
-from synergyd.task.score import Score, score
+from synergyd.task.fit.measured_runs import MeasuredRun, read_files, shots, spread_hash
+from synergyd.task.fit.predictor import fitted
+from synergyd.task.fit.score import Score, score
 
 FOLDS = 5
 
@@ -31,7 +31,7 @@ class Predictions:
     """Predicted step times and peaks of rows that were held out, gathered over folds."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[MeasuredRun] = []
         self.step_s: list[float] = []
         self.peak_bytes: list[float] = []
 
@@ -39,7 +39,7 @@ class Predictions:
         return score(self.rows, np.array(self.step_s), np.array(self.peak_bytes))
 
 
-def held_out(into: Predictions, train: Sequence[Row], test: Sequence[Row], each: int = 0) -> None:
+def held_out(into: Predictions, train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], each: int = 0) -> None:
     """Predict `test` by what `train` and `each` shots of every model and cluster of `test` teach; the shots are not
     among what is gathered. Raises ValueError where a row would be scored that was learnt from."""
     learn, rest = shots(test, each) if each else ((), tuple(test))
@@ -55,7 +55,9 @@ def held_out(into: Predictions, train: Sequence[Row], test: Sequence[Row], each:
         into.peak_bytes += predictor.peak_bytes(rest).tolist()
 
 
-def folds(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], Hashable], each: int = 0) -> Score:
+def folds(
+    rows: Sequence[MeasuredRun], others: Sequence[MeasuredRun], key: Callable[[MeasuredRun], Hashable], each: int = 0
+) -> Score:
     """Rows of equal `key` are held out together, in FOLDS parts; the rest and `others` are fitted."""
     keys = sorted({key(row) for row in rows}, key=lambda k: spread_hash(repr(k)))
     part = {k: i % FOLDS for i, k in enumerate(keys)}
@@ -67,14 +69,14 @@ def folds(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], Hasha
     return found.score()
 
 
-def once(train: Sequence[Row], test: Sequence[Row], each: int = 0) -> Score:
+def once(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], each: int = 0) -> Score:
     """One split."""
     found = Predictions()
     held_out(found, train, test, each)
     return found.score()
 
 
-def never_seen(rows: Sequence[Row], clusters: Sequence[str], each: int) -> Score:
+def never_seen(rows: Sequence[MeasuredRun], clusters: Sequence[str], each: int) -> Score:
     """Each of `clusters` is left out whole in turn."""
     found = Predictions()
     for cluster in clusters:
@@ -83,13 +85,13 @@ def never_seen(rows: Sequence[Row], clusters: Sequence[str], each: int) -> Score
     return found.score()
 
 
-def cases(rows: Sequence[Row]) -> list[tuple[str, str, Callable[[], Score]]]:
+def cases(rows: Sequence[MeasuredRun]) -> list[tuple[str, str, Callable[[], Score]]]:
     """(what, target, how to get it) of every number that the rows at hand allow."""
 
-    def of(file: str) -> list[Row]:
+    def of(file: str) -> list[MeasuredRun]:
         return [row for row in rows if row.file == file]
 
-    def but(some: Sequence[Row]) -> list[Row]:
+    def but(some: Sequence[MeasuredRun]) -> list[MeasuredRun]:
         left_out = {(row.file, row.row_id) for row in some}
         return [row for row in rows if (row.file, row.row_id) not in left_out]
 
@@ -136,7 +138,7 @@ def cases(rows: Sequence[Row]) -> list[tuple[str, str, Callable[[], Score]]]:
     return result
 
 
-def _of_type(rows: Sequence[Row], others: Sequence[Row], gpu_type: str) -> Score:
+def _of_type(rows: Sequence[MeasuredRun], others: Sequence[MeasuredRun], gpu_type: str) -> Score:
     """Models held out over all types at once, scored on one type."""
     keys = sorted({row.model.hidden for row in rows}, key=lambda k: spread_hash(repr(k)))
     found = Predictions()

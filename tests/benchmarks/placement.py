@@ -18,11 +18,11 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
+from synergyd.links.model import Link, Topology
+from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Shape
-from synergyd.scheduler.links import Link, Topology
-from synergyd.scheduler.place import Request, place
-from synergyd.scheduler.policy import Room
-from synergyd.scheduler.slowdown import Traffic, slowdowns
+from synergyd.scheduler.placement.place import PlacementRequest, place
+from synergyd.scheduler.problem.records import NodeCapacity
 
 NIC = Link(0.05, 0.0137)  # ms/MB and penalty: 200 Gb/s, the penalty in 10 GbE's proportion
 MESSAGE_MB, SHARE = 2000.0, 0.2
@@ -33,8 +33,8 @@ class Way:
     """One way to place: its nodes as it sees them, and who is where."""
 
     name: str
-    rooms: tuple[Room, ...]
-    held: dict[int, Request]
+    rooms: tuple[NodeCapacity, ...]
+    held: dict[int, PlacementRequest]
     next_id: int = 1
 
 
@@ -43,7 +43,7 @@ SIZES = [(1, 1), (1, 2), (1, 4), (1, 8)] * 10 + [(2, 8), (4, 8), (8, 8), (16, 8)
 
 def batch_fill(way: Way, rnd: random.Random, count: int) -> float:
     """Lays `count` new jobs at once as an epoch does, those that find no room left out; seconds."""
-    new = [Request(way.next_id + i, Shape("h100", *rnd.choice(SIZES))) for i in range(count)]
+    new = [PlacementRequest(way.next_id + i, Shape("h100", *rnd.choice(SIZES))) for i in range(count)]
     way.next_id += count
     rooms = list(way.rooms)
     if way.name == "random":
@@ -81,7 +81,7 @@ def main() -> None:
     given = parser.parse_args()
     names = [f"n{i:05}" for i in range(given.nodes)]
     leaf = {name: f"s{i // given.leaf}" for i, name in enumerate(names)}
-    blind = tuple(Room(name, "h100", 8) for name in names)
+    blind = tuple(NodeCapacity(name, "h100", 8) for name in names)
     seeing = tuple(replace(room, leaf=leaf[room.name]) for room in blind)
     ways = [Way("leaves", seeing, {}), Way("blind", blind, {}), Way("random", blind, {})]
     answer = []

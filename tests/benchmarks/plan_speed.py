@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from synergyd.records import Accepts, Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
-from synergyd.task import SynergyTask, figures, load_model, synergy_task
-from synergyd.task.plans import Limits
-from synergyd.task.search import rank
+from synergyd.task import job_planner
+from synergyd.task.cell_search import rank
+from synergyd.task.job_planner import JobPlanner
+from synergyd.task.model.hardware import figures
+from synergyd.task.model.spec import load_model
+from synergyd.task.plan_limits import PlanLimits
 
 TYPES = ("h100", "a100-80", "h200")
-FREE = Limits(1024, 1024, vpp=None, cp=None, ep=None, zero_stages=(1, 2, 3))
-BASIC = Limits(1024, 1024)
+FREE = PlanLimits(1024, 1024, vpp=None, cp=None, ep=None, zero_stages=(1, 2, 3))
+BASIC = PlanLimits(1024, 1024)
 
 
 def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
@@ -47,7 +50,7 @@ def measure(repeats: int) -> list[dict[str, object]]:
     model, gpu, shape = load_model("llama3-70b"), figures("h100"), [Shape("h100", 64, 8)]
     rows: list[dict[str, object]] = []
 
-    def plans(name: str, limits: Limits, noise: float | None = None) -> None:
+    def plans(name: str, limits: PlanLimits, noise: float | None = None) -> None:
         def call() -> int:
             ranked = rank(model, gpu, shape, limits, noise_scale=noise)
             return len(ranked.order)
@@ -68,8 +71,8 @@ def measure(repeats: int) -> list[dict[str, object]]:
     ):
         task = a_task(a_job(batch), profile, everything)
 
-        def cells(task: SynergyTask = task) -> tuple[Cell, ...]:
-            synergy_task._best_cells.cache_clear()  # what is timed is the search, not its memory
+        def cells(task: JobPlanner = task) -> tuple[Cell, ...]:
+            job_planner._best_cells.cache_clear()  # what is timed is the search, not its memory
             return task.cells(cluster)
 
         best, median = timed(cells, max(3, repeats // 3))
@@ -78,9 +81,9 @@ def measure(repeats: int) -> list[dict[str, object]]:
     return rows
 
 
-def a_task(job: Job, profile: Profile, everything: bool) -> SynergyTask:
+def a_task(job: Job, profile: Profile, everything: bool) -> JobPlanner:
     said = Accepts(vpp=True, cp=True, ep=True) if everything else Accepts()
-    return SynergyTask(job, replace(profile, accepts=said), load_model("llama3-70b"), {})
+    return JobPlanner(job, replace(profile, accepts=said), load_model("llama3-70b"), {})
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, lower_bound
-from synergyd.sim.metrics import Metrics, metrics_of
+from synergyd.sim.metrics import RunMetrics, metrics_of
 from synergyd.sim.records import Costs, Scenario, cluster_of
 from synergyd.sim.simulate import simulate
 from synergyd.sim.traces import pollux
@@ -28,7 +28,7 @@ from synergyd.sim.traces import pollux
 PEERS = {"1": {"pollux, all eight": 2751.1, "pollux, workload 6": 2446.1}, "0.5": {"pollux, all": 1534.0}}
 
 
-def one(scenario: Scenario, policy: str, settings: Settings, ideals: Ideals, oracle: bool = False) -> Metrics:
+def one(scenario: Scenario, policy: str, settings: Settings, ideals: Ideals, oracle: bool = False) -> RunMetrics:
     return metrics_of(simulate(scenario, policy, settings, oracle=oracle, ideals=ideals), ideals)
 
 

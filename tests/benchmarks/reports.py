@@ -21,16 +21,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launch.reporter import Reporter
+from synergy_launch.launcher.reporter import Reporter
+
 from synergyd.daemon import loop
-from synergyd.daemon.inbox import Inbox
 from synergyd.daemon.loop import Daemon, Tools
+from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.records import Plan, Report
 from synergyd.settings import Settings
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import open_store
 from tests.throwaway.slurm import SlurmCluster
-from tests.unit import daemon_world
+from tests.unit.daemon import daemon_world
 
 EVERY_S = 10.0
 TICK_S = 2.0
@@ -46,7 +47,7 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
         world.runs(job_id, f"n{job_id - 1}")
     url = f"sqlite:///{folder}/synergy.db"
     store = BufferedStore(lambda: open_store(url, create=True), time.monotonic)
-    inbox = Inbox("127.0.0.1", port)
+    inbox = ReportInbox("127.0.0.1", port)
     real = inbox.take
     taken = 0
 
@@ -71,7 +72,7 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
             if word == "close":
                 inbox.close()
             elif word == "open":
-                inbox = Inbox("127.0.0.1", port)
+                inbox = ReportInbox("127.0.0.1", port)
                 real, inbox.take = inbox.take, counted  # type: ignore[method-assign]
                 daemon.tools = Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}")  # type: ignore[arg-type]
             elif word == "end":

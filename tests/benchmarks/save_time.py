@@ -28,11 +28,10 @@ def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
     """One rank; times of rank 0 in seconds."""
     import torch
     import torch.distributed as dist
+    from synergy_launch import SynergyTask
+    from synergy_launch.examples.ddp import ByteModel
+    from synergy_launch.examples.text import TextWindows
     from torch.nn.parallel import DistributedDataParallel
-
-    from launch import SynergyTask
-    from launch.examples.ddp import ByteModel
-    from launch.examples.text import TextWindows
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)

@@ -15,9 +15,9 @@ import random
 import statistics
 import sys
 
-from synergyd.scheduler.adadual import Discipline, Srsf
-from synergyd.scheduler.links import TEN_GBE, Topology
-from synergyd.scheduler.slowdown import Traffic, slowdowns
+from synergyd.links.disciplines import Discipline, Srsf
+from synergyd.links.model import TEN_GBE, Topology
+from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.sim.contention.engine import Engine
 from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.workload import NETWORKS, JobSpec

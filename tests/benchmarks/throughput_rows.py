@@ -17,8 +17,8 @@ import statistics
 from pathlib import Path
 
 from synergyd.records import Measurement, Plan, Shape
-from synergyd.task.hardware import figures
-from synergyd.task.throughput import fitted
+from synergyd.task.model.hardware import figures
+from synergyd.task.model.throughput import fitted
 
 REPORTED = (1, 3, 5, 16)
 DRAWS = 5

@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from synergy_launch import SynergyTask
+from synergy_launch.agent.run_folder import propose_batch
+from synergy_launch.batch.data_order import SampleOrder
+from synergy_launch.examples.ddp import ByteModel
+from synergy_launch.examples.text import TextWindows
 
-from launch import SynergyTask
-from launch.data_order import SampleOrder
-from launch.examples.ddp import ByteModel
-from launch.examples.text import TextWindows
-from launch.run_folder import propose_batch
 from synergyd.rates import worth
 from synergyd.records import Plan
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tests.throwaway.slurm import SlurmCluster
 
-GPT = "launch.examples.gpt"
-PLAIN = "launch.examples.ddp"
+GPT = "synergy_launch.examples.gpt"
+PLAIN = "synergy_launch.examples.ddp"
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """A job of the demo. `module` is one of launch.examples; `directive` what stands behind #SYNERGY."""
+    """A job of the demo. `module` is one of synergy_launch.examples; `directive` what stands behind #SYNERGY."""
 
     name: str
     module: str

@@ -451,7 +451,7 @@ def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
         until_steps(site, job_id)
         address = f"127.0.0.1:{site.port + 90}"
         code = (
-            "from launch.report import send; from synergyd.records import Report\n"
+            "from synergyd.wire.report import send; from synergyd.records import Report\n"
             f"send(Report({job_id}, 0, 999999, loss=7.5, checkpoint_requests=9, note='forged'), {address!r})"
         )
         site.run(*AS_NOBODY, sys.executable, "-c", code)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_launch.links import gate
+from synergy_launch.links.hooks import crosses_nodes
 
-from launch import link_gate
-from launch.link_hooks import crosses_nodes
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 from tests.throwaway.gating import GATE, OPEN, SHARE, Outcome, Phase, measure
@@ -71,16 +71,15 @@ def _gates(made: list[tuple[int, Recorder]]) -> None:
         made.append((channel, Recorder()))
         return made[-1][1]
 
-    link_gate.from_environment = fake  # type: ignore[assignment]
+    gate.from_environment = fake  # type: ignore[assignment]
 
 
 def ddp_told(own_hook: str) -> list[tuple[str, int]]:
     """Three steps of DDP with several buckets and accumulation, gated; what rank 0's gate was told. Gradients are checked."""
     import torch
     import torch.distributed as dist
+    from synergy_launch.links.hooks import gate_ddp
     from torch.nn.parallel import DistributedDataParallel
-
-    from launch.link_hooks import gate_ddp
 
     made: list[tuple[int, Recorder]] = []
     _gates(made)
@@ -123,18 +122,17 @@ def ddp_told(own_hook: str) -> list[tuple[str, int]]:
 def megatron_told(plan: Any, steps: int, gated: bool, from_outside: bool = False) -> dict[str, Any]:
     """What each leader's gate was told in some steps of a small GPT, and the losses. `from_outside`: as an unchanged script is."""
     import torch.distributed as dist
-
-    from launch import gated_script
-    from launch.examples.text import TextWindows
-    from launch.megatron import MegatronRun, start_process_group
-    from launch.ranks import TorchRanks
+    from synergy_launch.agent.collectives import TorchCollectives
+    from synergy_launch.examples.text import TextWindows
+    from synergy_launch.links import gated_script
+    from synergy_launch.megatron_core.training import MegatronRun, start_process_group
 
     made: list[tuple[int, Recorder]] = []
     if gated:
         _gates(made)
     if from_outside:
         gated_script.install()
-    ranks: TorchRanks = start_process_group()
+    ranks: TorchCollectives = start_process_group()
     run = MegatronRun(training_ranks.SPEC, plan, ranks, TextWindows(training_ranks.SPEC.seq).sample)
     losses = [run.train_step() for _ in range(steps)]
     run.close()

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from launch import handover
-from launch.handover import Handover
 from synergyd.records import Plan
+from synergyd.wire import plan_file
+from synergyd.wire.plan_file import PlanFile
 from tests.demo.story import faults, legs
 from tests.integration.training_ranks import ROOT
 from tests.throwaway.slurm import NodeGroup, missing_programs
@@ -60,7 +60,7 @@ RIVAL = (
 # synergy-launch, but that its reports go into a file: job 9 has no daemon
 LAUNCH = """
 import sys
-from launch import launcher, report
+from synergy_launch import launcher, report
 reports = sys.argv.pop(1)
 def send(said, address, by=None, timeout_s=5.0):
     with open(reports, "ab") as file:
@@ -82,7 +82,7 @@ class Run:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.save, self.reports_file, self.output_file = folder / "save", folder / "reports.jsonl", folder / "out"
         self.save.mkdir(parents=True, exist_ok=True)
-        path = handover.write(Handover(9, plan, "nobody:1", str(self.save)), folder)
+        path = plan_file.write(PlanFile(9, plan, "nobody:1", str(self.save)), folder)
         job = {"JOB_ID": 9, "JOB_NODELIST": "here", "STEP_ID": 0, "PROCID": 0, "NODEID": 0, "STEP_NUM_NODES": 1}
         job |= {"STEP_NUM_TASKS": 1, "GPUS_ON_NODE": plan.gpus}
         environment = {

@@ -18,12 +18,12 @@ from synergyd.cli.simulate import simulate_verb
 from synergyd.errors import UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.items import Event
 from synergyd.store.leader import Leader
+from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres, PostgresMissing, programs
-from tests.unit.test_simulate_database import gone, profile
-from tests.unit.test_store_contract import Clock, StoreContract, lifecycle
+from tests.unit.cli.test_simulate_database import gone, profile
+from tests.unit.store.test_contract import Clock, StoreContract, lifecycle
 
 pytest_plugins = ["tests.throwaway.fixtures_postgres"]
 pytestmark = pytest.mark.postgres
@@ -69,11 +69,11 @@ def test_crash_after_crash_loses_nothing(server: Postgres, postgres_database: st
 
     saboteur = threading.Thread(target=crash)
     saboteur.start()
-    expected: list[Event] = []
+    expected: list[StoredEvent] = []
     try:
         while crashes < 8:
             n = len(expected)
-            expected.append(Event(1, float(n), "RUNNING", f"step {n}"))
+            expected.append(StoredEvent(1, float(n), "RUNNING", f"step {n}"))
             buffer.append_events([expected[-1]])
             buffer.put_lifecycles([lifecycle(1, f"S{n}")])
             clock.now += 0.5
@@ -143,10 +143,10 @@ def test_a_session_that_is_cut_off_leads_no_more(server: Postgres, postgres_data
 def test_a_session_cut_off_between_two_epochs_is_not_noticed(server: Postgres, postgres_database: str) -> None:
     schema.upgrade(postgres_database)
     with open_store(postgres_database) as store:
-        store.append_events([Event(1, 1.0, "RUNNING", "a")])
+        store.append_events([StoredEvent(1, 1.0, "RUNNING", "a")])
         server.stop()
         server.start()
-        store.append_events([Event(1, 2.0, "RUNNING", "b")])
+        store.append_events([StoredEvent(1, 2.0, "RUNNING", "b")])
         assert len(store.story(1)) == 2
 
 
@@ -208,7 +208,7 @@ def test_a_role_without_rights(server: Postgres, postgres_database: str) -> None
     with open_store(url.set(username="guest", password="guest").render_as_string(hide_password=False)) as store:
         assert store.lifecycles() == {}
         with pytest.raises(UsageError, match=r"permission denied for table events; grant it"):
-            store.append_events([Event(1, 1.0, "RUNNING", "a")])
+            store.append_events([StoredEvent(1, 1.0, "RUNNING", "a")])
 
 
 def test_a_recorded_queue_is_replayed_from_it(postgres_database: str) -> None:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from synergy_launch.agent.run_folder import propose_batch
 
-from launch.run_folder import propose_batch
 from synergyd.records import Plan
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
@@ -85,10 +85,10 @@ def test_megatron_follows_its_batch_over_a_restart(tmp_path: Path) -> None:
     degrees = [({"tp": 2, "global_batch": 4}, 3), ({"dp": 2, "global_batch": 8}, 7)]
     for number, (plan, steps) in enumerate(degrees):
         environment = {"SYNERGY_RUN_DIR": str(run_dir), "SYNERGY_PLAN_JSON": json.dumps(plan)}
-        call = Call("example", "launch.examples.gpt", [*options, "--steps", str(steps)])
+        call = Call("example", "synergy_launch.examples.gpt", [*options, "--steps", str(steps)])
         training_ranks.run(tmp_path / str(number), 2, call, environment=environment)
     propose_batch(run_dir, Plan(dp=2, micro_batch=2, global_batch=16))
-    call = Call("example", "launch.examples.gpt", [*options, "--steps", "17"])
+    call = Call("example", "synergy_launch.examples.gpt", [*options, "--steps", "17"])
     _, output = training_ranks.run(tmp_path / "last", 2, call, environment=environment)
     assert "global batch 16 in place of 4: learning rate x 2 (sqrt)" in output
     log = [json.loads(line) for line in (run_dir.parent / "steps.jsonl").read_text().splitlines()]

@@ -46,7 +46,7 @@ def training(
         "SYNERGY_HOLD_S": "60",
         "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": batch, "micro_batch": micro}),
     }
-    command = [sys.executable, "-m", "launch.torchrun", "--standalone", "--nproc-per-node", str(dp)]
+    command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--standalone", "--nproc-per-node", str(dp)]
     command += ["-m", "tests.integration.training_trainer", "--output", str(output), *arguments]
     with (folder / "out").open("a") as out:
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)

@@ -108,13 +108,13 @@ def test_corrupt_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
     run_dir = tmp_path / "job" / "run"
     run_dir.mkdir(parents=True)
     environment = {"SYNERGY_RUN_DIR": str(run_dir), "SYNERGY_PLAN_JSON": json.dumps({"global_batch": 4})}
-    call = training_ranks.Call("example", "launch.examples.gpt", [*arguments, "--steps", "4"])
+    call = training_ranks.Call("example", "synergy_launch.examples.gpt", [*arguments, "--steps", "4"])
     training_ranks.run(tmp_path / "a", what.gpus, call, environment=environment)
     data = checkpoint / "step_00000004" / "__0_0.distcp"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    call = training_ranks.Call("example", "launch.examples.gpt", [*arguments, "--steps", "5"])
+    call = training_ranks.Call("example", "synergy_launch.examples.gpt", [*arguments, "--steps", "5"])
     _, output = training_ranks.run(tmp_path / "b", what.gpus, call, environment=environment)
     assert "checkpoint step_00000004 is not usable: __0_0.distcp has other content than was saved" in output
     assert "the last good one, of step 2, is used" in output
@@ -139,7 +139,7 @@ def test_corrupt_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_clear_line(tmp_path: Path, options: list[str], degrees: dict[str, int], said: str) -> None:
     environment = {"SYNERGY_PLAN_JSON": json.dumps({"global_batch": 4, **degrees})}
-    call = training_ranks.Call("example", "launch.examples.gpt", ["--steps", "1", *options])
+    call = training_ranks.Call("example", "synergy_launch.examples.gpt", ["--steps", "1", *options])
     _, output = training_ranks.run(tmp_path, 2, call, environment=environment, code=2)
     lines = output.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("synergy: ") and said in lines[0], output
@@ -149,7 +149,7 @@ def test_other_model_in_the_checkpoint_is_one_clear_line(tmp_path: Path) -> None
     checkpoint = tmp_path / "checkpoints"
     train(tmp_path / "a", plan(1, 1, 1), 1, checkpoint=checkpoint, save=True)
     call = training_ranks.Call(
-        "example", "launch.examples.gpt", ["--steps", "2", "--hidden", "64", "--checkpoint", str(checkpoint)]
+        "example", "synergy_launch.examples.gpt", ["--steps", "2", "--hidden", "64", "--checkpoint", str(checkpoint)]
     )
     _, output = training_ranks.run(tmp_path / "b", 1, call, code=2)
     lines = [line for line in output.splitlines() if line.startswith("synergy: ")]

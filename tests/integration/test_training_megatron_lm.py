@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import handover
-from launch.handover import Handover
 from synergyd.records import Plan
+from synergyd.wire import plan_file
+from synergyd.wire.plan_file import PlanFile
 from tests.integration.training_ranks import ROOT
-from tests.unit.test_megatron_watch import SCRIPT
+from tests.unit.launch.megatron_lm.test_supervisor import SCRIPT
 
 pytestmark = pytest.mark.training
 
@@ -41,7 +41,7 @@ def test_a_request_reaches_the_workers_and_not_torchrun(tmp_path: Path) -> None:
     script.write_text(TWO + SCRIPT)
     save.mkdir()
     plan = Plan(dp=2, micro_batch=1, global_batch=8)
-    path = handover.write(Handover(0, plan, "", str(save)), state)
+    path = plan_file.write(PlanFile(0, plan, "", str(save)), state)
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SYNERGY_"))},
         "PYTHONPATH": str(ROOT), "SYNERGY_PLAN": str(path), "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(tmp_path),
@@ -49,7 +49,7 @@ def test_a_request_reaches_the_workers_and_not_torchrun(tmp_path: Path) -> None:
     }  # fmt: skip
     user = ["--num-layers", "4", "--num-attention-heads", "4", "--micro-batch-size", "8", "--global-batch-size", "8"]
     user += ["--seq-length", "64", "--hidden-size", "64"]
-    command = [sys.executable, "-m", "launch.launcher", "--checkpoint", str(save), str(script), *user]
+    command = [sys.executable, "-m", "synergy_launch.launcher.command", "--checkpoint", str(save), str(script), *user]
     with (tmp_path / "out").open("wb") as out:
         job = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT)
         try:

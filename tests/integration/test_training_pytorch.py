@@ -27,7 +27,7 @@ def ddp(folder: Path, dp: int, steps: int, checkpoint: Path, run_dir: Path, code
     }
     arguments = ["--steps", str(steps), "--hidden", "32", "--layers", "2", "--seq", "32", "--checkpoint", "/unused"]
     arguments += ["--global-batch", "8"]
-    call = Call("example", "launch.examples.ddp", arguments)
+    call = Call("example", "synergy_launch.examples.ddp", arguments)
     _, output = training_ranks.run(folder, dp, call, environment=environment, code=code)
     return output
 
@@ -75,7 +75,7 @@ def test_fsdp_goes_on_on_other_numbers_of_ranks(tmp_path: Path) -> None:
 
 def test_tensor_parallel_plan_for_a_plain_job_is_one_clear_line(tmp_path: Path) -> None:
     environment = {"SYNERGY_PLAN_JSON": json.dumps({"tp": 2, "global_batch": 4})}
-    call = Call("example", "launch.examples.ddp", ["--steps", "1"])
+    call = Call("example", "synergy_launch.examples.ddp", ["--steps", "1"])
     _, output = training_ranks.run(tmp_path, 2, call, environment=environment, code=2)
     assert [line for line in output.splitlines() if line] == [
         "synergy: SYNERGY_PLAN_JSON: tp=2 pp=1 was given to a plain PyTorch job; such a job can change dp only"
@@ -101,7 +101,7 @@ def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
         "SYNERGY_HOLD_S": "1.5",
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "launch.examples.ddp", "--steps", "100000", "--step-delay", "0.02"]
+    command += ["-m", "synergy_launch.examples.ddp", "--steps", "100000", "--step-delay", "0.02"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
     try:

@@ -21,9 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launch.background import Background
-from launch.checkpoint import Checkpoints
-from launch.examples.text import TextWindows
+from synergy_launch.agent.background_save import BackgroundSave
+from synergy_launch.agent.checkpoint import Checkpoints
+from synergy_launch.examples.text import TextWindows
+
 from synergyd.records import ModelSpec, Plan
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,14 @@ def context() -> Any:
     # The server does not take over sys.path (Python 3.11).
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    forkserver.set_forkserver_preload(["launch.megatron", "launch.pytorch", "torch.distributed.fsdp", "torch._dynamo"])
+    forkserver.set_forkserver_preload(
+        [
+            "synergy_launch.megatron_core.training",
+            "synergy_launch.pytorch.training",
+            "torch.distributed.fsdp",
+            "torch._dynamo",
+        ]
+    )
     return forkserver
 
 
@@ -136,7 +144,7 @@ def gpt(
 
     `beside`: the checkpoint is written while so many further steps are made.
     """
-    from launch.megatron import CPU, MegatronRun, start_process_group
+    from synergy_launch.megatron_core.training import CPU, MegatronRun, start_process_group
 
     ranks = start_process_group()
     store = Checkpoints(checkpoint, ranks) if checkpoint else None
@@ -156,7 +164,7 @@ def gpt(
     first = run.step
     losses = [run.train_step() for _ in range(first, steps)]
     if beside and store:
-        background = Background(store)
+        background = BackgroundSave(store)
         background.begin(run.step, run.stage_save)
         for _ in range(beside):
             losses.append(run.train_step())
@@ -200,8 +208,7 @@ def example(module: str, argv: list[str]) -> int:
 def gpt_noise_by_brute_force(samples: int, spec: ModelSpec = SPEC) -> float:
     """Noise scale at the initial weights from one gradient per sample: tr(covariance) / |mean|^2, both unbiased."""
     import torch
-
-    from launch.megatron import MegatronRun, start_process_group
+    from synergy_launch.megatron_core.training import MegatronRun, start_process_group
 
     run = MegatronRun(spec, Plan(), start_process_group(), TextWindows(spec.seq).sample, noise=False)
     model = run.model.module
@@ -230,10 +237,9 @@ def sharded(checkpoint: Path, steps: int, *, interval: int = 0, die_at: int = 0)
     """
     import torch
     import torch.distributed as dist
+    from synergy_launch import SynergyTask
+    from synergy_launch.examples.ddp import ByteModel
     from torch.distributed.fsdp import fully_shard
-
-    from launch import SynergyTask
-    from launch.examples.ddp import ByteModel
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -275,10 +281,9 @@ def rebatched(
     """
     import torch
     import torch.distributed as dist
+    from synergy_launch import SynergyTask
+    from synergy_launch.examples.ddp import ByteModel
     from torch.nn.parallel import DistributedDataParallel
-
-    from launch import SynergyTask
-    from launch.examples.ddp import ByteModel
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -327,9 +332,8 @@ def rebatched_by_hand(batches: list[int]) -> Any:
     import math
 
     import torch
-
-    from launch.data_order import SampleOrder
-    from launch.examples.ddp import ByteModel
+    from synergy_launch.batch.data_order import SampleOrder
+    from synergy_launch.examples.ddp import ByteModel
 
     torch.manual_seed(0)
     model = ByteModel(16, 2)
@@ -355,10 +359,9 @@ def straggling(steps: int, delay_s: float) -> dict[str, Any]:
     """Each rank as if on a node of its own, the last of which takes `delay_s` longer for its forward pass."""
     import torch
     import torch.distributed as dist
+    from synergy_launch import SynergyTask
+    from synergy_launch.examples.ddp import ByteModel
     from torch.nn.parallel import DistributedDataParallel
-
-    from launch import SynergyTask
-    from launch.examples.ddp import ByteModel
 
     dist.init_process_group("gloo")
     os.environ["SLURMD_NODENAME"] = f"node{dist.get_rank()}"

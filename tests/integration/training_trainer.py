@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from synergy_launch.huggingface.trainer import SynergyCallback, apply_plan, resume_from
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-from launch.huggingface import SynergyCallback, apply_plan, resume_from
 
 SEQ = 16
 

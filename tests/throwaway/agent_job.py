@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.agent import Agent
-from launch.agent_settings import AgentSettings
+from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.settings import AgentSettings
+
 from synergyd.records import Plan
 
 STEP_S = 0.1

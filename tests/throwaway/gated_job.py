@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from synergy_launch.links.hooks import gate_ddp
+from synergy_launch.links.link_gate import GateCounts
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from launch.link_gate import Counts
-from launch.link_hooks import gate_ddp
 
 _PIECE = 1 << 18  # numbers a parameter: a megabyte
 
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
         if gate is not None and gated == "1" and not gate.connected(100):
             print(f"the arbiter does not answer: {gate.counts}", flush=True)
             return 1
-        before = gate.counts if gate is not None else Counts()
+        before = gate.counts if gate is not None else GateCounts()
         steps = run(model, folder, name, phase)
         if dist.get_rank() == 0:
             after = gate.counts if gate is not None else before

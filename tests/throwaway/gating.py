@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import munge
 from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
-from synergyd.scheduler.adadual import discipline_named
-from synergyd.scheduler.arbiter import Terms
+from synergyd.links.arbiter import ArbiterTerms
+from synergyd.links.disciplines import discipline_named
+from synergyd.wire import munge
 from tests.throwaway.netns import ShapedLink
 from tests.throwaway.slurm import SlurmCluster
 
@@ -76,7 +76,7 @@ def measure(
         with ShapedLink("gate", mbit, len(phases[0].loads)) as link:
             arbiter = LinkArbiter(
                 listen(link.here, 0),
-                Terms(bound_s=bound_s),
+                ArbiterTerms(bound_s=bound_s),
                 decode=lambda credential: munge.decode(credential, str(cluster.munge_socket)),
                 encode=lambda words: munge.encode(words, str(cluster.munge_socket)),
             )
@@ -118,7 +118,7 @@ def _start(
         command = [
             sys.executable,
             "-m",
-            "launch.torchrun",
+            "synergy_launch.launcher.torchrun",
             "--nnodes",
             "2",
             "--node-rank",
@@ -147,7 +147,7 @@ def _phase(
     everybody = {n + 1: Member(os.getuid(), 0, NODES, 2, 1000.0) for n in jobs}
     arbiter.follow({} if phase.rule == OPEN else everybody)
     if phase.rule != OPEN:
-        arbiter.terms = Terms(discipline_named(phase.rule), bound_s=bound_s)
+        arbiter.terms = ArbiterTerms(discipline_named(phase.rule), bound_s=bound_s)
     _wait(folder, [f"job{n}.{number}.ready" for n in jobs], started, 120.0)
     begin_s = time.time() + 0.5
     draft = folder / "go.tmp"

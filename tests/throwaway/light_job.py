@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch import link_gate
-from launch.agent import Agent
-from launch.agent_settings import AgentSettings, parse_plan
+from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.settings import AgentSettings, parse_plan
+from synergy_launch.links import link_gate
+
 from synergyd.records import Plan
 from tests.throwaway.slurm import SlurmCluster
 

@@ -15,8 +15,8 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from synergyd.errors import UsageError
-from synergyd.scheduler.adadual import Discipline
-from synergyd.scheduler.links import Link
+from synergyd.links.disciplines import Discipline
+from synergyd.links.model import Link
 from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.workload import JobSpec
 

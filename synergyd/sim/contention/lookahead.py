@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from synergyd.scheduler.adadual import AdaDual, Discipline, Srsf
+from synergyd.links.disciplines import AdaDual, Discipline, Srsf
 from synergyd.sim.contention.engine import Engine
 
 # Ours that does best by itself (it orders by time and keeps small messages from starving wide ones), the paper's three, and between.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from synergyd.scheduler.links import Topology
+from synergyd.links.model import Topology
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from synergyd.errors import UsageError
-from synergyd.scheduler.lwf import choose_gpus
+from synergyd.scheduler.placement.lwf import choose_gpus
 from synergyd.sim.contention.engine import Engine, Placer
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from synergyd.errors import UsageError
-from synergyd.scheduler.adadual import Discipline, discipline_named
-from synergyd.scheduler.links import Link, Topology, link_named
+from synergyd.links.disciplines import Discipline, discipline_named
+from synergyd.links.model import Link, Topology, link_named
 from synergyd.sim.contention.engine import Engine
 from synergyd.sim.contention.lookahead import CANDIDATES, LookAhead
 from synergyd.sim.contention.machine import Machine
@@ -85,7 +85,7 @@ class JobRun:
 
 
 @dataclass(frozen=True)
-class Run:
+class ContentionRun:
     """One simulation: a placement and a discipline on one seed's workload. `chosen`: how often look-ahead took which."""
 
     policy: str
@@ -117,7 +117,7 @@ def parse_policy(name: str) -> tuple[str, Discipline | LookAhead]:
     return placement, LookAhead() if discipline == "look-ahead" else discipline_named(discipline)
 
 
-def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = None) -> list[Run]:
+def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = None) -> list[ContentionRun]:
     """One Run a policy, all on the same jobs.
 
     A policy is a discipline (srsf-T, ada-srsf, each also with -time and -reserve; look-ahead), with a placement before it if not
@@ -134,7 +134,7 @@ def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = Non
         else:
             engine.follow(decides)
             engine.advance()
-        found.append(Run(decides.name, placement, seed, _jobs(engine), chosen))
+        found.append(ContentionRun(decides.name, placement, seed, _jobs(engine), chosen))
     return found
 
 
@@ -155,7 +155,7 @@ def _jobs(engine: Engine) -> tuple[JobRun, ...]:
     )
 
 
-def summary(run: Run) -> dict[str, object]:
+def summary(run: ContentionRun) -> dict[str, object]:
     """The numbers of one Run: means and percentiles in seconds, JCT by number of GPUs."""
     many = [j for j in run.jobs if j.nodes > 1]
     return {
@@ -178,7 +178,7 @@ def summary(run: Run) -> dict[str, object]:
     }
 
 
-def to_json(runs: Sequence[Run], jobs: bool = False) -> str:
+def to_json(runs: Sequence[ContentionRun], jobs: bool = False) -> str:
     """A JSON list with the summary of each Run, and every job's figures with `jobs`."""
     return json.dumps([summary(r) | ({"job_runs": [asdict(j) for j in r.jobs]} if jobs else {}) for r in runs])
 
@@ -197,7 +197,7 @@ HEADER = (
 )
 
 
-def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def rows(runs: Sequence[ContentionRun]) -> list[tuple[str, ...]]:
     """The table's cells as text, one row a Run, in HEADER's order."""
     found = []
     for run in runs:
@@ -208,7 +208,7 @@ def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return found
 
 
-def table(runs: Sequence[Run]) -> str:
+def table(runs: Sequence[ContentionRun]) -> str:
     """The same as aligned text, names to the left, numbers to the right."""
     lines = [HEADER, *rows(runs)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]

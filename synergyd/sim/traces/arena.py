@@ -34,9 +34,9 @@ from statistics import median
 from typing import NamedTuple
 
 from synergyd.errors import UsageError
-from synergyd.sim.placements import BATCH, Placement, Timed, Times
+from synergyd.sim.placement_truth import BATCH, Placement, PlacementTruth, Times
 from synergyd.sim.records import Costs, TraceJob
-from synergyd.sim.tables import Row, read_table
+from synergyd.sim.tables import TableRow, read_table
 
 COLUMNS = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size", "num_gpu", "gpu_type")
 COSTS = Costs(first_start_s=40.0, checkpoint_s=8.0, requeue_s=2.0, start_s=40.0)
@@ -92,7 +92,7 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
                 row.number("submission_time", 0) - first_s,
                 gpus,
                 BATCH,
-                Timed(times[model], max(1.0, row.number("num_iteration", 1) // ITERATIONS_SCALE)),
+                PlacementTruth(times[model], max(1.0, row.number("num_iteration", 1) // ITERATIONS_SCALE)),
                 row.where,
                 gpu_type,
                 batch_fixed=True,
@@ -106,14 +106,14 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
     return tuple(jobs)
 
 
-def _model(row: Row) -> Model:
+def _model(row: TableRow) -> Model:
     family, underscores, parameters = row.text("model_name").partition("__")
     if not family or not underscores or not parameters:
         raise row.wrong("model_name", f"{row.text('model_name')!r} is no model", "<family>__<parameters>: bert__1.3B")
     return Model(family, parameters, row.whole("batch_size", 1))
 
 
-def _asked(row: Row, times: Times) -> tuple[str, int]:
+def _asked(row: TableRow, times: Times) -> tuple[str, int]:
     """(GPU type, GPUs) that a job asks for: as it says, or the fewest more that are known to hold it."""
     gpu_type, gpus = row.text("gpu_type"), row.whole("num_gpu", 1, 100_000)
     if gpu_type not in MEMORY_GB:
@@ -164,7 +164,7 @@ def read_tables(folder: Path) -> Known:
     return {model: {gpu_type: dict(t) for gpu_type, t in types.items()} for model, types in known.items()}
 
 
-def _key(row: Row) -> tuple[Model, str, Placement]:
+def _key(row: TableRow) -> tuple[Model, str, Placement]:
     model = Model(row.text("model"), row.text("params"), row.whole("global_batch", 1))
     nodes = row.whole("num_nodes", 1, 1000)
     return model, row.text("gpu_type"), (row.whole("gpus_per_node", 1, 1000),) * nodes

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.sim.records import Placed, TraceJob
-from synergyd.sim.scaling import Scaling
-from synergyd.sim.tables import Row, read_table
-from synergyd.task.plain import largest_divisor
+from synergyd.sim.scaling_truth import ScalingTruth
+from synergyd.sim.tables import TableRow, read_table
+from synergyd.task.unknown_model import largest_divisor
 
 PHILLY = ("timestamp", "duration", "num_gpus")
 SACCT = ("JobID", "Submit", "ElapsedRaw", "AllocTRES")
@@ -36,12 +36,12 @@ def read_sacct(path: Path, gpu_type: str, gpus_per_node: int) -> tuple[TraceJob,
     return _jobs(rows, "Submit", "ElapsedRaw", _gpus, gpu_type, gpus_per_node)
 
 
-def _gpus(row: Row) -> int:
+def _gpus(row: TableRow) -> int:
     # a typed and an untyped count of the same GPUs may both stand there
     return max((int(n) for n in _GPUS.findall(row.values.get("AllocTRES") or "")), default=0)
 
 
-def _when(row: Row, column: str) -> float:
+def _when(row: TableRow, column: str) -> float:
     text = row.text(column)
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -50,7 +50,12 @@ def _when(row: Row, column: str) -> float:
 
 
 def _jobs(
-    rows: Sequence[Row], submit: str, length: str, gpus: Callable[[Row], int], gpu_type: str, gpus_per_node: int
+    rows: Sequence[TableRow],
+    submit: str,
+    length: str,
+    gpus: Callable[[TableRow], int],
+    gpu_type: str,
+    gpus_per_node: int,
 ) -> tuple[TraceJob, ...]:
     if not rows:
         raise UsageError("--trace", "has no jobs with GPUs that ran")
@@ -61,7 +66,7 @@ def _jobs(
         each = largest_divisor(count, gpus_per_node)
         placed = Placed(gpu_type, (each,) * (count // each))
         batch = _SEQUENCES * count
-        truth = Scaling((gpu_type,), row.number(length, 0), placed, batch)
+        truth = ScalingTruth((gpu_type,), row.number(length, 0), placed, batch)
         name = row.values.get("JobID") or f"line {row.line}"
         jobs.append(TraceJob(name, "log", _when(row, submit) - first_s, count, batch, truth, row.where, gpu_type))
     return tuple(jobs)

@@ -22,7 +22,7 @@ import numpy as np
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 from synergyd.sim.records import Floats, Pace, Placed, TraceJob
-from synergyd.sim.tables import Row, in_order
+from synergyd.sim.tables import TableRow, in_order
 
 FIELDS = (
     *("job_type", "command", "folder", "steps_argument", "needs_data", "steps", "scale_factor", "mode"),
@@ -147,7 +147,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str) -> tuple[TraceJob, ..
     return tuple(jobs)
 
 
-def _rows(path: Path) -> list[Row]:
+def _rows(path: Path) -> list[TableRow]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -161,5 +161,5 @@ def _rows(path: Path) -> list[Row]:
             if len(values) != len(FIELDS):
                 what = f"{len(values)} fields instead of {len(FIELDS)}"
                 raise UsageError(f"{path}:{number}: column {min(len(values), len(FIELDS))}", what, "tabs between them")
-            found.append(Row(path, number, dict(zip(FIELDS, values, strict=True))))
+            found.append(TableRow(path, number, dict(zip(FIELDS, values, strict=True))))
     return found

@@ -15,7 +15,7 @@ import random
 
 from synergyd.errors import UsageError
 from synergyd.sim.records import Placed, TraceJob
-from synergyd.sim.scaling import Scaling
+from synergyd.sim.scaling_truth import ScalingTruth
 
 _SIZES = ((1, 0.50), (2, 0.15), (4, 0.16), (8, 0.12), (16, 0.05), (32, 0.02))
 _DAY_S = 86400.0
@@ -44,7 +44,7 @@ def generate(text: str, gpu_type: str, gpus: int, gpus_per_node: int, seed: int)
             size //= 2
         seconds = min(max(900 * math.exp(draw.gauss(0.0, 1.5)), 60.0), 3 * _DAY_S)
         each = min(size, gpus_per_node)
-        truth = Scaling(
+        truth = ScalingTruth(
             (gpu_type,),
             seconds,
             Placed(gpu_type, (each,) * (size // each)),

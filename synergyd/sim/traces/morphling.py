@@ -23,10 +23,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from synergyd.errors import UsageError
-from synergyd.sim.placements import BATCH, Placement, Timed, Times
+from synergyd.sim.placement_truth import BATCH, Placement, PlacementTruth, Times
 from synergyd.sim.records import Costs, Placed, TraceJob
-from synergyd.sim.tables import Row, application_folder, in_order, read_table
-from synergyd.task.plain import largest_divisor
+from synergyd.sim.tables import TableRow, application_folder, in_order, read_table
+from synergyd.task.unknown_model import largest_divisor
 
 COLUMNS = ("name", "submission_time", "application", "num_gpus", "exec_plan", "steps")
 COSTS = Costs(first_start_s=260.0, checkpoint_s=8.0, requeue_s=2.0, start_s=250.0)
@@ -59,7 +59,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str, gpus_per_node: int) -
                 row.number("submission_time", 0),
                 gpus,
                 BATCH,
-                Timed(times, row.number("steps", 1)),
+                PlacementTruth(times, row.number("steps", 1)),
                 row.where,
                 gpu_type,
                 batch_fixed=True,
@@ -73,7 +73,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str, gpus_per_node: int) -
     return tuple(jobs)
 
 
-def _plan(row: Row) -> str:
+def _plan(row: TableRow) -> str:
     text = row.text("exec_plan")
     if text not in _NAMED and not (len(text) == 3 and text.isascii() and text.isdecimal() and "0" not in text):
         raise row.wrong("exec_plan", f"{text!r} is no plan", f"{', '.join(_NAMED)}, or three digits such as 344")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from synergyd.errors import UsageError
-from synergyd.sim.measured import Measured, read_application
+from synergyd.sim.pollux_truth import PolluxTruth, read_application
 from synergyd.sim.records import TraceJob
 from synergyd.sim.tables import application_folder, in_order, read_table
 
@@ -20,7 +20,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str = "t4") -> tuple[Trace
     folder = profiles or path.parent.parent / "traces"
     rows = read_table(path, COLUMNS)
     in_order(rows, "time", lambda row: row.number("time", 0))
-    known: dict[str, Measured] = {}
+    known: dict[str, PolluxTruth] = {}
     jobs = []
     for row in rows:
         kind = row.text("application")

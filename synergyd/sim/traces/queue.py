@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Directive, Job, JobState, Profile, Report, Shape
-from synergyd.sim.recorded import Recorded
+from synergyd.sim.recorded_truth import RecordedTruth
 from synergyd.sim.records import TraceJob
-from synergyd.task import SynergyTask, figures
-from synergyd.task.hardware import GpuFigures
+from synergyd.task.job_planner import JobPlanner
+from synergyd.task.model.hardware import GpuFigures, figures
 
 RUNS = "still there and no total stated"
 NEVER_RAN = "still waiting, never measured"
@@ -147,8 +147,8 @@ def _trace_job(job: RecordedJob, where: str, types: tuple[str, ...], known: dict
         known.setdefault(gpu_type, figures(gpu_type))
     asked = first if first.gpus == gpus else Shape(first.gpu_type, 1, gpus)
     plain = Job(job.job_id, job.name, "", 0, "", JobState.PENDING, "", 0.0, None, None, 0, asked, asked)
-    task = SynergyTask(replace(plain, directive=directive), profile, profile.model, known)
-    truth = Recorded(task, 0.0, low, high, directive.max_micro_batch)
+    task = JobPlanner(replace(plain, directive=directive), profile, profile.model, known)
+    truth = RecordedTruth(task, 0.0, low, high, directive.max_micro_batch)
     truth.examples = _work(job) * _efficiency(truth, profile)
     return TraceJob(
         job.name or f"job {job.job_id}",
@@ -168,7 +168,7 @@ def _trace_job(job: RecordedJob, where: str, types: tuple[str, ...], known: dict
     )
 
 
-def _efficiency(truth: Recorded, profile: Profile) -> float:
+def _efficiency(truth: RecordedTruth, profile: Profile) -> float:
     """Statistical efficiency of the recorded examples: that of each measured batch, by the examples trained with it
     (reports come at equal times)."""
     done = [(m.plan.global_batch, m.samples * m.plan.global_batch / m.step_s) for m in profile.measured if m.step_s > 0]

@@ -32,10 +32,9 @@ def _stand_in_for_triton() -> None:
 
 def _pretend() -> None:
     import torch
+    from synergy_launch.megatron_core import cpu_backend
 
-    from launch import megatron_cpu
-
-    if megatron_cpu.install() is None:
+    if cpu_backend.install() is None:
         return  # there is a real one
     properties = types.SimpleNamespace(
         major=9, minor=0, name="CPU", total_memory=1 << 34, multi_processor_count=1, warp_size=32
@@ -62,10 +61,9 @@ def _pretend() -> None:
 
 
 def _torch_adam() -> None:
-    """Megatron-core's distributed optimizer loads no state into torch's Adam by itself: launch.megatron_optimizer tells why."""
+    """Its distributed optimizer loads no state into torch's Adam: synergy_launch.megatron_core.optimizer_state tells why."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    from launch import megatron_optimizer as repairs
+    from synergy_launch.megatron_core import optimizer_state as repairs
 
     described, load = DistributedOptimizer.sharded_state_dict, DistributedOptimizer.load_state_dict
 

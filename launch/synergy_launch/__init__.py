@@ -1,0 +1,19 @@
+"""What runs inside a job: launcher, agent, training adapters. Imports no server part of synergyd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from synergy_launch.pytorch.training import SynergyTask as SynergyTask
+
+__all__ = ["SynergyTask"]
+
+
+def __getattr__(name: str) -> Any:
+    """`from synergy_launch import SynergyTask` imports torch; importing `synergy_launch` alone does not."""
+    if name == "SynergyTask":
+        from synergy_launch.pytorch.training import SynergyTask
+
+        return SynergyTask
+    raise AttributeError(f"module 'synergy_launch' has no attribute {name!r}")

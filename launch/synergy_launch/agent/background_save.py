@@ -1,0 +1,133 @@
+"""A checkpoint that is written while training goes on.
+
+Training stops only while the state is copied (`stage`). Each rank then writes its part in a thread; at step boundaries
+the ranks agree how far they are: when all have written, the library's own last word (`finish`) is said by all together,
+and rank 0 seals the folder in a thread. Until the seal is there the folder counts for nothing, so a kill at any moment
+leaves the checkpoint before it. One at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, reason
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A rank's part of a checkpoint, copied. `write` runs in a thread beside training: it may use no group of its.
+
+    `finish` is called by all ranks at the same step boundary when all have written, in the thread of training. `meta`
+    is kept with the checkpoint (rank 0's counts).
+    """
+
+    meta: Mapping[str, Any]
+    write: Callable[[], object]
+    finish: Callable[[], object] = lambda: None
+
+
+class _Work:
+    """Something done in a thread; `error` is "" while and if all is well."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+        self.error = ""
+        self._thread = threading.Thread(target=self._run, name="synergy-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._action()
+        except BaseException as problem:  # torch's CheckpointException is no Exception
+            self.error = reason(problem)
+
+    @property
+    def busy(self) -> bool:
+        return self._thread.is_alive()
+
+
+class BackgroundSave:
+    """The checkpoint under way, if there is one. `begin`, `advance` and `wait` are collective."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._ranks = checkpoints.ranks
+        self.step: int | None = None  # of the checkpoint under way
+        self._folder = Path()
+        self._staged: Staged | None = None
+        self._work: _Work | None = None
+        self._sealing = False
+
+    def begin(self, step: int, stage: Callable[[Path], Staged]) -> None:
+        """Copies the state and starts to write. Raises CheckpointError on every rank if any could not; none is under
+        way then."""
+        self._folder = self._checkpoints.open(step)
+        error, staged = "", None
+        try:
+            staged = stage(self._folder)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as problem:
+            error = reason(problem)
+        if self._ranks.maximum([1 if error else 0])[0] or staged is None:
+            raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not copy its part")
+        self.step, self._staged, self._sealing = step, staged, False
+        self._work = _Work(staged.write)
+
+    def state(self) -> list[int]:
+        """[this rank is busy, it has failed], of which the maximum over the ranks goes to `advance`."""
+        if self._work is None:
+            return [0, 0]
+        busy = self._work.busy  # before the error is looked at
+        return [int(busy), int(not busy and bool(self._work.error))]
+
+    def advance(self, busy: int, failed: int) -> int | None:
+        """The step of the checkpoint that has just become good, None while there is none.
+
+        Raises CheckpointError on every rank if it failed; none is under way then.
+        """
+        if self.step is None or self._staged is None or busy:
+            return None
+        if failed:
+            raise self._given_up(self._work.error if self._work else "")
+        if self._sealing:
+            step, self.step, self._staged, self._work = self.step, None, None, None
+            return step
+        error, staged, step, folder = "", self._staged, self.step, self._folder
+        try:
+            staged.finish()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as problem:
+            error = reason(problem)
+        if self._ranks.maximum([1 if error else 0])[0]:
+            raise self._given_up(error)
+        self._sealing = True
+        rank_0 = self._ranks.rank == 0
+        self._work = _Work(lambda: self._checkpoints.close(folder, step, staged.meta)) if rank_0 else None
+        return None
+
+    def wait(self, in_time: Callable[[], bool] = lambda: True) -> int | None:
+        """Stays until the checkpoint under way is good, and gives its step; None where there is none, or it was no
+        longer `in_time` by rank 0's clock. Raises CheckpointError as `advance` does."""
+        while self.step is not None:
+            late = self._ranks.rank == 0 and not in_time()
+            busy, failed, over = self._ranks.maximum([*self.state(), int(late)])
+            done = self.advance(busy, failed)
+            if done is not None:
+                return done
+            if over:
+                return None
+            time.sleep(_LOOK_S)
+        return None
+
+    def _given_up(self, why: str) -> CheckpointError:
+        step, self.step, self._staged, self._work = self.step, None, None, None
+        return CheckpointError(f"checkpoint of step {step}", why or "another rank could not write its part")

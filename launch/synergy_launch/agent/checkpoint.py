@@ -1,0 +1,300 @@
+"""Checkpoint folders that survive a kill at any moment.
+
+Layout: `DIR/step_00000010/` holds whatever the training library writes, and, last of all, `complete`: a JSON file with
+the step, free metadata and the size and digest of every other file. A folder without a `complete` that matches its
+files does not count. Nothing here knows of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synergy_launch.agent.collectives import Collectives
+from synergyd.errors import SynergyError, UsageError, one_line
+
+MARKER = "complete"
+_STEP = re.compile(r"step_(\d{8,})\Z")
+_NUMBER = re.compile(r"(\d+)\Z")
+_BLOCK = 1 << 20
+# Files up to this size are digested whole; of larger ones 64 blocks of 1 MiB are, so that sealing stays cheap.
+_WHOLE = 64 * _BLOCK
+
+
+class CheckpointError(SynergyError):
+    """A checkpoint could not be written; training may go on without it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found good. `meta` is what the saver put there."""
+
+    path: Path
+    step: int
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The newest good checkpoint (None: start afresh) and, in sentences, what was passed over on the way."""
+
+    checkpoint: Checkpoint | None
+    note: str = ""
+    bad: tuple[Path, ...] = ()
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:08d}"
+
+
+def check_directory(directory: Path) -> None:
+    """Make `directory` if its parent is there.
+
+    Raises UsageError in one line where neither is there or it can't be written.
+    """
+    where = f"checkpoint folder {directory}"
+    try:
+        directory.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise UsageError(where, "neither it nor its parent folder exists", "create the parent folder first") from None
+    except FileExistsError:
+        raise UsageError(where, "is not a folder", "name a folder") from None
+    except OSError as error:
+        raise UsageError(where, f"can't be made: {error.strerror}", "name a folder that you may write to") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(where, "can't be written", "name a folder that you may write to")
+
+
+def prepare(directory: Path, step: int) -> Path:
+    """An empty folder for a checkpoint of `step`; whatever had that name before is removed, its marker first."""
+    folder = step_folder(directory, step)
+    (folder / MARKER).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
+
+
+def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
+    """Declare `folder` good: all its files and names are on disk before the marker appears."""
+    files = []
+    for path in _files(folder):
+        _sync(path)
+        files.append({"path": str(path.relative_to(folder)), "size": path.stat().st_size, "digest": digest(path)})
+    for inner in {path.parent for path in _files(folder)} | {folder, folder.parent}:
+        _sync(inner)
+    text = json.dumps({"version": 1, "step": step, "meta": dict(meta), "files": files}, indent=1)
+    draft = folder / (MARKER + ".tmp")
+    with draft.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(folder / MARKER)
+    _sync(folder)
+
+
+def verify(folder: Path) -> tuple[Checkpoint | None, str]:
+    """The checkpoint in `folder`, or None and why it is not good."""
+    marker = folder / MARKER
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        step, meta, files = int(content["step"]), content["meta"], content["files"]
+        entries = [(str(entry["path"]), int(entry["size"]), str(entry["digest"])) for entry in files]
+        if not isinstance(meta, dict):
+            raise ValueError("meta")
+    except FileNotFoundError:
+        return None, "it was not finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, "its marker can't be read"
+    number = _NUMBER.search(folder.name)
+    if number is None or int(number[1]) != step:
+        return None, f"its marker speaks of step {step}"
+    for name, size, expected in entries:
+        path = folder / name
+        try:
+            if path.stat().st_size != size:
+                return None, f"{one_line(name, 80)} has {path.stat().st_size} bytes instead of {size}"
+            if digest(path) != expected:
+                return None, f"{one_line(name, 80)} has other content than was saved"
+        except FileNotFoundError:
+            return None, f"{one_line(name, 80)} is missing"
+        except OSError as error:
+            return None, f"{one_line(name, 80)} can't be read: {error.strerror}"
+    return Checkpoint(folder, step, meta), ""
+
+
+def latest_good(directory: Path) -> FoundCheckpoint:
+    """The newest checkpoint under `directory` that verifies; newer ones that don't are named in the note."""
+    return first_good(sorted(_folders(directory), key=_step_of, reverse=True), verify, "checkpoint ")
+
+
+def first_good(
+    folders: Iterable[Path], check: Callable[[Path], tuple[Checkpoint | None, str]], named: str = ""
+) -> FoundCheckpoint:
+    """The first of `folders`, newest first, that is good by `check`; those before it are named in the note."""
+    notes: list[str] = []
+    bad: list[Path] = []
+    for folder in folders:
+        checkpoint, why = check(folder)
+        if checkpoint is not None:
+            if notes:
+                notes.append(f"the last good one, of step {checkpoint.step}, is used")
+            return FoundCheckpoint(checkpoint, "; ".join(notes), tuple(bad))
+        notes.append(f"{named}{folder.name} is not usable: {why}")
+        bad.append(folder)
+    if notes:
+        notes.append("no good one is left, training starts from step 0")
+    return FoundCheckpoint(None, "; ".join(notes), tuple(bad))
+
+
+def set_aside(bad: tuple[Path, ...]) -> None:
+    """Rename unusable checkpoints (`bad_step_...`), so that those made from now on are the newest again.
+
+    A half-written one has nothing to keep and is removed.
+    """
+    for folder in bad:
+        if not (folder / MARKER).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        target = folder.with_name("bad_" + folder.name)
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+
+
+def prune(directory: Path, keep: int = 2) -> None:
+    """Remove all but the `keep` newest complete checkpoints, and older incomplete ones."""
+    complete = sorted((f for f in _folders(directory) if (f / MARKER).exists()), key=_step_of)
+    if not complete:
+        return
+    kept = set(complete[-keep:])
+    for folder in _folders(directory):
+        if folder not in kept and _step_of(folder) < _step_of(complete[-1]):
+            # The marker goes first: a half-removed folder must not look good.
+            (folder / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def digest(path: Path) -> str:
+    """BLAKE2b of a file's content; above 64 MiB of 64 evenly spread 1-MiB blocks, the first and last included."""
+    total = hashlib.blake2b(digest_size=16)
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size <= _WHOLE:
+            while block := stream.read(_BLOCK):
+                total.update(block)
+        else:
+            for i in range(64):
+                stream.seek((size - _BLOCK) * i // 63)
+                total.update(stream.read(_BLOCK))
+    return total.hexdigest()
+
+
+def reason(error: BaseException) -> str:
+    """What a library's error comes down to: the last line of its text, which for torch's nested ones is the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else type(error).__name__, 300)
+
+
+class Checkpoints:
+    """The checkpoints of one run, seen by all its ranks together: every method but `close` is collective."""
+
+    def __init__(self, directory: Path, ranks: Collectives, keep: int = 2) -> None:
+        self.directory = directory
+        self.ranks = ranks
+        self.keep = keep
+
+    def find(self) -> FoundCheckpoint:
+        """Make the folder if need be and find where to go on from; rank 0 looks, all get the same answer.
+
+        Raises UsageError on every rank where the folder can't be used.
+        """
+
+        def look() -> FoundCheckpoint:
+            check_directory(self.directory)
+            found = latest_good(self.directory)
+            set_aside(found.bad)
+            return found
+
+        found: FoundCheckpoint = self._by_rank_0(look)
+        return found
+
+    def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
+        """`write(folder)` on every rank, then seal. `write` returns the metadata to keep (rank 0's counts).
+
+        Raises CheckpointError on every rank if any of them failed; the checkpoint then does not count.
+        """
+        folder = self.open(step)
+        error = ""
+        meta: Mapping[str, Any] = {}
+        try:
+            meta = write(folder)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except (
+            BaseException
+        ) as problem:  # torch's CheckpointException is no Exception; a failed save must not end training
+            error = reason(problem)
+        if self.ranks.maximum([1 if error else 0])[0]:
+            raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not write its part")
+
+        self._by_rank_0(lambda: self.close(folder, step, meta))
+
+    def open(self, step: int) -> Path:
+        """An empty folder for a checkpoint of `step`, which does not count before it is closed. Raises CheckpointError."""
+        folder: Path = self._by_rank_0(lambda: prepare(self.directory, step))
+        return folder
+
+    def close(self, folder: Path, step: int, meta: Mapping[str, Any]) -> None:
+        """Seals it and prunes older ones, when all ranks have written: by one rank alone. Raises OSError."""
+        seal(folder, step, meta)
+        prune(self.directory, self.keep)
+
+    def _by_rank_0(self, action: Callable[[], Any]) -> Any:
+        """Rank 0's result of `action` on every rank, or its error raised on every rank."""
+        outcome: tuple[Any, BaseException | None] = (None, None)
+        if self.ranks.rank == 0:
+            try:
+                outcome = (action(), None)
+            except UsageError as error:
+                outcome = (None, UsageError(error.where, error.what, error.right))
+            except OSError as error:
+                what = error.strerror or type(error).__name__
+                outcome = (None, CheckpointError(f"checkpoint folder {self.directory}", what))
+        parts = None
+        if outcome[1] is not None:
+            problem = outcome[1]
+            assert isinstance(problem, SynergyError)
+            parts = (isinstance(problem, UsageError), problem.where, problem.what, problem.right)
+        # Exceptions with several arguments don't survive pickling, so their parts are sent.
+        result, failed = self.ranks.broadcast((outcome[0], parts))
+        if failed is not None:
+            usage, where, what, right = failed
+            raise (UsageError if usage else CheckpointError)(where, what, right)
+        return result
+
+
+def _folders(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if _STEP.match(path.name) and path.is_dir()]
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MARKER, MARKER + ".tmp"))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""When a run's next checkpoint is due, and what its checkpoints tell the next incarnation about failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synergy_launch.agent import checkpoint_interval
+from synergy_launch.agent.checkpoint_interval import Interval
+
+
+class CheckpointSchedule:
+    """`steps` between two checkpoints, 0: none by itself; None: as often as loses least (synergy_launch.agent.checkpoint_interval).
+
+    Times are seconds of one monotonic clock. `run_s` seconds of training and `failures` go over all incarnations.
+    """
+
+    def __init__(self) -> None:
+        self.steps: int | None = 0
+        self.save_s = 0.0  # what the last save took until it was good
+        self.held_s = 0.0  # what it held training up
+        self.every: Interval | None = None
+        self._run_s = 0.0
+        self._failures = 0
+        self._saved_at = 0.0
+
+    @property
+    def failures(self) -> int:
+        """Of all incarnations before this one."""
+        return self._failures
+
+    def take(self, history: Any, ending: tuple[int, bool] | None = None) -> None:
+        """What a checkpoint's metadata says of the incarnations before this one; `ending` (synergy_launch.agent.failure_log) knows better
+        how the last one ended."""
+        if not isinstance(history, dict):
+            return
+        self._run_s, self._failures = float(history.get("run_s", 0.0)), int(history.get("failures", 0))
+        self.save_s = float(history.get("save_s", 0.0))
+        self.held_s = float(history.get("held_s", self.save_s))
+        # whoever goes on from a checkpoint that nobody asked for has died after it
+        clean = bool(history.get("planned", True))
+        if ending is not None:
+            self._failures, clean = max(self._failures, ending[0]), ending[1]
+        self._failures += not clean
+
+    def start(self, steps: int | None, gpus: int, now_s: float) -> None:
+        """Training begins."""
+        self.steps, self._saved_at = steps, now_s
+        if self.save_s:
+            self._choose(gpus)
+
+    def trained(self, seconds: float) -> None:
+        self._run_s += seconds
+
+    def due(self, now_s: float) -> bool:
+        """By the clock; the caller knows of steps."""
+        every_s = self.every.every_s if self.every else checkpoint_interval.FIRST_S
+        return self.steps is None and now_s - self._saved_at >= every_s
+
+    def history(self, planned: bool) -> dict[str, Any]:
+        """For a checkpoint's metadata. `planned`: the run may end with it, and that is no failure."""
+        return {
+            "run_s": self._run_s,
+            "failures": self._failures,
+            "save_s": self.save_s,
+            "held_s": self.held_s,
+            "planned": planned,
+        }
+
+    def tried(self, now_s: float) -> None:
+        """A save begins, whether it succeeds or not: a full disk must not be tried again at every step."""
+        self._saved_at = now_s
+
+    def saved(self, gpus: int, now_s: float, held_s: float | None = None) -> None:
+        """It succeeded, having held training up for `held_s` (None: all the time)."""
+        self.save_s = now_s - self._saved_at
+        self.held_s = self.save_s if held_s is None else held_s
+        if held_s is None:
+            self._saved_at = now_s
+        self._choose(gpus)
+
+    def words(self) -> str:
+        """For explain; "" where the interval is the script's."""
+        return self.every.words() if self.every else ""
+
+    def _choose(self, gpus: int) -> None:
+        if self.steps is None:
+            written_s = self.save_s if self.held_s < self.save_s else 0.0
+            self.every = checkpoint_interval.choose(gpus, self.held_s, self._run_s, self._failures, written_s)

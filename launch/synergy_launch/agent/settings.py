@@ -1,0 +1,135 @@
+"""What the launcher told a training process through its environment, and which plans can be run at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from synergy_launch.batch.tuner import batch_range
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+
+TOLD = "told"  # as SYNERGY_GLOBAL_BATCH: a daemon chooses
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What the launcher told this worker, checked. `plan` is None where the launcher gave none."""
+
+    run_dir: Path | None = None
+    plan: Plan | None = None
+    restarts: int = 0
+    checkpoint_dir: Path | None = None
+    step_log: Path | None = None
+    hold_s: float = 20.0
+    grace_s: float = 25.0
+    rank: int = 0
+    local_rank: int = 0
+    world: int = 1
+    accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
+    batch_range: tuple[int, int] | None = None
+    batch_told: bool = False  # a daemon chooses the batch
+    background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
+        """Raises UsageError in one line for a value that can't be used."""
+        env = os.environ if environment is None else environment
+        run_dir = Path(env["SYNERGY_RUN_DIR"]) if env.get("SYNERGY_RUN_DIR") else None
+        if run_dir is not None and not run_dir.is_dir():
+            raise UsageError("SYNERGY_RUN_DIR", f"{run_dir} is not a folder", "the launcher makes it before the start")
+        step_log = None
+        if run_dir is not None:
+            step_log = run_dir.parent / env.get("SYNERGY_STEP_LOG", "steps.jsonl")
+        elif env.get("SYNERGY_STEP_LOG"):
+            step_log = Path(env["SYNERGY_STEP_LOG"])
+        text = env.get("SYNERGY_PLAN_JSON")
+        world = number_of(env, "WORLD_SIZE", int, 1)
+        limits = env.get("SYNERGY_GLOBAL_BATCH", "")
+        return cls(
+            run_dir=run_dir,
+            plan=parse_plan(text, world) if text else None,
+            restarts=number_of(env, "SYNERGY_RESTARTS", int, 0),
+            checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
+            step_log=step_log,
+            hold_s=number_of(env, "SYNERGY_HOLD_S", float, 20.0),
+            grace_s=number_of(env, "SYNERGY_GRACE_S", float, 25.0),
+            rank=number_of(env, "RANK", int, 0),
+            local_rank=number_of(env, "LOCAL_RANK", int, 0),
+            world=world,
+            accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
+            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != TOLD else None,
+            batch_told=limits == TOLD,
+            background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
+        )
+
+
+def parse_plan(text: str, world: int) -> Plan:
+    """A Plan from its JSON object. Raises UsageError if it is malformed, impossible, or not for `world` processes."""
+    where = "SYNERGY_PLAN_JSON"
+    right = "a JSON object with the fields of a plan, such as " + json.dumps(asdict(Plan()))
+    try:
+        content = json.loads(text)
+    except ValueError:
+        raise UsageError(where, f"not JSON: {text[:80]}", right) from None
+    if not isinstance(content, dict):
+        raise UsageError(where, "not an object", right)
+    kinds = {field.name: type(getattr(Plan(), field.name)) for field in fields(Plan)}
+    for key, value in content.items():
+        if key not in kinds:
+            raise UsageError(where, f"unknown field {key}", right)
+        least = 0 if key == "zero_stage" else 1
+        if type(value) is not kinds[key] or (kinds[key] is int and value < least):
+            raise UsageError(where, f"{key}={value!r} can't be used", right)
+    plan = Plan(**content)
+    return check_plan(plan, world, where)
+
+
+def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
+    """`plan` itself if it uses exactly `world` processes and its batch divides; else UsageError."""
+    if plan.gpus != world:
+        degrees = f"tp={plan.tp} pp={plan.pp}" + (f" cp={plan.cp}" if plan.cp > 1 else "") + f" dp={plan.dp}"
+        what = f"{degrees} needs {plan.gpus} processes, there are {world}"
+        raise UsageError(where, what, "tp * pp * cp * dp must be the number of processes")
+    if plan.global_batch % (plan.dp * plan.micro_batch):
+        what = f"global batch {plan.global_batch} can't be cut into micro-batches of {plan.micro_batch} on dp={plan.dp}"
+        raise UsageError(where, what, "global_batch must be a multiple of dp * micro_batch")
+    return plan
+
+
+def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Plan:
+    """`plan` itself if its degrees besides dp and those of `names` are 1; else UsageError: this script can't take it."""
+    for name in ("tp", "pp", "vpp", "cp", "ep"):
+        value = getattr(plan, name)
+        if value != 1 and name not in names:
+            what = f"{name}={value} was given to a script that can't split itself so"
+            raise UsageError(where, what, f"such a job can change {', '.join((*names, 'dp'))} only")
+    return plan
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    """The launcher's own words, passed on; nothing where they are none."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def number_of(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+    """A number of 0 or more from the environment. Raises UsageError."""
+    text = env.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        value = kind(text)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(text)
+    except ValueError:
+        raise UsageError(name, f"{text!r} is not a number of 0 or more", f"such as {default}") from None
+    return value

@@ -1,0 +1,127 @@
+"""A run's own choice of its batch, where no daemon makes it: from its noise scale and the step times it has measured.
+
+Goodput of a batch M is worth(M0, M, phi) / T(M), Pollux's (Qiao et al., OSDI 2021, section 3) with the run's own
+T(M) = a + b M, seconds a step, fitted to the medians of the batches it has run with.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from synergyd.errors import UsageError
+from synergyd.rates import worth
+from synergyd.records import Plan
+
+_RANGE = re.compile(r"([0-9]{1,8}):([0-9]{1,8})\Z")
+_POINTS = 24
+GAIN = 1.05  # a change is worth its trouble (caches, allocations, a schedule's next stride) from here on
+_FIRST_GAIN = 1.2  # nothing is known of larger batches: they must promise this much if they cost no more time
+STEPS_BETWEEN = 30
+MEMORY_USED = 0.85  # of the device, by what torch allocates: the rest is for fragments, NCCL and the CUDA context
+
+
+def batch_range(text: str, where: str = "global_batch") -> tuple[int, int]:
+    """`LO:HI` in sequences. Raises UsageError."""
+    match = _RANGE.match(text)
+    if match is None or not 0 < int(match[1]) <= int(match[2]):
+        raise UsageError(where, f"{text[:40]!r}", "LO:HI in sequences, such as 64:1024")
+    return int(match[1]), int(match[2])
+
+
+def line(times: Mapping[int, float]) -> tuple[float, float]:
+    """(a, b) of T(M) = a + b M, neither below 0, of least squared relative error over {batch: seconds}, two or more."""
+    weights = {m: 1 / t**2 for m, t in times.items()}
+    total = sum(weights.values())
+    mean_m = sum(w * m for m, w in weights.items()) / total
+    mean_t = sum(w * times[m] for m, w in weights.items()) / total
+    square = sum(w * (m - mean_m) ** 2 for m, w in weights.items())
+    slope = sum(w * (m - mean_m) * (times[m] - mean_t) for m, w in weights.items()) / square if square else 0.0
+    if slope <= 0:
+        return mean_t, 0.0
+    fixed = mean_t - slope * mean_m
+    return (fixed, slope) if fixed >= 0 else (0.0, mean_t / mean_m)
+
+
+def fitting(plan: Plan, batch: float, micro_limit: int) -> Plan | None:
+    """`plan` with the largest global batch <= `batch` its degrees allow, in micro-batches of at most `micro_limit`;
+    None where not even one sequence a replica is left."""
+    each = int(batch) // plan.dp  # sequences a replica
+    stages = plan.pp if plan.vpp > 1 else 1  # interleaved schedules want a multiple of pp micro-batches
+    if each < stages:
+        return None
+    micro = min(micro_limit, each // stages)
+    while micro > 1 and each % micro and each - each % micro < 0.9 * each:
+        micro -= 1
+    count = each // micro
+    return replace(plan, micro_batch=micro, global_batch=plan.dp * micro * (count - count % stages))
+
+
+def choose(
+    plan: Plan,
+    limits: tuple[int, int],
+    base: int,
+    noise: float | None,
+    times: Mapping[int, float],
+    micro_limit: int,
+) -> Plan:
+    """The plan to go on with: `plan` itself, or the same degrees with another batch within `limits`.
+
+    `times`: measured seconds by global batch, `plan`'s own among them. Never more than twice the largest batch that
+    was measured, so that each stride is checked before the next; without a noise scale nothing changes.
+    """
+    now = plan.global_batch
+    if noise is None or now not in times:
+        return plan
+    low, high = limits[0], min(limits[1], 2 * max(times))
+    if low >= high:
+        return plan
+    if len(times) == 1:
+        further = fitting(plan, min(2 * now, high), micro_limit)
+        promise = worth(base, further.global_batch, noise) / worth(base, now, noise) if further else 0.0
+        return further if further and promise >= _FIRST_GAIN else plan
+    fixed, slope = line(times)
+
+    def goodput(batch: int) -> float:
+        return worth(base, batch, noise) / (fixed + slope * batch)
+
+    best, score = plan, GAIN * goodput(now)
+    for i in range(_POINTS + 1):
+        other = fitting(plan, low * math.exp(math.log(high / low) * i / _POINTS) + 1e-6, micro_limit)
+        if other is not None and low <= other.global_batch <= high and goodput(other.global_batch) > score:
+            best, score = other, goodput(other.global_batch)
+    return best
+
+
+@dataclass
+class BatchTuner:
+    """`choose` every STEPS_BETWEEN steps, with what was measured in between. One for rank 0.
+
+    Micro-batches go up to the largest that has run, and beyond it as far as memory surely allows: peak memory is a
+    fixed part and one that grows with the micro-batch, so k times the micro-batch takes at most k times as much.
+    """
+
+    limits: tuple[int, int]
+    base: int
+    device_bytes: int | None = None
+    times: dict[int, float] = field(default_factory=dict)
+    _steps: int = 0
+    _largest_micro: int = 1
+
+    def after_step(self, plan: Plan, step_s: float | None, noise: float | None, peak_bytes: int | None = None) -> Plan:
+        """`step_s`: median of the recent steps with this very `plan`; `peak_bytes`: the most memory used so far."""
+        self._steps += 1
+        self._largest_micro = max(self._largest_micro, plan.micro_batch)
+        if self._steps < STEPS_BETWEEN or not step_s:
+            return plan
+        self._steps = 0
+        self.times[plan.global_batch] = step_s
+        return choose(plan, self.limits, self.base, noise, self.times, self.micro_limit(peak_bytes))
+
+    def micro_limit(self, peak_bytes: int | None) -> int:
+        """The largest micro-batch that is known to fit."""
+        if not self.device_bytes or not peak_bytes:
+            return self._largest_micro
+        return max(self._largest_micro, int(self._largest_micro * MEMORY_USED * self.device_bytes / peak_bytes))

@@ -1,0 +1,153 @@
+"""A small byte-level GPT on megatron-core, trained on the Python language reference.
+
+    torchrun --nproc-per-node 4 -m synergy_launch.examples.gpt --steps 20 --checkpoint /tmp/gpt
+
+Degrees and batch come from Synergy's plan; without one every process is a data-parallel replica. The losses are the
+same on every plan, and a run may go on from its checkpoint under any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.settings import AgentSettings, check_plan
+from synergy_launch.batch.learning_rate import COUNTS, Schedule
+from synergyd.errors import SynergyError
+from synergyd.rates import RULES
+from synergyd.records import ModelSpec, Plan
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=64, help="bytes a sample (default 64)")
+    parser.add_argument("--gated", action="store_true", help="SwiGLU, RMSNorm and untied embeddings, as Llama has")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="steps of --global-batch in all, those before a restart included"
+    )
+    parser.add_argument(
+        "--global-batch", type=int, default=8, help="what --lr was tuned for, and the batch without a plan (default 8)"
+    )
+    parser.add_argument("--micro-batch", type=int, default=1, help="without a plan (default 1)")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr-rule", choices=RULES, default="sqrt", help="at another global batch (default sqrt)")
+    parser.add_argument("--count", choices=COUNTS, default="examples", help="what --steps and the schedule count")
+    parser.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="steps of --global-batch (default 0)")
+    parser.add_argument("--cosine", action="store_true", help="to a tenth of --lr at the end (default: constant)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
+    parser.add_argument(
+        "--checkpoint-interval", type=int, metavar="STEPS",
+        help="0: on request and at the end (default: from what a checkpoint takes and how often runs fail)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
+    )
+    return parser.parse_args(argv)
+
+
+def model_spec(args: argparse.Namespace) -> ModelSpec:
+    return ModelSpec(
+        name="byte-gpt",
+        layers=args.layers,
+        hidden=args.hidden,
+        heads=args.heads,
+        kv_heads=args.heads,
+        ffn=4 * args.hidden,
+        vocab=256,
+        seq=args.seq,
+        gated=args.gated,
+        tied_embeddings=not args.gated,
+    )
+
+
+def train(args: argparse.Namespace, settings: AgentSettings) -> None:
+    plan = settings.plan or check_plan(
+        Plan(dp=settings.world, micro_batch=args.micro_batch, global_batch=args.global_batch), settings.world
+    )
+    # Imported here: wrong settings are told without waiting for torch.
+    from synergy_launch.examples.text import TextWindows
+    from synergy_launch.megatron_core.training import MegatronRun, start_process_group
+    from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+
+    ranks = start_process_group()
+    agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)
+    agent.install_signals()
+    with agent.watching():
+        spec = model_spec(args)
+        found = agent.find_checkpoint(args.checkpoint)
+        text = TextWindows(args.seq, args.seed)
+        run = MegatronRun(
+            spec,
+            plan,
+            ranks,
+            text.sample,
+            lr=args.lr,
+            seed=args.seed,
+            bf16=args.bf16,
+            checkpoint=found.checkpoint,
+            base_batch=args.global_batch,
+            lr_rule=args.lr_rule,
+            count=args.count,
+            schedule=Schedule(args.warmup * args.global_batch, args.steps * args.global_batch if args.cosine else 0),
+        )
+        for text_of in (run.note, run.following.words(plan.global_batch, run.noise_scale)):
+            if text_of:
+                agent.note(text_of)
+        agent.start(
+            run.step,
+            save=run.save,
+            stage=run.stage_save,
+            checkpoint_interval=args.checkpoint_interval,
+            resharding=True,
+            model=spec,
+            tokens=run.tokens,
+            base_batch=run.following.base,
+            peers=run.stage,
+        )
+        while not run.following.finished(args.steps):
+            loss = run.train_step()
+            if args.step_delay:
+                time.sleep(args.step_delay)
+            if not agent.after_step(
+                run.step,
+                loss=loss,
+                tokens=run.tokens,
+                noise_scale=run.noise_scale,
+                own_s=run.own.take(),
+                done=run.following.done,
+                total=run.following.total,
+            ):
+                return
+            changed = agent.take_batch()
+            if changed is not None:
+                run.follow(changed)
+                agent.note(run.following.words(changed.global_batch, run.noise_scale) or "back at the tuned batch")
+        agent.finish()
+
+
+def main(argv: list[str] | None = None) -> int:
+    # Until the agent listens, a request for a checkpoint has nothing to save and must not kill the process.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    args = arguments(argv)
+    try:
+        train(args, AgentSettings.from_environment())
+    except SynergyError as error:
+        if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
+            print(f"synergy: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+# The guard matters: saving spawns a process that imports this file again.
+if __name__ == "__main__":
+    sys.exit(main())

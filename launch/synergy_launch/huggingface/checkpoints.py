@@ -1,0 +1,130 @@
+"""The checkpoints of Hugging Face's Trainer: `OUTPUT_DIR/checkpoint-N`, written by Trainer, sealed as Synergy's own are.
+
+Rank 0 of Trainer writes weights, optimizer, schedule and generators one after the other, and trainer_state.json last,
+but without fsync, in a folder that has its final name from the start. So one that has no seal (killed in between, or
+written without Synergy) counts if that file can be read and speaks of step N; one that has, if its digests match.
+Trainer itself would take the highest N. Nothing here knows of torch or transformers.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from synergy_launch.agent.checkpoint import (
+    MARKER,
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    FoundCheckpoint,
+    first_good,
+    reason,
+    seal,
+    verify,
+)
+
+STATE = "trainer_state.json"
+_UNFINISHED = "checkpoint-is-incomplete.txt"  # Trainer's own, while it saves on SIGTERM (enable_jit_checkpoint)
+_NAME = re.compile(r"checkpoint-(\d+)\Z")
+_WEIGHTS = ("*.safetensors", "*.bin", "pytorch_model_fsdp_*", "global_step*")
+
+
+def latest_good(directory: Path) -> FoundCheckpoint:
+    """The newest checkpoint that was finished; newer ones that were not are named in the note."""
+    folders = sorted((f for f in directory.iterdir() if _NAME.match(f.name) and f.is_dir()), key=_step_of, reverse=True)
+    found = first_good(folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _unsealed(folder))
+    if found.checkpoint is None or found.checkpoint.meta:
+        return found
+    older = folders[folders.index(found.checkpoint.path) :]
+    meta = next((m for f in older if (m := _meta_of(f))), {})
+    return replace(found, checkpoint=replace(found.checkpoint, meta=meta))
+
+
+class TrainerCheckpoints(Checkpoints):
+    """Those of one run; Trainer writes and prunes them itself. `output_dir` must be seen by all nodes."""
+
+    sealed: int | None = None  # step of the newest sealed by this process
+
+    def find(self) -> FoundCheckpoint:
+        """As Checkpoints.find does; unusable ones are renamed to `unusable-checkpoint-N`, which Trainer passes over."""
+
+        def look() -> FoundCheckpoint:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            found = latest_good(self.directory)
+            for folder in found.bad:
+                target = folder.with_name(f"unusable-{folder.name}")
+                shutil.rmtree(target, ignore_errors=True)
+                folder.rename(target)
+            return found
+
+        found: FoundCheckpoint = self._by_rank_0(look)
+        return found
+
+    def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
+        """Seals what Trainer has written; `write` gives the metadata only. Raises CheckpointError on every rank."""
+        folder = self.directory / f"checkpoint-{step}"
+        self._meta = write(folder)
+        self.again(step)
+
+    def again(self, step: int) -> None:
+        """Seals the checkpoint of `step` once more, which Trainer has written a second time."""
+        folder, meta = self.directory / f"checkpoint-{step}", self._meta
+
+        def close() -> None:
+            if not (folder / STATE).exists():
+                raise FileNotFoundError(errno.ENOENT, f"Trainer has not written checkpoint-{step}")
+            seal(folder, step, meta)
+
+        self.ranks.barrier()  # the others write their generators
+        try:
+            self._by_rank_0(close)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"checkpoint of step {step}", reason(error)) from error
+        self.sealed = step
+
+
+def micro_batch(batch: int, dp: int, most: int) -> int | None:
+    """The largest micro-batch up to `most` in which `dp` replicas do `batch` sequences exactly; None: they can't."""
+    each, rest = divmod(batch, dp)
+    return None if rest or not each else next(m for m in range(min(most, each), 0, -1) if each % m == 0)
+
+
+def _unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
+    step = _step_of(folder)
+    try:
+        said = json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"]
+    except FileNotFoundError:
+        return None, "it was not finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, f"its {STATE} can't be read"
+    if said != step or (folder / _UNFINISHED).exists():
+        return None, "it was not finished"
+    if not any(_filled(path) for pattern in _WEIGHTS for path in folder.glob(pattern)):
+        return None, "it has no weights"
+    empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
+    return (None, f"{empty[0][:80]} is empty") if empty else (Checkpoint(folder, step, {}), "")
+
+
+def _filled(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+
+
+def _meta_of(folder: Path) -> Mapping[str, Any]:
+    try:
+        meta = json.loads((folder / MARKER).read_text(encoding="utf-8"))["meta"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def _step_of(folder: Path) -> int:
+    match = _NAME.match(folder.name)
+    return int(match[1]) if match else -1

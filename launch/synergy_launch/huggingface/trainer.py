@@ -1,0 +1,202 @@
+"""Synergy in Hugging Face's Trainer, data parallel (DDP or one process):
+
+    args = apply_plan(TrainingArguments("/shared/run1", max_steps=1000, ...), global_batch=64)
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[SynergyCallback()])
+    trainer.train(resume_from_checkpoint=resume_from(args.output_dir))
+
+Trainer counts steps, its place in the data included: step n is on examples n * global batch and on, whatever the number
+of processes, but only while the global batch stays, its sampler does not look at the batch (group_by_length and
+batch_rebalance do) and dataloader_drop_last is off. So the batch that a run began with is kept over all resizes, and no
+noise scale is reported: with one Synergy would move it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from synergy_launch.agent.agent import Agent, Boundary
+from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
+from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, micro_batch
+from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.training import _one_line
+
+from synergyd.errors import UsageError
+from synergyd.rates import factors, usual_rule
+from synergyd.records import Plan
+
+with _one_line(int(os.environ.get("RANK", "0") or 0)):
+    try:
+        from transformers import TrainerCallback
+    except ImportError as _error:
+        _what = f"transformers can't be imported ({_error})"
+        raise UsageError("synergy_launch.huggingface.trainer", _what, "pip install transformers accelerate") from None
+
+
+class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where transformers is not installed
+    """Reports each step, and saves, waits and stops with all ranks together when it is asked to.
+
+    Checkpoints are Trainer's own, sealed (synergy_launch.huggingface.checkpoints): those of its save_strategy, those asked for, and
+    the last one. `checkpoint_interval` in steps are further ones, None: as often as loses least. `tokens_per_sample`
+    turns samples into the tokens that are reported. The loss is the one Trainer logged last (logging_steps).
+
+    SIGTERM ends the process after a checkpoint with code 0, from inside `train`; a mistake with one line and code 2.
+    """
+
+    def __init__(self, *, checkpoint_interval: int | None = 0, tokens_per_sample: int = 1) -> None:
+        self.agent: Agent | None = None
+        self._interval, self._tokens_per_sample = checkpoint_interval, tokens_per_sample
+        self._batch = 0
+        self._loss: float | None = None
+        self._due: Boundary | None = None  # what is to be done when Trainer has saved
+        self._began = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        with _one_line(args.process_index):
+            settings = AgentSettings.from_environment()
+            given, ranks = settings.plan, _ranks("train")
+            plan = _plan_of(args, check_degrees(given, (), "SYNERGY_PLAN_JSON") if given else Plan())
+            agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)
+            agent.install_signals()
+            self._store = TrainerCheckpoints(Path(args.output_dir).absolute(), ranks)
+            found = agent.find_in(self._store).checkpoint
+        self.agent, self._batch, self._due = agent, plan.global_batch, None
+        logged = [entry["loss"] for entry in state.log_history if "loss" in entry]
+        self._loss = float(logged[-1]) if logged else None
+        step = state.global_step
+        if found is not None and found.step != step:
+            agent.note(f"{found.path} is there, but training starts at step {step}: resume_from was not used")
+        if found is not None and found.step == step and found.meta.get("batch", [self._batch])[0] != self._batch:
+            was = found.meta["batch"][0]
+            agent.note(f"global batch {self._batch} after {was}: Trainer skips or repeats examples; use apply_plan")
+        elif found is None and given is not None and given.global_batch != self._batch:
+            agent.note(f"global batch {self._batch} in place of the plan's {given.global_batch}: use apply_plan")
+        agent.start(
+            step,
+            save=lambda _: {"kind": "huggingface", "batch": [plan.global_batch, plan.micro_batch]},
+            checkpoint_interval=self._interval,
+            tokens=step * self._batch * self._tokens_per_sample,
+        )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            self._loss = float(logs["loss"])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # another callback, or save_strategy best, was against it: it is asked for again at the next step
+        self._due = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        agent, step = self.agent, state.global_step
+        assert agent is not None, "on_train_begin comes first"
+        boundary = agent.look(
+            step,
+            loss=self._loss,
+            tokens=step * self._batch * self._tokens_per_sample,
+            done=float(step * self._batch),
+            total=float(state.max_steps * self._batch),
+        )
+        last = step >= state.max_steps and args.save_strategy != "no"
+        control.should_save = boundary.save or (not boundary.stop and (control.should_save or last))
+        if control.should_save:
+            self._due, self._began = replace(boundary, save=True), time.monotonic()
+        else:
+            self._act(boundary)
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        due, self._due = self._due, None
+        if self._store.sealed == state.global_step:
+            self._store.again(state.global_step)
+        if due is None:
+            self._act(Boundary(state.global_step))  # at the end of an epoch
+        else:
+            self._act(due, time.monotonic() - self._began)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.agent is not None:
+            self.agent.finish()
+
+    def _act(self, boundary: Boundary, spent_s: float = 0.0) -> None:
+        assert self.agent is not None
+        if not self.agent.act(boundary, spent_s):
+            raise SystemExit(0)
+
+
+def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
+    """TrainingArguments with the micro-batch and accumulation of Synergy's plan; to be called once, before Trainer.
+
+    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch itself
+    where there is no plan, in micro-batches of up to per_device_train_batch_size. At another one, which a plan may ask for
+    at a run's start, they follow: by `lr_rule` ("": the usual one of `optim`) and to as many examples. A run that goes on
+    keeps its batch. Ends with one line and code 2 where the batch can't be divided.
+    """
+    with _one_line(args.process_index):
+        given, world = AgentSettings.from_environment().plan, args.world_size
+        if global_batch < 1:
+            raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
+        found = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
+        kept = found.meta.get("batch") if found is not None else None
+        batch = (
+            int(kept[0])
+            if kept
+            else check_degrees(given, (), "SYNERGY_PLAN_JSON").global_batch
+            if given
+            else global_batch
+        )
+        micro = micro_batch(batch, world, given.micro_batch if given else args.per_device_train_batch_size)
+        plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
+        name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
+        scale = factors(lr_rule or _usual(name), global_batch, batch)
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = plan.micro_batch, plan.micro_batches
+    if batch != global_batch:
+        args.learning_rate *= scale.rate
+        if name == "adamw":  # its decay is apart from the gradient
+            args.weight_decay *= scale.decoupled_decay
+        if args.max_steps > 0:
+            args.max_steps = math.ceil(args.max_steps * global_batch / batch)
+        if args.warmup_steps >= 1:  # below 1 it is a part of all steps
+            args.warmup_steps = math.ceil(args.warmup_steps * global_batch / batch)
+    return args
+
+
+def resume_from(output_dir: str | Path) -> str | None:
+    """The newest checkpoint under `output_dir` that was finished, for `Trainer.train`; None: start afresh.
+
+    After TrainingArguments are made, by all ranks. Trainer's own choice (True) may be one that a kill left half-written.
+    """
+    rank = int(os.environ.get("RANK", "0") or 0)
+    with _one_line(rank):
+        found = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
+    if found.note and rank == 0:
+        print(f"synergy: {found.note}", flush=True)
+    return str(found.checkpoint.path) if found.checkpoint else None
+
+
+def _ranks(who: str) -> Collectives:
+    if dist.is_available() and dist.is_initialized():
+        return TorchCollectives()
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+        raise UsageError(who, "the processes don't know each other yet", "make TrainingArguments first")
+    return OneProcess()
+
+
+def _plan_of(args: Any, given: Plan) -> Plan:
+    """What Trainer runs with."""
+    micro, dp = args.train_batch_size, args.world_size
+    return replace(given, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
+
+
+def _usual(optimiser: str) -> str:
+    """Without a noise scale; "none" for one that is not known."""
+    try:
+        return usual_rule(optimiser, noise_known=False)
+    except UsageError:
+        return "none"

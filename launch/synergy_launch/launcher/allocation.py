@@ -1,0 +1,129 @@
+"""What Slurm really gave this job: nodes, GPUs, rank of this node. Never from the variables that a resize leaves stale.
+
+On 22.05 a resized job still sees the SLURM_NTASKS, SLURM_NPROCS, SLURM_NTASKS_PER_NODE and SLURM_GPUS* of its sbatch line. Only
+SLURM_JOB_NODELIST, SLURM_JOB_NUM_NODES, SLURM_GPUS_ON_NODE and the step's own variables are used.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from synergyd.errors import UsageError
+from synergyd.wire.hostlist import expand
+
+STALE = (
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK",
+    "SLURM_GPUS_PER_SOCKET", "SLURM_NNODES", "SLURM_DISTRIBUTION", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU",
+    "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_VERBOSE",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JobAllocation:
+    """A job's nodes as one task of a step sees them. `in_step`: this process is one of a step that covers every node once.
+
+    `job_id` None outside Slurm. `gpus` counts the GPUs on this node (0 = none said: one process then).
+    """
+
+    job_id: int | None
+    restarts: int
+    nodes: tuple[str, ...]
+    node_rank: int
+    gpus: int
+    in_step: bool
+    leader: bool  # the one process that may start a step of its own
+
+    @property
+    def processes(self) -> int:
+        """Training processes on this node."""
+        return max(1, self.gpus)
+
+
+def read(environment: Mapping[str, str]) -> JobAllocation:
+    """Reads the environment. Raises UsageError for one that no Slurm made."""
+    gpus = _gpus(environment)
+    text = environment.get("SLURM_JOB_ID")
+    if not text:
+        return JobAllocation(None, 0, (socket.gethostname(),), 0, gpus, True, True)
+    job_id = _number(environment, "SLURM_JOB_ID")
+    try:
+        nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
+    except ValueError as error:
+        raise UsageError("SLURM_JOB_NODELIST", str(error)) from None
+    if not nodes:
+        raise UsageError(
+            "SLURM_JOB_NODELIST", "is not set", "run synergy-launch inside a Slurm job, or with no SLURM_JOB_ID set"
+        )
+    in_step = environment.get("SLURM_STEP_ID", "").isdigit() and "SLURM_PROCID" in environment
+    covers = (
+        in_step
+        and environment.get("SLURM_STEP_NUM_NODES") == str(len(nodes))
+        and environment.get("SLURM_STEP_NUM_TASKS") == str(len(nodes))
+    )
+    leader = not in_step or environment.get("SLURM_PROCID") == "0"
+    rank = _number(environment, "SLURM_NODEID") if in_step else 0
+    restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
+    return JobAllocation(job_id, restarts, nodes, rank, gpus, covers, leader)
+
+
+def step_command(allocation: JobAllocation, environment: Mapping[str, str], command: list[str]) -> list[str]:
+    """The srun line that starts `command` once on every node of the allocation, whatever the stale variables say."""
+    n = len(allocation.nodes)
+    argv = ["srun", f"--nodes={n}", f"--ntasks={n}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"]
+    if environment.get("SLURM_CPUS_ON_NODE", "").isdigit():
+        argv.append(f"--cpus-per-task={environment['SLURM_CPUS_ON_NODE']}")  # a step's default is one CPU a task
+    if allocation.gpus:
+        argv.append(f"--gres=gpu:{allocation.gpus}")
+    return [*argv, *command]
+
+
+def without_stale(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without variables that describe another size or another step."""
+    return {k: v for k, v in environment.items() if k not in STALE}
+
+
+def address_of(node: str) -> str:
+    """What other nodes can connect to: the node's name where it resolves, else its NodeAddr in Slurm."""
+    try:
+        socket.getaddrinfo(node, None)
+        return node
+    except OSError:
+        pass
+    if shutil.which("sinfo"):
+        try:
+            done = subprocess.run(
+                ["sinfo", "-h", "-N", "-n", node, "-o", "%o"], capture_output=True, text=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return node
+        if done.returncode == 0 and done.stdout.split():
+            return done.stdout.split()[0]
+    return node
+
+
+def rendezvous_port(job_id: int, restarts: int) -> int:
+    """A port below the ephemeral range that all nodes of this incarnation work out alike."""
+    return 15000 + (job_id * 8 + restarts % 8) % 17000
+
+
+def _gpus(environment: Mapping[str, str]) -> int:
+    text = environment.get("SLURM_GPUS_ON_NODE", "")
+    if text.isdecimal():
+        return int(text)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return len([x for x in visible.split(",") if x.strip()]) if visible and visible != "NoDevFiles" else 0
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if text.isdecimal():
+        return int(text)
+    if not text and default is not None:
+        return default
+    raise UsageError(name, f"is {text!r}", "Slurm sets it to a number")

@@ -1,0 +1,164 @@
+"""A readable batch script for a plan: what one would write by hand with torchrun. Every word of a stranger is quoted."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from synergy_launch.megatron_lm import arguments as megatron_arguments
+from synergyd.errors import UsageError, one_line
+from synergyd.records import Plan, Shape
+
+LAUNCHER = "synergy-launch"
+# options of synergy-launch that take a value
+_WITH_VALUE = ("--checkpoint", "--runner", "--style")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# what shell words are made of, up to an operator that ends the command: escapes, quotes, substitutions, plain text
+_WORDS = re.compile(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|[^\\'"|&;<>`])*""", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """All that the script depends on. `command`: training script (or `-m`, module) and its arguments, as argv."""
+
+    job_name: str
+    command: tuple[str, ...]
+    shape: Shape
+    plan: Plan | None = None
+    nodes: tuple[str, ...] = ()
+    checkpoint: str = ""
+    style: str = "auto"
+    why: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def render(request: ScriptRequest) -> str:
+    """The script's text; running it with sbatch gives the job that Synergy would run. Pure.
+
+    Raises UsageError for a name in `environment` that no shell takes.
+    """
+    for name in request.environment:
+        if not _VARIABLE.match(name):
+            raise UsageError("environment", f"{name!r} is no variable's name", "letters, digits and _")
+    plan, shape = request.plan, request.shape
+    arguments = list(request.command[1:])
+    if plan and (
+        request.style == "megatron" or (request.style == "auto" and megatron_arguments.is_megatron(arguments))
+    ):
+        arguments = megatron_arguments.with_plan(arguments, plan, request.checkpoint)
+    environment = dict(request.environment)
+    if plan:
+        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+    if request.checkpoint:
+        environment["SYNERGY_CHECKPOINT_DIR"] = request.checkpoint
+    out = ["#!/bin/bash", f"#SBATCH --job-name={shlex.quote(one_line(request.job_name, 200))}"]
+    kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
+    out += [
+        f"#SBATCH --nodes={shape.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gres=gpu:{kind}{shape.gpus_per_node}",
+    ]
+    if request.nodes:
+        out.append(f"#SBATCH --nodelist={shlex.quote(one_line(','.join(request.nodes), 100_000))}")
+    out.append("#SBATCH --requeue --open-mode=append")
+    if plan:
+        more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
+        out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
+                   f"global batch {plan.global_batch}, recompute {plan.recompute}")  # fmt: skip
+    if request.why:
+        out.append(f"# why: {one_line(request.why)}")
+    out += ["set -euo pipefail", ""]
+    out += [f"export {name}={_quoted(value)}" for name, value in sorted(environment.items())]
+    if shape.nodes > 1:
+        out.append('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+        out.append("export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))")
+        where = '--node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+    else:
+        where = "--standalone"
+    torchrun = f'exec torchrun --nnodes {shape.nodes} --nproc-per-node {shape.gpus_per_node} {where} "$@"'
+    words = [request.command[0], *arguments]
+    if any("$" in word or "`" in word for word in words):
+        out.append("# words with $ or ` are quoted: put in by hand what the shell of your own script makes of them")
+    out += [
+        "",
+        f"srun --nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 bash -c {shlex.quote(torchrun)} torchrun \\",
+    ]
+    out.append(_wrapped(words))
+    return "\n".join(out) + "\n"
+
+
+def command_in(script: str) -> tuple[str, ...]:
+    """The argv behind `synergy-launch` in a user's batch script, its own options left out.
+
+    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`.
+    Raises UsageError when there is no such line, or its quotes do not close.
+    """
+    joined = script.replace("\\\n", " ")
+    for number, line in enumerate(joined.splitlines(), 1):
+        if LAUNCHER not in line or line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(_command_with_launcher(line), comments=True)
+        except ValueError as error:
+            raise UsageError(f"batch script line {number}", f"can't be read ({error})") from None
+        at = next((i for i, w in enumerate(words) if w.rpartition("/")[2] == LAUNCHER), None)
+        if at is None:
+            continue
+        rest = _behind_options(words[at + 1 :])
+        if rest:
+            return rest
+    raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
+
+
+def _command_with_launcher(line: str) -> str:
+    """The one of the line's commands that LAUNCHER stands in; the line itself where its quotes do not close."""
+    position = 0
+    while position < len(line):
+        match = _WORDS.match(line, position)
+        if match is None or match.end() == position:
+            position += 1
+            continue
+        rest = line[match.end() : match.end() + 1]
+        if rest and rest in "'\"`\\":
+            return line[position:]  # shlex tells what does not close
+        if LAUNCHER in match[0]:
+            # `2>&1`: the number belongs to the redirection
+            return re.sub(r"(?<=\s)[0-9]+\Z", "", match[0]) if rest in ("<", ">") else match[0]
+        position = match.end()
+    return line
+
+
+def _behind_options(words: Sequence[str]) -> tuple[str, ...]:
+    i = 0
+    module = False
+    while i < len(words) and words[i].startswith("-"):
+        module = module or words[i] in ("-m", "--module")
+        i += 2 if words[i] in _WITH_VALUE else 1
+    rest = tuple(words[i:])
+    return ("-m", *rest) if module and rest else rest
+
+
+def _quoted(word: str) -> str:
+    """One word for bash; control characters as $'...', so that the script can be read on a terminal."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
+    shown = (
+        plain.get(c) or (c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode("utf-8", "surrogateescape")))
+        for c in word
+    )
+    return f"$'{''.join(shown)}'"
+
+
+def _wrapped(words: Sequence[str]) -> str:
+    """One option with its values a line."""
+    lines: list[str] = []
+    for word in words:
+        if lines and not word.startswith("--") and (len(lines) > 1 or words[0] == "-m"):
+            lines[-1] += f" {_quoted(word)}"
+        else:
+            lines.append(f"  {_quoted(word)}")
+    return " \\\n".join(lines)

@@ -1,0 +1,50 @@
+"""Notices from outside a training process that its steps have stopped: a hung collective says nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LEAST_S = 60.0
+STEPS = 10.0  # a step that takes this many times the usual one will hardly end
+_UNKNOWN_S = 1800.0  # loading and the first steps, of which nobody knows what they take
+_SAVING_S = 1800.0
+
+
+def allowed_s(status: Mapping[str, Any]) -> float | None:
+    """Seconds that may pass without a finished step in this state; None where none is expected."""
+    state = status.get("state")
+    if state == "checkpointing":
+        return _SAVING_S
+    if state not in ("training", "starting"):
+        return None
+    step_s = status.get("step_s")
+    known = isinstance(step_s, int | float) and not isinstance(step_s, bool) and step_s > 0
+    # a training script's own log may tell of its steps only every so many
+    steps = STEPS + _positive(status.get("steps_between"))
+    return max(LEAST_S, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if known else _UNKNOWN_S
+
+
+def _positive(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0.0
+
+
+class StallDetector:
+    """Watches one process's status. Clock: seconds, monotonic."""
+
+    def __init__(self, now_s: float) -> None:
+        self._seen: object = None
+        self._since = now_s
+        self._told = 0.0
+
+    def check(self, status: Mapping[str, Any], now_s: float) -> float | None:
+        """Seconds without a step, where that is longer than it should be; counted in strides that double."""
+        moved = (status.get("step"), status.get("state"), status.get("checkpoint_requests"))
+        if moved != self._seen:
+            self._seen, self._since, self._told = moved, now_s, 0.0
+        limit, idle = allowed_s(status), now_s - self._since
+        if limit is None or idle < limit:
+            return None
+        if idle >= 2 * self._told:
+            self._told = idle
+        return round(self._told, 1)

@@ -1,0 +1,113 @@
+"""Runs a Megatron-LM script as it is, with its gradient all-reduces gated.
+
+    python -m synergy_launch.links.gated_script SCRIPT ...      (or -m MODULE ...)
+
+The launcher puts it before the script where the job has a link arbiter to ask and spans nodes. As soon as Megatron's
+DistributedDataParallel is imported, each one that is made is gated (hooks.py). What goes wrong there costs the gating only.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MODULE = "megatron.core.distributed.distributed_data_parallel"
+
+
+class ImportWatch(importlib.abc.MetaPathFinder):
+    """Calls `then` with a module right after its first import. It finds nothing itself."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run, then = loader.exec_module, self._then
+
+            def run_and_tell(module: ModuleType) -> None:
+                run(module)
+                try:
+                    then(module)
+                except Exception as error:  # the import itself went well
+                    _say(error)
+
+            loader.exec_module = run_and_tell
+        return spec
+
+
+def install() -> None:
+    """Gates every Megatron DDP that this process makes from now on."""
+    if MODULE in sys.modules:
+        _gate_class(sys.modules[MODULE])
+    else:
+        sys.meta_path.insert(0, ImportWatch(MODULE, _gate_class))
+
+
+def _gate_class(module: ModuleType) -> None:
+    made: Any = module.DistributedDataParallel
+    gates: list[Any] = []  # one of this process, for all its chunks
+    failed = False
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal failed
+        original(self, *args, **kwargs)
+        if failed:
+            return
+        try:
+            _gate(self, gates)
+        except Exception as error:  # Megatron's inside may be another one than was known here
+            failed = True
+            _say(error)
+
+    original, made.__init__ = made.__init__, init
+
+
+def _gate(chunk: Any, gates: list[Any]) -> None:
+    from megatron.core import parallel_state
+
+    from synergy_launch.links.hooks import gate_megatron
+
+    if gates:
+        if gates[0] is not None:
+            gates[0].add(chunk)
+        return
+    gates.append(None)
+    copies = int(parallel_state.get_tensor_model_parallel_world_size())
+    gates[0] = gate_megatron([chunk], chunk.dp_cp_group, copies)
+
+
+def _say(error: Exception) -> None:
+    words = f"synergy: all-reduces are not gated: {type(error).__name__}: {error}"
+    print(" ".join(words.split())[:200], file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """As python itself runs a script or a module."""
+    sys.argv = sys.argv[1:]
+    install()
+    is_module = sys.argv[0] == "-m"
+    if not sys.flags.safe_path:  # else python has put nothing there
+        sys.path[0] = str(Path.cwd() if is_module else Path(sys.argv[0]).resolve().parent)
+    if is_module:
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

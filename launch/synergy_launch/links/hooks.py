@@ -1,0 +1,300 @@
+"""Gates a training job's gradient all-reduce between nodes: DDP by a communication hook, Megatron's DDP at its grad sync.
+
+Once a step, not once a bucket: the rule weighs whole messages, and one question a step costs least. The first bucket that is ready
+asks; the last one's arrival gives the links back.
+
+No deadlock is possible. Only the first rank of each reduction group asks (rank 0, where the job is data parallel alone), in place,
+and then starts just the collectives that it would have started; all others ask nothing, start theirs and find them waiting for that
+rank. So every rank starts the same collectives in the same order, whatever the arbiter says, and no rank needs to know whether
+another one asks. Which ranks share a node is worked out from torchrun's own variables, without a collective.
+
+A gated DDP can be copied and pickled as any other: nothing of the gate is in it, and the copy is not gated. What a CUDA graph captures
+is not gated.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from synergy_launch.links import link_gate
+from synergy_launch.links.link_gate import LinkGate
+
+SETTLED_S = 1.0  # for the end of the step before to be told, when the GPU has come past it
+_C10D: Any = dist  # with what its stubs do not name
+
+
+def crosses_nodes(ranks: Sequence[int], environment: Mapping[str, str]) -> bool:
+    """Whether these global ranks are on several nodes: torchrun numbers them node by node."""
+    try:
+        local = int(environment.get("LOCAL_WORLD_SIZE") or environment["WORLD_SIZE"])
+        return len({rank // local for rank in ranks}) > 1
+    except (KeyError, ValueError, ZeroDivisionError):
+        return False
+
+
+def gate_ddp(model: torch.nn.Module, environment: Mapping[str, str] | None = None) -> LinkGate | None:
+    """Gates `model` where the launcher asks for it, this rank is the one that asks, and the ranks are on several nodes.
+
+    A communication hook of the script's own, registered before or after, keeps its place.
+    """
+    env = os.environ if environment is None else environment
+    if not env.get(link_gate.ADDRESS) or not isinstance(model, DistributedDataParallel):
+        return None
+    group = model.process_group
+    ranks = dist.get_process_group_ranks(group)
+    if dist.get_rank() != ranks[0] or not crosses_nodes(ranks, env) or model._comm_hooks:
+        return None  # a hook that is there already can't be wrapped: that run is not gated
+    gate = link_gate.from_environment(env)
+    if gate is None:
+        return None
+    try:
+        DdpGate(model, gate).install(model)
+    except (RuntimeError, AttributeError):  # one of torch's built-in hooks is there, or torch's inside is another one
+        gate.close()
+        return None
+    return gate
+
+
+class DdpGate:
+    """The communication hook of one DistributedDataParallel on the rank that asks."""
+
+    def __init__(self, model: DistributedDataParallel, gate: LinkGate) -> None:
+        # not the model itself: its reducer keeps this object
+        self._gate, self._group = gate, model.process_group
+        self._world = dist.get_world_size(self._group)
+        self._bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        self._inner: Callable[[Any], Any] = self._mean
+        self._own = False  # the script has registered a hook of its own
+        self._asked = False  # of the step under way
+        self._ends = Ends(gate)
+
+    def install(self, model: DistributedDataParallel) -> None:
+        """Raises RuntimeError where the model has a hook already."""
+        wanted: Any = model
+        # past the model's own register_comm_hook, which would keep it in the model
+        _C10D._register_comm_hook(wanted.reducer, self, gated)
+        wanted.logger._set_comm_hook_name(gated.__qualname__)
+        _GATES[model] = self
+        _let_scripts_register()
+        weakref.finalize(model, self._gate.close).atexit = False
+
+    def take(self, inner: Callable[[Any], Any]) -> None:
+        """From now on the script's hook reduces. Raises RuntimeError for a second one, as torch does."""
+        if self._own:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._own, self._inner = True, inner
+
+    def take_builtin(self, kind: Any) -> None:
+        """As `take`, for one of torch's own: what it does in C++, said in Python. Raises RuntimeError for one that is unknown."""
+        known: dict[Any, Callable[[Any], Any]] = {
+            _C10D.BuiltinCommHookType.ALLREDUCE: self._mean,
+            _C10D.BuiltinCommHookType.FP16_COMPRESS: lambda bucket: default_hooks.fp16_compress_hook(
+                self._group, bucket
+            ),
+        }
+        if kind not in known:
+            raise RuntimeError(f"{kind} can't be registered where all-reduces are gated")
+        self.take(known[kind])
+
+    def reduce(self, bucket: Any) -> Any:
+        """The hook."""
+        if _capturing():
+            return self._inner(bucket)
+        if bucket.index() == 0:
+            if bucket.buffer().is_cuda:
+                torch.cuda.current_stream().synchronize()  # kernels are queued: is the message really ready?
+            self._asked = self._ends.settled()
+            if self._asked:
+                self._gate.begin(self._bytes)
+        reduced = self._inner(bucket)
+        return reduced.then(self._arrived) if self._asked and bucket.is_last() else reduced
+
+    def _arrived(self, reduced: Any) -> Any:
+        self._ends.end()
+        value = reduced.value()
+        return value[0] if isinstance(value, list) else value
+
+    def _mean(self, bucket: Any) -> Any:
+        """What DDP does without a hook."""
+        tensor = bucket.buffer().div_(self._world)
+        work: Any = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return work.get_future().then(lambda reduced: reduced.value()[0])
+
+
+_GATES: weakref.WeakKeyDictionary[DistributedDataParallel, DdpGate] = weakref.WeakKeyDictionary()  # by gated model
+
+
+def gated(state: DdpGate, bucket: Any) -> Any:
+    """What torch calls for each bucket of a gated model."""
+    return state.reduce(bucket)
+
+
+def _let_scripts_register() -> None:
+    """torch takes one hook a model: that of a script, which comes after the gate's, is called by the gate. For all models of this
+    process, by their class: an attribute of the one that is gated would be pickled with it."""
+    ddp: Any = DistributedDataParallel
+    if getattr(ddp.register_comm_hook, "synergy_gates", None) is _GATES:
+        return
+    plain, builtin = ddp.register_comm_hook, ddp._register_builtin_comm_hook
+
+    @functools.wraps(plain)
+    def register_comm_hook(self: Any, state: Any, hook: Any) -> None:
+        gate = _GATES.get(self)
+        if gate is None:
+            plain(self, state, hook)
+            return
+        self._check_comm_hook(hook)
+        gate.take(lambda bucket: hook(state, bucket))
+        self.logger._set_comm_hook_name(hook.__qualname__)
+        self._comm_hooks.append((hook, state))
+
+    @functools.wraps(builtin)
+    def register_builtin(self: Any, comm_hook_type: Any) -> None:
+        gate = _GATES.get(self)
+        if gate is None:
+            builtin(self, comm_hook_type)
+            return
+        gate.take_builtin(comm_hook_type)
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+
+    ddp.register_comm_hook, ddp._register_builtin_comm_hook = register_comm_hook, register_builtin
+    ddp.register_comm_hook.synergy_gates = _GATES
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured: nothing may wait for the GPU now, and what is replayed later asks nobody."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class MegatronGate:
+    """Asks before the first bucket of a step that Megatron's DDP chunks reduce, and gives back when all have been.
+
+    `copies`: groups that reduce over the same links at the same time (tp).
+    """
+
+    def __init__(self, chunks: Sequence[Any], gate: LinkGate, copies: int = 1) -> None:
+        self.gate, self._copies, self._ends = gate, copies, Ends(gate)
+        self._chunks = self._bytes = 0
+        self._left = 0  # chunks whose grad sync is not over
+        for chunk in chunks:
+            self.add(chunk)
+
+    def add(self, chunk: Any) -> None:
+        """One more chunk, which has not trained yet."""
+        self._chunks += 1
+        chunk.synergy_gate = self
+        for group in _bucket_groups(chunk):
+            sizes = [bucket.grad_data.numel() * bucket.grad_data.element_size() for bucket in group.buckets]
+            self._bytes += self._copies * sum(sizes)
+            group.start_grad_sync = self._before(group.start_grad_sync)
+        chunk.finish_grad_sync = self._after(chunk.finish_grad_sync)
+
+    def close(self) -> None:
+        """Lets the arbiter go; nothing is gated any more."""
+        self.gate.close()
+
+    def _before(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin_and_start(*args: Any, **kwargs: Any) -> Any:
+            if not self._left and not _capturing():
+                if torch.cuda.is_available():
+                    torch.cuda.current_stream().synchronize()
+                if self._ends.settled():
+                    self._left = self._chunks
+                    self.gate.begin(self._bytes)
+            return start(*args, **kwargs)
+
+        return begin_and_start
+
+    def _after(self, finish: Callable[..., Any]) -> Callable[..., Any]:
+        def finish_and_end(*args: Any, **kwargs: Any) -> Any:
+            found = finish(*args, **kwargs)
+            if self._left:
+                self._left -= 1
+                if not self._left:
+                    self._ends.end()
+            return found
+
+        return finish_and_end
+
+
+def gate_megatron(
+    chunks: Sequence[Any], group: Any, copies: int = 1, environment: Mapping[str, str] | None = None
+) -> MegatronGate | None:
+    """As `gate_ddp`, for the chunks of Megatron's DistributedDataParallel that reduce over `group`, unless they are gated already.
+    Every group has a channel of its own at the arbiter, named by its first rank; the job's links are free when the last of them is."""
+    env = os.environ if environment is None else environment
+    if not env.get(link_gate.ADDRESS) or any(hasattr(chunk, "synergy_gate") for chunk in chunks):
+        return None
+    ranks = dist.get_process_group_ranks(group)
+    if dist.get_rank() != ranks[0] or not crosses_nodes(ranks, env):
+        return None
+    gate = link_gate.from_environment(env, channel=ranks[0])
+    return MegatronGate(chunks, gate, copies) if gate is not None else None
+
+
+class Ends:
+    """Tells a gate that its message has arrived: at once on a CPU, when the GPU's stream has come so far on a GPU."""
+
+    def __init__(self, gate: LinkGate) -> None:
+        self._gate = gate
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._told = threading.Event()
+        self._told.set()
+        self._thread: threading.Thread | None = None
+        self._over = False  # an end was not told in time
+
+    def end(self) -> None:
+        """What the present stream was given last is the end of the message. Raises nothing: training goes on from here."""
+        if not torch.cuda.is_available():
+            self._gate.end()
+            return
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._watch, name="synergy-link-ends", daemon=True)
+                thread.start()
+                self._thread = thread
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        except RuntimeError:  # no more threads, or the GPU's fault, of which training hears from its own calls
+            self._gate.end()
+            return
+        self._told.clear()
+        self._events.put(event)
+
+    def settled(self) -> bool:
+        """Waits until the end before has been told, so that it is not taken for that of the next message. False: in SETTLED_S it was
+        not, and from now on nothing is gated."""
+        if self._over or not self._told.wait(SETTLED_S):
+            self._over = True
+            self._gate.close()
+            return False
+        return True
+
+    def _watch(self) -> None:
+        while True:
+            event = self._events.get()
+            try:
+                try:
+                    event.synchronize()
+                finally:
+                    self._gate.end()
+            except Exception as error:
+                print(f"synergy: an all-reduce's end is not known: {error}"[:200], file=sys.stderr, flush=True)
+            finally:
+                self._told.set()
+
+
+def _bucket_groups(chunk: Any) -> list[Any]:
+    return [*chunk.bucket_groups, *getattr(chunk, "expert_parallel_bucket_groups", [])]

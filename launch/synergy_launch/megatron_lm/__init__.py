@@ -1,0 +1,1 @@
+"""A Megatron-LM script from outside, no torch: its arguments under a plan, its log, its workers."""

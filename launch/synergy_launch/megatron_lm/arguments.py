@@ -1,0 +1,202 @@
+"""Megatron-LM's command-line arguments with a plan's degrees in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
+from synergy_launch.megatron_lm.options import drop, has, number, values
+from synergyd.records import Plan
+from synergyd.wire.plan_file import MAX_NUMBER
+
+KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
+_FLAGS_WITH_VALUE = (
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--ckpt-format", "--rampup-batch-size",
+)  # fmt: skip
+_FLAGS = (
+    "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
+    "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
+)  # fmt: skip
+_RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+_FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
+NOTHING_YET = Trained()
+NEWEST = (0, 16)  # that this is written for
+_CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
+_VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+# They lay the layers out for one pp and vpp.
+_LAYOUT = (
+    "--pipeline-model-parallel-layout",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+)
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # Megatron FSDP's names of the ZeRO stages
+
+
+def is_megatron(arguments: Sequence[str]) -> bool:
+    """Whether a script's arguments are Megatron-LM's."""
+    return sum(has(arguments, k) for k in KNOWN) >= 2
+
+
+def with_plan(
+    arguments: Sequence[str],
+    plan: Plan,
+    checkpoint: str = "",
+    trained: Trained = NOTHING_YET,
+    version: tuple[int, int] = NEWEST,
+) -> list[str]:
+    """`arguments` with the plan's degrees and what a later reshard needs; all else as the user wrote it.
+
+    Option names are those of Megatron-LM core_v0.16.1. Virtual stages, context and expert parallelism are set where the
+    plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
+    vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
+    shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (megatron_batch);
+    `trained` is where the checkpoint stands. An older `version` is not told what it does not know.
+    """
+    rest = _without(with_batch(arguments, plan.global_batch, trained))
+    padded = number(arguments, "--make-vocab-size-divisible-by", 128)
+    padded *= number(arguments, "--tensor-model-parallel-size", 1)
+    out = [
+        *drop(rest, ("--make-vocab-size-divisible-by",) if padded % plan.tp == 0 else ()),
+        "--tensor-model-parallel-size", str(plan.tp), "--pipeline-model-parallel-size", str(plan.pp),
+        "--micro-batch-size", str(plan.micro_batch), "--global-batch-size", str(plan.global_batch),
+    ]  # fmt: skip
+    if padded % plan.tp == 0:
+        out += ["--make-vocab-size-divisible-by", str(padded // plan.tp)]
+    out = _with_degrees(out, plan)
+    # torch's LayerNorm, which the local layers may be left with, refuses it: only a user who asks for it knows of Apex's
+    unable = "local" in values(arguments, "--transformer-impl") and not has(arguments, "--sequence-parallel")
+    if plan.sequence_parallel and plan.tp > 1 and not unable:
+        out.append("--sequence-parallel")
+    if plan.recompute == "full":
+        out += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    elif plan.recompute == "selective":
+        out += ["--recompute-granularity", "selective"]
+    out = _with_sharding(out, plan, version)
+    if plan.precision == "fp8":
+        form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
+        out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
+    out += ["--override-opt_param-scheduler", "--exit-signal-handler"]
+    return _with_folder(out, checkpoint, trained) if checkpoint else out
+
+
+def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
+    """Saves to `checkpoint` and goes on from there; a run that begins with another's weights does so at its first start
+    only, or each later one would begin anew."""
+    out = [*drop(out, ("--save",)), "--save", checkpoint]
+    elsewhere = [folder for folder in values(out, "--load") if folder != checkpoint]
+    if elsewhere and not trained.iteration:
+        return out
+    rest = drop(out, ("--load",))
+    return [*(word for word in rest if not elsewhere or word not in _FIRST_START), "--load", checkpoint]
+
+
+def resumed(command: Sequence[str]) -> list[str]:
+    """A whole command as it goes on from what it has saved itself, wherever its first start got its weights from."""
+    saves = values(command, "--save")[-1:]
+    if not saves or values(command, "--load")[-1:] == saves:
+        return list(command)
+    return _with_folder(list(command), saves[0], Trained(1))
+
+
+def is_sharded(arguments: Sequence[str]) -> bool:
+    """Whether the parameters are shared out too: Megatron FSDP or PyTorch's FSDP2."""
+    return has(arguments, "--use-megatron-fsdp") or has(arguments, "--use-torch-fsdp2")
+
+
+def reshards(arguments: Sequence[str]) -> bool:
+    """Whether checkpoints written with these arguments, of `with_plan`, load under another tp and pp."""
+    plain = not has(arguments, "--use-distributed-optimizer")
+    return (
+        not is_sharded(arguments)
+        and values(arguments, "--ckpt-format")[-1:] == ["torch_dist"]
+        and (plain or has(arguments, _RESHARDABLE))
+    )
+
+
+def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
+    """The plan that a complete command line of `world` processes amounts to; None where it does not add up."""
+    tp, pp, cp = (
+        number(arguments, f"--{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context")
+    )
+    micro, batch = number(arguments, "--micro-batch-size", 0), number(arguments, "--global-batch-size", 0)
+    dp, rest = divmod(world, tp * pp * cp)
+    batch = batch or micro * dp  # as Megatron has it
+    if rest or not dp or not micro or batch % (dp * micro) or max(tp, pp, cp, micro, batch) > MAX_NUMBER:
+        return None
+    granularity = (values(arguments, "--recompute-granularity") or ["none"])[-1]
+    recompute = granularity if granularity in ("full", "selective") else "none"
+    if recompute == "none" and has(arguments, "--recompute-activations"):
+        recompute = "selective"
+    layers, each = number(arguments, "--num-layers", 0), number(arguments, _VIRTUAL_LAYERS, 0)
+    precision = "bf16" if has(arguments, "--bf16") else "fp16" if has(arguments, "--fp16") else "fp32"
+    zero = 3 if has(arguments, "--use-torch-fsdp2") else 1 if has(arguments, "--use-distributed-optimizer") else 0
+    if has(arguments, "--use-megatron-fsdp"):
+        strategy = (values(arguments, "--data-parallel-sharding-strategy") or [""])[-1]
+        zero = {name: stage for stage, name in _SHARDING.items()}.get(strategy, zero)
+    return Plan(
+        tp, pp, dp, micro, batch, recompute,
+        sequence_parallel=has(arguments, "--sequence-parallel"),
+        zero_stage=zero,
+        vpp=layers // (pp * each) if each and layers >= pp * each else number(arguments, _VIRTUAL_STAGES, 1),
+        cp=cp,
+        ep=number(arguments, _EXPERT, 1),
+        precision="fp8" if has(arguments, "--fp8-format") else precision,
+    )  # fmt: skip
+
+
+def version_beside(script: Path) -> tuple[int, int]:
+    """(major, minor) of the Megatron-LM checkout that `script` lies in; NEWEST where that can't be told."""
+    try:
+        with (script.parent / "megatron" / "core" / "package_info.py").open(encoding="utf-8", errors="replace") as file:
+            text = file.read(65_536)
+    except OSError:
+        return NEWEST
+    found = [re.search(rf"^{name} *= *([0-9]{{1,4}})\b", text, re.MULTILINE) for name in ("MAJOR", "MINOR")]
+    return (int(found[0][1]), int(found[1][1])) if found[0] and found[1] else NEWEST
+
+
+def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list[str]:
+    """What data-parallel ranks share out, and the checkpoint format that goes with it."""
+    if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
+        return [*out, "--ckpt-format", "torch_dist"]
+    if plan.zero_stage in _SHARDING:
+        out = drop(out, ("--data-parallel-sharding-strategy", "--use-megatron-fsdp"))
+        out += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDING[plan.zero_stage]]
+    if has(out, "--use-megatron-fsdp"):  # fsdp_dtensor is the only format that it writes
+        return [*out, "--use-distributed-optimizer", "--ckpt-format", "fsdp_dtensor"]
+    if plan.distributed_optimizer:
+        # before 0.15 it has another form by itself, which was made to reshard too
+        out = [*out, "--use-distributed-optimizer", *([_RESHARDABLE] if version >= (0, 15) else [])]
+    return [*out, "--ckpt-format", "torch_dist"]
+
+
+def _with_degrees(out: list[str], plan: Plan) -> list[str]:
+    """Virtual stages, context and expert parallelism as the plan has them, else the user's own while they divide."""
+    # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
+    cp = plan.cp if plan.cp > 1 else number(out, _CONTEXT, 1)
+    if plan.cp > 1 or plan.dp % cp:
+        out = drop(out, (_CONTEXT,))
+        out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
+    if plan.ep > 1 or plan.dp * plan.cp % number(out, _EXPERT, 1):
+        out = drop(out, (_EXPERT,))
+        out += [_EXPERT, str(plan.ep)] if plan.ep > 1 else []
+    layers = number(out, "--num-layers", 0)
+    if plan.vpp > 1:
+        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT))
+        # the first one is known to every version
+        each = layers // (plan.pp * plan.vpp)
+        out += [_VIRTUAL_LAYERS, str(each)] if each else [_VIRTUAL_STAGES, str(plan.vpp)]
+        return out
+    stage = layers // plan.pp if layers % plan.pp == 0 else 0
+    by_layers, by_stages = number(out, _VIRTUAL_LAYERS, 1), number(out, _VIRTUAL_STAGES, 1)
+    interleaved = plan.pp > 1 and plan.micro_batches % plan.pp == 0
+    if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
+        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+    return out
+
+
+def _without(arguments: Sequence[str]) -> list[str]:
+    return [a for a in drop(list(arguments), _FLAGS_WITH_VALUE) if a not in _FLAGS]

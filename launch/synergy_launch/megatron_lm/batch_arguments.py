@@ -1,0 +1,121 @@
+"""Megatron-LM's arguments at another global batch than the one they were tuned for: rates by the rule, lengths in samples.
+
+Option names and meanings are those of Megatron-LM core_v0.16.1. It counts its schedule in samples and the run in
+iterations (train_iters = train_samples // global_batch_size, iterations of earlier batches included), so a run whose
+batch has changed must be told a number of samples that makes those iterations end where its own samples do. Which batch
+each iteration had is kept in a file beside the checkpoints; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from synergy_launch.megatron_lm.options import drop, number, real, values
+from synergyd.rates import factors
+
+HISTORY = "synergy-batches.json"
+_LATEST = "latest_checkpointed_iteration.txt"
+# in iterations -> in samples
+_LENGTHS = {
+    "--lr-decay-iters": "--lr-decay-samples",
+    "--lr-warmup-iters": "--lr-warmup-samples",
+    "--lr-wsd-decay-iters": "--lr-wsd-decay-samples",
+}
+_RATES = ("--lr", "--min-lr", "--lr-warmup-init", "--decoupled-lr", "--decoupled-min-lr")
+_DECAYS = ("--start-weight-decay", "--end-weight-decay")
+_RULES = {"adam": "sqrt", "sgd": "linear"}  # pretrain_gpt.py measures no noise, which AdaScale would need
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Where the newest checkpoint stands: `iteration`, and the batch from each iteration on, as (iteration, batch)."""
+
+    iteration: int = 0
+    batches: tuple[tuple[int, int], ...] = ()
+
+    def samples(self, base: int) -> int:
+        """Consumed so far; iterations that no record covers had `base`."""
+        total, at, batch = 0, 0, base
+        for start, following in (*self.batches, (self.iteration, base)):
+            start = min(start, self.iteration)
+            total, at, batch = total + max(0, start - at) * batch, max(at, start), following
+        return total
+
+    def with_batch(self, batch: int) -> Trained:
+        """The record once iterations from here on have `batch`; what lay behind the checkpoint is lost and forgotten."""
+        kept = [entry for entry in self.batches if entry[0] < self.iteration]
+        if not kept or kept[-1][1] != batch:
+            kept.append((self.iteration, batch))
+        return Trained(self.iteration, tuple(kept))
+
+
+def read(folder: Path) -> Trained:
+    """What lies in a checkpoint folder; what can't be read counts as nothing."""
+    try:
+        iteration = int((folder / _LATEST).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return Trained()
+    try:
+        entries = json.loads((folder / HISTORY).read_text(encoding="ascii"))
+        batches = tuple((int(start), int(batch)) for start, batch in entries)
+    except (OSError, ValueError, TypeError):
+        batches = ()
+    good = all(start >= 0 and batch > 0 for start, batch in batches) and list(batches) == sorted(batches)
+    return Trained(max(0, iteration), batches if good else ())
+
+
+def write(folder: Path, trained: Trained) -> None:
+    """Keeps the record. Raises OSError."""
+    fresh = folder / f".{HISTORY}"
+    fresh.write_text(json.dumps(trained.batches) + "\n", encoding="ascii")
+    fresh.replace(folder / HISTORY)
+
+
+def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[str]:
+    """`arguments`, a user's own, for global batch `batch`: what was tuned for their --global-batch-size follows the rule.
+
+    Unchanged where they name no batch, or no iteration had or will have another one.
+    """
+    base = number(arguments, "--global-batch-size", 0)
+    if not base or {batch, *(b for _, b in trained.batches)} == {base}:
+        return list(arguments)
+    return _lengths(_rates(list(arguments), base, batch), base, batch, trained)
+
+
+def _rates(out: list[str], base: int, batch: int) -> list[str]:
+    kind = (values(out, "--optimizer") or ["adam"])[-1]
+    rule = _RULES.get(kind, "none")
+    found = factors(rule, base, batch)
+    changed = {n: real(out, n, 0.0) * found.rate for n in _RATES if values(out, n)}
+    if kind == "adam":
+        changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * found.decoupled_decay
+        # given only with a decay that grows over the run, which then goes from the one to the other
+        changed |= {n: real(out, n, 0.0) * found.decoupled_decay for n in _DECAYS if values(out, n)}
+    for name, value in changed.items():
+        out = [*drop(out, (name,)), name, f"{value:.8g}"]
+    return out
+
+
+def _lengths(out: list[str], base: int, batch: int, trained: Trained) -> list[str]:
+    total = number(out, "--train-samples", 0) or number(out, "--train-iters", 0) * base
+    for old, new in _LENGTHS.items():
+        if iterations := number(out, old, 0):
+            out = [*drop(out, (old,)), new, str(iterations * base)]
+    if not total:
+        return out
+    if not values(out, "--lr-decay-samples"):
+        out = [*out, "--lr-decay-samples", str(total)]
+    left = max(0, total - trained.samples(base))
+    iterations = trained.iteration + -(-left // batch)
+    # Megatron takes this number for the size of its data as well: never less than what the run has seen and will see
+    samples = max(iterations * batch, trained.samples(base) + left if left else 0)
+    out = [*drop(out, ("--train-iters", "--train-samples")), "--train-samples", str(samples)]
+    own = number(out, "--exit-interval", 0)
+    sooner = own and (trained.iteration // own + 1) * own <= iterations  # the user's own stop comes first
+    if samples > iterations * batch and iterations > trained.iteration and not sooner:
+        # after a larger batch these samples are more than the iterations that are left: those end the run
+        out = [*drop(out, ("--exit-interval",)), "--exit-interval", str(iterations)]
+    return out

@@ -1,0 +1,163 @@
+"""Megatron-LM's own log lines, read for reports where Synergy's agent is not inside the process.
+
+The lines are those that training_log() of core_v0.12 to core_v0.16 prints on the last rank, one every --log-interval
+iterations; a stranger's line that looks like one can only give numbers within bounds. Pure but for `Log`'s own state.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import deque
+from dataclasses import dataclass, replace
+
+MAX_LINE = 8192  # bytes; what is longer is none of Megatron's
+_ITERATION = re.compile(r"\biteration +([0-9]{1,12})/ *([0-9]{1,12}) \|")
+_MEMORY = re.compile(
+    r"\[Rank [0-9]{1,7}\].{0,200}? memory \(MB\) \|.{0,200}?\| max allocated: ([0-9]{1,9}(?:\.[0-9]{1,20})?) "
+)
+_SAVED = re.compile(r"successfully saved checkpoint from iteration +([0-9]{1,12}) to ")
+_UNSTEADY = 2  # lines after a start: the first pays for allocation, and what it counts is averaged into the second
+_RECENT = 20
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line: averages over the iterations since the line before. None where the line does not say."""
+
+    iteration: int
+    last: int  # iteration at which the run ends
+    consumed: int | None = None  # samples
+    step_s: float | None = None
+    batch: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    rate: float | None = None
+    skipped: int = 0
+    nan: int = 0
+
+
+def read_line(text: str) -> LogLine | None:
+    """None for any other line. Numbers that are not finite, or below 0 where that makes no sense, count as not said."""
+    head = _ITERATION.search(text)
+    if head is None or len(text) > MAX_LINE:
+        return None
+    said: dict[str, str] = {}
+    for part in text[head.end() :].split("|"):
+        key, colon, value = part.rpartition(":")
+        if colon:
+            said.setdefault(key.strip(), value.strip())
+    losses = [k for k in said if k.endswith("loss")]
+    elapsed = _number(said.get("elapsed time per iteration (ms)"))
+    return LogLine(
+        int(head[1]),
+        int(head[2]),
+        consumed=_whole(said.get("consumed samples")),
+        step_s=elapsed / 1000 if elapsed else None,
+        batch=_whole(said.get("global batch size")) or None,
+        # not printed where it is NaN
+        loss=_number(said.get("lm loss" if "lm loss" in losses else losses[0])) if losses else None,
+        grad_norm=_number(said.get("grad norm")),
+        rate=_number(said.get("learning rate")),
+        skipped=_whole(said.get("number of skipped iterations")) or 0,
+        nan=_whole(said.get("number of nan iterations")) or 0,
+    )
+
+
+def read_peak_bytes(text: str) -> int | None:
+    """Peak memory that a rank's memory report tells (once, after the first iterations)."""
+    found = _MEMORY.search(text) if len(text) <= MAX_LINE else None
+    return int(float(found[1]) * 2**20) if found else None
+
+
+def read_saved(text: str) -> int | None:
+    """Iteration of a checkpoint that rank 0 says is there."""
+    found = _SAVED.search(text) if len(text) <= MAX_LINE else None
+    return int(found[1]) if found else None
+
+
+def apart(first: LogLine, second: LogLine) -> LogLine:
+    """`second` without `first`: Megatron-LM prints the first iteration after a start, and counts it into the next line again.
+
+    Its loss is an average over the iterations that were not skipped, its counts are sums.
+    """
+    skipped, nan = max(0, second.skipped - first.skipped), max(0, second.nan - first.nan)
+    before = 1 - min(1, first.skipped)
+    since = second.iteration - first.iteration - skipped
+    loss = second.loss
+    if loss is not None and first.loss is not None and before and since > 0:
+        loss = max(0.0, (loss * (since + before) - first.loss * before) / since)
+    return replace(second, loss=loss, skipped=skipped, nan=nan)
+
+
+class Log:
+    """What one incarnation's output has told so far. `feed` takes it in pieces of any size, of any content."""
+
+    def __init__(self) -> None:
+        self.newest: LogLine | None = None
+        self.every = 1  # iterations between two lines
+        self.peak_bytes: int | None = None
+        self.saved: int | None = None
+        self.skipped = self.nan = 0
+        self._lines = 0
+        self._first: LogLine | None = None  # after the last start
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._rest = b""
+        self._too_long = False
+
+    def feed(self, piece: bytes) -> list[LogLine]:
+        """The training lines that `piece` has completed."""
+        *lines, rest = (self._rest + piece).split(b"\n")
+        found = []
+        for line in lines:
+            if not self._too_long and len(line) <= MAX_LINE:
+                made = self._take(line.decode("utf-8", "replace"))
+                found += [made] if made else []
+            self._too_long = False
+        # the end of a line that never ends is not kept
+        self._too_long = self._too_long or len(rest) > MAX_LINE
+        self._rest = b"" if self._too_long else rest
+        return found
+
+    def restarted(self) -> None:
+        """The processes were started anew."""
+        self._lines, self._first, self._rest, self._too_long = 0, None, b"", False
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of the recent lines' seconds an iteration."""
+        return statistics.median(self._recent) if self._recent else None
+
+    def _take(self, text: str) -> LogLine | None:
+        peak, saved, line = read_peak_bytes(text), read_saved(text), read_line(text)
+        if peak:  # 0 where there is no GPU
+            self.peak_bytes = max(peak, self.peak_bytes or 0)
+        if saved is not None:
+            self.saved = saved
+        if line is None:
+            return None
+        if self.newest is not None and line.iteration > self.newest.iteration:
+            self.every = line.iteration - self.newest.iteration
+        self._lines += 1
+        if self._lines == 1:
+            self._first = line
+        elif self._lines == 2 and self._first is not None:
+            line = apart(self._first, line)
+        if self._lines > _UNSTEADY and line.step_s is not None:
+            self._recent.append(line.step_s)
+        self.skipped, self.nan = self.skipped + line.skipped, self.nan + line.nan
+        self.newest = line
+        return line
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text and len(text) <= 40 else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and len(text) <= 15 and text.isascii() and text.isdecimal() else None

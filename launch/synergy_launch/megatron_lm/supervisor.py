@@ -1,0 +1,237 @@
+"""A Megatron-LM job from outside: its output is passed on and read, its workers are asked to save and leave.
+
+Megatron-LM saves on SIGTERM (--exit-signal-handler) and ends; one rank that got it is enough. So a checkpoint on request is:
+SIGTERM to the workers, not to torchrun, whose own patience is short; wait for a clean end; hold, as the agent does, so that a
+requeue loses no step; and start the same command again where none comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from synergy_launch.megatron_lm.log_parser import Log, LogLine
+from synergyd.records import Plan
+
+_TRACKER = "latest_checkpointed_iteration.txt"
+_LOOK_S = 5.0
+_ASK_AGAIN_S = 1.0
+_SAVING_S = 600.0  # from outside a long save looks like a step that does not end
+
+
+def workers(parent: int) -> list[int]:
+    """Processes whose parent is `parent`, those that have ended left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                state, above = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if int(above) == parent and state not in ("Z", "X"):
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+class LeaveAnswer(Enum):
+    """What became of a request to save and leave."""
+
+    ASKED = "asked"
+    LATER = "later"  # a process is only starting, and would die of the signal
+    NEVER = "never"  # they have Synergy's agent, which takes requests another way
+    NOBODY = "nobody"  # is there, yet or any more
+
+
+def ask_to_leave(parent: int, torchrun: bool) -> LeaveAnswer:
+    """Sends the training processes (`parent`'s children where that is torchrun) SIGTERM if they have a handler for it."""
+    found = workers(parent) if torchrun else [parent]
+    if not found:
+        return LeaveAnswer.NOBODY
+    if any(catches(p, signal.SIGUSR2) for p in found):
+        return LeaveAnswer.NEVER
+    if not all(catches(p, signal.SIGTERM) for p in found):
+        return LeaveAnswer.LATER
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    return LeaveAnswer.ASKED
+
+
+class Supervisor:
+    """One node's Megatron-LM processes. `folder` ("": none) is where it saves, `tokens` a sample has `seq` tokens."""
+
+    def __init__(
+        self,
+        plan: Plan | None,
+        folder: str,
+        seq: int,
+        step_log: str = "",
+        resharding: bool = False,
+        accepts: Mapping[str, Any] | None = None,
+        nodes: int = 1,
+        restarts: int = 0,
+    ) -> None:
+        self.log = Log()
+        self.acknowledged = 0  # requests that ended in a checkpoint
+        self.state = "training"
+        self._asked = 0  # requests that the processes were told of
+        self._declined = self._tried = 0  # that are the agent's; that found processes
+        self._ask_at = 0.0
+        self._plan, self._seq, self._step_log = plan, seq, step_log
+        self._resharding, self._accepts = resharding, accepts
+        self._folder = Path(folder) if folder else None
+        self._nodes, self._restarts = nodes, restarts
+        self._saved: int | None = None
+        self._looked_at = -_LOOK_S
+        self._thread: threading.Thread | None = None
+
+    def follow(self, child: subprocess.Popen[bytes]) -> None:
+        """Passes the child's output on to this process's own, and reads it."""
+        assert child.stdout is not None
+        self.log.restarted()
+        self.state = "training"
+        self._thread = threading.Thread(target=self._copy, args=(child.stdout,), name="megatron-log", daemon=True)
+        self._thread.start()
+
+    def ask(self, requests: int, child: subprocess.Popen[bytes], torchrun: bool) -> None:
+        """Sees to it that request number `requests` reaches the processes, now or at a later call."""
+        now = time.monotonic()
+        if requests <= max(self._asked, self._declined) or now < self._ask_at:
+            return
+        self._ask_at = now + _ASK_AGAIN_S
+        if self._folder is None:  # it would leave without saving
+            self._declined = requests
+            return
+        answer = ask_to_leave(child.pid, torchrun)
+        if answer is not LeaveAnswer.NOBODY:
+            self._tried = requests
+        if answer is LeaveAnswer.ASKED:
+            self._asked = requests
+        elif answer is LeaveAnswer.NEVER:
+            self._declined = requests
+
+    def left(self, code: int, requests: int) -> bool:
+        """The child has ended with `code`: whether it did so because it was asked to, and its checkpoint is there.
+
+        Then all `requests` up to now are met. Another node's launcher may have been the one to ask: where this one has
+        not come to it, a clean end is taken for that, or the other would wait for this node in vain. A run that has come
+        to its own end is over, whoever asked; one whose checkpoint is older than its last line has saved nothing.
+        """
+        if self._thread is not None:
+            self._thread.join(2.0)  # a grandchild may hold the pipe
+        self._looked_at = -_LOOK_S
+        elsewhere = self._nodes > 1 and not self._declined and self._tried < requests
+        asked = max(self._asked, requests if elsewhere else 0)
+        newest, saved = self.log.newest, self._tracked()
+        ended = newest is not None and max(newest.iteration, saved or 0) >= newest.last
+        there = saved is not None and (newest is None or saved >= newest.iteration)
+        if code or ended or not there or asked <= self.acknowledged:
+            self.state = "done" if not code and ended else "failed"
+            return False
+        self.met(requests)
+        self.state = "waiting"
+        return True
+
+    def met(self, requests: int) -> None:
+        """The checkpoint that is there meets all `requests` up to now: nobody has trained since."""
+        self.acknowledged = self._asked = requests
+
+    def status(self, restarts: int) -> dict[str, Any] | None:
+        """As an agent's status file; None before the first line."""
+        newest, plan = self.log.newest, self._plan
+        if newest is None:
+            return None
+        notes = [
+            f"{count} {what} iterations"
+            for count, what in ((self.log.nan, "NaN"), (self.log.skipped, "skipped"))
+            if count
+        ]
+        left = max(0, newest.last - newest.iteration) * (newest.batch or 0)
+        counted = newest.consumed is not None and newest.batch is not None
+        return {
+            "step": newest.iteration,
+            "step_s": self.log.step_s,
+            "steps_between": self.log.every,
+            "least_s": _SAVING_S,
+            "loss": newest.loss,
+            "grad_norm": newest.grad_norm,
+            "tokens": newest.consumed * self._seq if newest.consumed is not None and self._seq else None,
+            "peak_memory_bytes": self.log.peak_bytes,
+            "done": newest.consumed if counted else None,
+            "total": (newest.consumed or 0) + left if counted else None,
+            "checkpoint_step": self.checkpoint_step(),
+            "checkpoint_requests": self.acknowledged,
+            "plan": asdict(plan) if plan else None,
+            "restarts": restarts,
+            "resharding": self._resharding,
+            "accepts": self._accepts,
+            "state": self.state,
+            "note": ", ".join(notes),
+        }
+
+    def checkpoint_step(self) -> int | None:
+        """The newest checkpoint, by Megatron's own tracker file, looked at every few seconds, else by its log."""
+        saved = self._tracked()
+        return saved if saved is not None else self.log.saved
+
+    def _tracked(self) -> int | None:
+        now = time.monotonic()
+        if self._folder is not None and now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            with contextlib.suppress(OSError, ValueError):
+                text = (self._folder / _TRACKER).read_text(encoding="ascii")
+                self._saved = int(text) if len(text) < 20 and text.strip().isdecimal() else self._saved
+        return self._saved
+
+    def _copy(self, source: IO[bytes]) -> None:
+        while True:
+            try:
+                piece = os.read(source.fileno(), 65_536)
+            except OSError:
+                return
+            if not piece:
+                return
+            with contextlib.suppress(OSError):  # a full disk must not stop the training's own output
+                _write_all(piece)
+            self._keep(self.log.feed(piece))
+
+    def _keep(self, lines: Sequence[LogLine]) -> None:
+        if not lines or not self._step_log:
+            return
+        plan = self._plan or Plan()
+        with contextlib.suppress(OSError), Path(self._step_log).open("a", encoding="utf-8") as stream:
+            for line in lines:
+                entry = {
+                    "step": line.iteration,
+                    "loss": line.loss,
+                    "grad_norm": line.grad_norm,
+                    "restarts": self._restarts,
+                    "tp": plan.tp,
+                    "pp": plan.pp,
+                    "dp": plan.dp,
+                    "global_batch": line.batch,
+                    "time": time.time(),
+                }
+                stream.write(json.dumps(entry) + "\n")
+
+
+def _write_all(piece: bytes) -> None:
+    while piece:
+        piece = piece[os.write(1, piece) :]

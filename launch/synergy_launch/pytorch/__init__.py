@@ -1,0 +1,1 @@
+"""A plain PyTorch training loop: DDP, FSDP2 or one process."""

@@ -1,0 +1,366 @@
+"""Synergy in a plain PyTorch training loop: DDP, FSDP2 or one process.
+
+    dist.init_process_group()
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters())
+    with SynergyTask(model, optimizer, global_batch=64, checkpoint="/shared/run1") as task:
+        for inputs, labels in task.batches(dataset, steps=1000):
+            task.step(loss_function(model(inputs), labels))
+
+The data-parallel degree and the global batch may differ from one start to the next, and the batch from one step to the
+next: the order of the examples does not, the learning rate follows (synergy_launch.batch.learning_rate).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.utils.data import DataLoader, default_collate
+
+from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.background_save import Staged
+from synergy_launch.agent.checkpoint import Checkpoint, reason
+from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
+from synergy_launch.agent.host_memory import free_bytes
+from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.batch.data_order import RankIndices, SampleOrder
+from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
+from synergy_launch.batch.noise_scale import NoiseScale
+from synergy_launch.batch.tuner import fitting
+from synergy_launch.links.hooks import gate_ddp
+from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.forward_timer import ForwardTimer
+from synergy_launch.pytorch.gradient_norms import GradientNorms
+from synergy_launch.pytorch.rng_state import load_random, save_random
+from synergyd.errors import SynergyError, UsageError
+from synergyd.records import Plan
+
+_COPY_SHARE = 0.5  # of the host's free memory, for copies of the state while it is written
+
+
+class SynergyTask:
+    """One rank's side of a run. All ranks make it, after the process group, with the same arguments.
+
+    `global_batch` (examples) is the batch that the optimizer's learning rate was tuned for. It and `micro_batch` (None:
+    the global batch over the ranks) hold where Synergy gave no plan. At another batch the rate follows `lr_rule`
+    (adascale, sqrt, linear, none; "": the usual one of the optimizer), and `count` says what schedules and the run's end
+    are counted in (examples, progress; "": progress under adascale, else examples). With `batch_range` (low, high)
+    the run chooses its batch itself, unless a daemon does.
+    `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in
+    steps, 0: on request and at the end, None: as often as loses least; between them training goes on while one is written
+    from a copy in host memory, unless SYNERGY_BACKGROUND_SAVES=0. `scheduler` is kept with the optimizer and stepped once for every
+    `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
+    one. `tokens_per_sample` turns samples into the tokens that are reported.
+
+    A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
+    checkpoint, with code 0, from inside `batches`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        global_batch: int,
+        micro_batch: int | None = None,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        checkpoint_interval: int | None = None,
+        scheduler: Any = None,
+        clip: float | None = None,
+        scaler: Any = None,
+        tokens_per_sample: int = 1,
+        lr_rule: str = "",
+        count: str = "",
+        batch_range: tuple[int, int] | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.scheduler, self.seed, self.clip = model, optimizer, scheduler, seed, clip
+        self.scaler = scaler
+        self.step_count = 0
+        self._tokens_per_sample = tokens_per_sample
+        together = dist.is_available() and dist.is_initialized()
+        with _one_line(int(os.environ.get("RANK", "0"))):
+            settings = AgentSettings.from_environment()
+            if batch_range is not None and settings.batch_range is None and not settings.batch_told:
+                settings = replace(settings, batch_range=batch_range)
+            rule = rule_of(optimizer, lr_rule)
+            self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
+            self.plan = _plan(settings.plan, dist.get_world_size() if together else 1, global_batch, micro_batch)
+            self.ranks: Collectives = TorchCollectives() if together else OneProcess()
+            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
+            self.agent.install_signals()
+            found = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None)
+            self.noise = NoiseScale()
+            if found.checkpoint is not None:
+                self._load(found.checkpoint)
+                if settings.plan is None and settings.batch_range is not None:
+                    # the run's own choice, which nobody else remembers
+                    self.plan = self.agent.plan = _with_batch(self.plan, found.checkpoint.meta.get("batch"))
+        self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
+        self._losses: list[torch.Tensor] = []
+        self._go_on = True
+        self._norms = GradientNorms(model, self.plan)
+        self.agent.start(
+            self.step_count,
+            save=self._save,
+            stage=self._stage,
+            checkpoint_interval=checkpoint_interval,
+            resharding=False,
+            tokens=self.samples * tokens_per_sample,
+            base_batch=self.following.base,
+            peers=0,
+        )
+        self._own = ForwardTimer()
+        self._say_batch()
+        self.link_gate = gate_ddp(model)
+
+    def __enter__(self) -> SynergyTask:
+        self._watching = self.agent.watching()
+        self._watching.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.link_gate is not None:
+            self.link_gate.close()
+        self._watching.__exit__(kind, error, trace)
+
+    def batches(
+        self,
+        dataset: Any,
+        steps: int,
+        *,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        workers: int = 0,
+    ) -> Iterator[Any]:
+        """This rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
+
+        At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps.
+        `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch.
+        """
+        order = SampleOrder(len(dataset), self.seed)
+        while not self.following.finished(steps):
+            plan = self.plan
+            indices = RankIndices(order, plan, self.ranks.rank, self.samples)
+            ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
+            # what was loaded ahead for one batch is of no use to the next
+            while self.plan is plan and not self.following.finished(steps):
+                before = self.step_count
+                for micro_step in range(plan.micro_batches):
+                    with self._norms.synchronised(micro_step):
+                        batch = next(ahead)
+                        self._own.begin()
+                        yield batch
+                if self.step_count != before + 1:
+                    raise UsageError("SynergyTask", "step(loss) was not called for each batch", "call it once for each")
+                if not self._go_on:
+                    raise SystemExit(0)
+        self.agent.finish()
+
+    @property
+    def samples(self) -> int:
+        """Examples seen so far."""
+        return self.following.samples
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
+        self._own.end()
+        count = self.plan.micro_batches
+        scaled = loss / count if self.scaler is None else self.scaler.scale(loss / count)
+        scaled.backward()
+        self._losses.append(loss.detach())
+        self._norms.after_backward(len(self._losses))
+        if len(self._losses) < count:
+            return
+        if self.scaler is not None:
+            scale = float(self.scaler.get_scale())
+            sums = self._norms.take(1.0 / scale if scale > 0 else 1.0)
+            self.scaler.unscale_(self.optimizer)
+        else:
+            sums = self._norms.take()
+        mean = float(torch.stack(self._losses).mean())
+        self._losses.clear()
+        loss_all, small, big = self.ranks.total([mean / self.plan.dp, sums.small, sums.big])
+        self.noise.update(small, big, sums.b_small, sums.b_big)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        batch = self.plan.global_batch
+        with at_batch(self.optimizer.param_groups, self.following, batch, self.noise.value):
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        self.optimizer.zero_grad()
+        for _ in range(self.following.advance(batch, self.noise.value)):
+            if self.scheduler is not None:
+                self.scheduler.step()
+        self.step_count += 1
+        self._go_on = self.agent.after_step(
+            self.step_count,
+            loss=loss_all,
+            tokens=self.samples * self._tokens_per_sample,
+            noise_scale=self.noise.value,
+            own_s=self._own.take(),
+            done=self.following.done,
+            total=self.following.total,
+        )
+        changed = self.agent.take_batch()
+        if changed is not None:
+            self.plan = changed
+            self._norms.follow(changed)
+            self._say_batch()
+
+    def _say_batch(self) -> None:
+        words = self.following.words(self.plan.global_batch, self.noise.value)
+        if words:
+            self.agent.note(words)
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def _save(self, folder: Path) -> Mapping[str, Any]:
+        with _quiet():
+            dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
+        save_random(folder, self.ranks)
+        return self._meta()
+
+    def _stage(self, folder: Path) -> Staged:
+        alone = isinstance(self.ranks, OneProcess)
+        if self._beside is None and not alone:
+            self._beside = dist.new_group(backend="gloo")
+        if alone:  # said in the thread that writes, where no context of this one's reaches
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        state = self._state()
+        error = _not_copied(state) or self._random_saved(folder)
+        if self.ranks.maximum([1 if error else 0])[0]:  # all or none: who stays away would keep the others waiting
+            raise RuntimeError(error or "another rank can't copy its part")
+        with _quiet():
+            written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
+        assert isinstance(written, Future)
+        return Staged(self._meta(), written.result)
+
+    def _random_saved(self, folder: Path) -> str:
+        """Why not, "" if it is."""
+        try:
+            save_random(folder, self.ranks)
+        except Exception as error:
+            return reason(error)
+        return ""
+
+    def _meta(self) -> Mapping[str, Any]:
+        return {
+            "kind": "pytorch",
+            "batch": [self.plan.global_batch, self.plan.micro_batch],
+            **self.following.state(),
+            "noise": self.noise.state(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+        }
+
+    def _load(self, found: Checkpoint) -> None:
+        where = f"checkpoint {found.path}"
+        if found.meta.get("kind") != "pytorch":
+            raise UsageError(where, "was not written by a plain PyTorch run", "name another folder")
+        state = self._state()
+        try:
+            with _quiet():
+                dcp_load(state, checkpoint_id=str(found.path), no_dist=isinstance(self.ranks, OneProcess))
+            set_state_dict(
+                self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+        except (Exception, CheckpointException) as error:
+            # It is intact (its digests match), so it holds another model or optimizer.
+            what = f"does not fit this model and optimizer: {reason(error)}"
+            raise UsageError(where, what, "use what it was made with, or another folder") from error
+        if self.scheduler is not None and found.meta.get("scheduler"):
+            self.scheduler.load_state_dict(found.meta["scheduler"])
+        if self.scaler is not None and found.meta.get("scaler"):
+            self.scaler.load_state_dict(found.meta["scaler"])
+        self.step_count = found.step
+        kept = self.following.restore(found.meta)
+        if kept:
+            self.agent.note(kept)
+        self.noise.restore(found.meta["noise"])
+        load_random(found.path, self.ranks)
+
+
+def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:
+    if given is not None:
+        if given.tp != 1 or given.pp != 1:
+            what = f"tp={given.tp} pp={given.pp} was given to a plain PyTorch job"
+            raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
+        return check_degrees(given, (), "SYNERGY_PLAN_JSON")
+    return check_plan(
+        Plan(dp=world, global_batch=global_batch, micro_batch=micro_batch or max(1, global_batch // world)), world
+    )
+
+
+def _with_batch(plan: Plan, batch: Any) -> Plan:
+    """`plan` with a checkpoint's (global, micro) batch, as far as it divides there."""
+    if not isinstance(batch, list) or len(batch) != 2:
+        return plan
+    return fitting(plan, int(batch[0]), int(batch[1])) or plan
+
+
+@contextlib.contextmanager
+def _one_line(rank: int) -> Iterator[None]:
+    """A user's mistake as one line on rank 0 and exit code 2."""
+    try:
+        yield
+    except SynergyError as error:
+        if rank == 0:
+            print(f"synergy: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+
+
+def _not_copied(state: Mapping[str, Any]) -> str:
+    """Why a copy of `state` by every process of this node would take more of the host's memory than half of what is left;
+    "" where it would not. Each process copies all that it holds: under DDP that is everything."""
+    needed, free = _bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1), free_bytes()
+    if free is None or needed <= _COPY_SHARE * free:
+        return ""
+    return f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
+
+
+def _bytes(state: Any) -> int:
+    """Of all tensors in nested mappings and sequences, as far as this process holds them."""
+    if isinstance(state, torch.Tensor):
+        local = state.to_local() if hasattr(state, "to_local") else state
+        return int(local.numel() * local.element_size())
+    if isinstance(state, Mapping):
+        return sum(_bytes(one) for one in state.values())
+    return sum(_bytes(one) for one in state) if isinstance(state, (list, tuple)) else 0
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings of its own future."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# From here on until the agent listens there is nothing to save, and SIGUSR2 must not kill the process.
+if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+    with contextlib.suppress(ValueError):  # imported by another thread than the main one
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)

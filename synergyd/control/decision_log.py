@@ -1,0 +1,67 @@
+"""What an epoch stores for people to read: the decisions that are news, and every job as `synergyctl status` shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from synergyd.control.resize import JobLifecycle
+from synergyd.records import Decision, JobState, Report, Snapshot
+
+SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
+_NUMBER = re.compile(r"\d[\d.,]*")
+
+
+class DecisionLog:
+    """Tells decisions that say something new from those that would only fill the database."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[object, float]] = {}
+
+    def among(self, decisions: Iterable[Decision], now_s: float) -> tuple[Decision, ...]:
+        """Those that differ from the job's last one, or come SAY_AGAIN_S after it."""
+        fresh = []
+        for d in decisions:
+            # a reason's numbers move every epoch: only other words make it news
+            why = _NUMBER.sub("#", d.why)
+            key = (d.action, d.cell.shape if d.cell else None, d.cell.plan if d.cell else None, d.node_names, why)
+            last = self._last.get(d.job_id)
+            if last is None or last[0] != key or now_s - last[1] >= SAY_AGAIN_S:
+                self._last[d.job_id] = (key, now_s)
+                fresh.append(d)
+        return tuple(fresh)
+
+    def forget(self, job_id: int) -> None:
+        """Of a job that is gone."""
+        self._last.pop(job_id, None)
+
+
+def present(
+    snapshot: Snapshot, decisions: Iterable[Decision], now: Mapping[int, JobLifecycle], reports: Mapping[int, Report]
+) -> Iterator[dict[str, object]]:
+    """What `synergyctl status` shows of each job, as JSON."""
+    decided = {d.job_id: d for d in decisions}
+    for job in snapshot.jobs:
+        life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
+        plan = report.plan if report and report.restarts == job.restarts else (life.plan if life else None)
+        yield {
+            "job_id": job.job_id,
+            "name": job.name,
+            "user": job.user,
+            "state": job.state.value,
+            "lifecycle": life.state.value if life else "",
+            "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
+            "asked_gpus": job.asked.gpus,
+            "wanted_gpus": decision.cell.shape.gpus if decision and decision.cell else 0,
+            "wanted_nodes": list(decision.node_names) if decision else [],
+            "action": decision.action.value if decision else "",
+            "why": decision.why if decision else "",
+            "relative_goodput": decision.relative_goodput if decision else None,
+            "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch} if plan else None,
+            "global_batch": plan.global_batch if plan else None,
+            "restarts": job.restarts,
+            "step": report.step if report else None,
+            "loss": report.loss if report else None,
+            "paused": job.paused,
+            "held": job.held,
+        }

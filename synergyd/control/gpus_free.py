@@ -1,0 +1,29 @@
+"""May a decision be carried out now, or are its GPUs still held by others?"""
+
+from __future__ import annotations
+
+from synergyd.records import Action, Decision, Snapshot
+
+
+def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
+    """True when the target nodes are up and have enough GPUs free now, the job's own GPUs there counted as free.
+
+    A job that gets fewer GPUs is always ready: it only gives. Decisions that change nothing are ready.
+    """
+    if decision.action in (Action.KEEP, Action.WAIT) or decision.cell is None:
+        return True
+    job = next((j for j in snapshot.jobs if j.job_id == decision.job_id), None)
+    if job is None:
+        return False
+    shape = decision.cell.shape
+    if decision.action is Action.RESIZE and shape.gpus < job.shape.gpus:
+        return True
+    nodes = {node.name: node for node in snapshot.cluster.nodes}
+    for name in decision.node_names:
+        node = nodes.get(name)
+        if node is None or not node.up:
+            return False
+        own = job.shape.gpus_per_node if name in job.node_names else 0
+        if node.gpus - node.gpus_used + own < shape.gpus_per_node:
+            return False
+    return True

@@ -1,0 +1,44 @@
+"""What is wrong with a running job by its reports: steps that have stopped, nodes that are slow, silence. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergyd.records import Report
+
+SILENT_S = 300.0
+_SILENT_STEPS = 20.0
+
+
+@dataclass(frozen=True)
+class HealthWarning:
+    """`kind` stays the same as long as it lasts; `text` is for explain."""
+
+    kind: str
+    text: str
+
+
+def warnings(report: Report, received_s: float, now_s: float) -> tuple[HealthWarning, ...]:
+    """None where all is well. `received_s`: when the job's latest report came.
+
+    A job reports when something has changed, with running steps each 10 s; silence for longer than SILENT_S and many
+    steps is its launcher's or its node's.
+    """
+    found = []
+    if report.stalled_s is not None:
+        usual = f"; a step usually takes {report.step_s:.3g} s" if report.step_s else ""
+        text = f"no step since step {report.step}, for {_span(report.stalled_s)}{usual}: it may hang"
+        found.append(HealthWarning("stalled", text))
+    for node in report.slow_nodes:
+        found.append(
+            HealthWarning(f"slow {node}", f"its other nodes wait for {node}, which is slower at the same work")
+        )
+    silent = now_s - received_s
+    if report.stalled_s is None and silent > max(SILENT_S, _SILENT_STEPS * (report.step_s or 0.0)):
+        text = f"no report for {_span(silent)}: its launcher or its node may be gone"
+        found.append(HealthWarning("silent", text))
+    return tuple(found)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,65 @@
+"""Jobs in mid-resize or mid-start, shown to an epoch as if they had arrived: nobody else is given their GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from synergyd.control.resize import IN_TRANSIT, JobLifecycle
+from synergyd.records import Action, Cell, Cluster, Decision, JobState, Plan, Snapshot
+
+
+def under_way(lives: Mapping[int, JobLifecycle]) -> dict[int, Decision]:
+    """Decisions of earlier epochs that are being carried out, by job id: their GPUs are spoken for."""
+    found = {}
+    for job_id, life in lives.items():
+        if life.stopping:
+            found[job_id] = Decision(job_id, Action.WAIT, None, (), life.cause)
+        elif life.state in IN_TRANSIT and life.target is not None:
+            shape = life.target.shape
+            plan = life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus)
+            cell = Cell(shape, plan, 0.0, 1.0, 0.0, 0.0, 0)
+            found[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, life.cause)
+    return found
+
+
+def arrived(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
+    """The snapshot that `decide` should see while decisions are being carried out.
+
+    Each job of `deciding` (`under_way`) runs on its target nodes with its target shape, and is fixed there; one that is to
+    wait waits already. What it still holds elsewhere counts as free: `ready`, asked with the true snapshot,
+    keeps others from acting on those GPUs before they are.
+    """
+    change: Counter[str] = Counter()
+    jobs = []
+    for job in snapshot.jobs:
+        decision = deciding.get(job.job_id)
+        holds = job.state in (JobState.RUNNING, JobState.COMPLETING)
+        if decision is not None and decision.action is Action.WAIT and holds:
+            for name in job.node_names:
+                change[name] -= job.shape.gpus_per_node
+            jobs.append(replace(job, state=JobState.PENDING, node_names=(), start_s=None, fixed=""))
+            continue
+        if decision is None or decision.cell is None or job.state is JobState.DONE:
+            jobs.append(job)
+            continue
+        shape = decision.cell.shape
+        for name in job.node_names:
+            change[name] -= job.shape.gpus_per_node
+        for name in decision.node_names:
+            change[name] += shape.gpus_per_node
+        words = f"Synergy's decision to {decision.action.value} it is being carried out"
+        jobs.append(
+            replace(
+                job,
+                state=JobState.RUNNING,
+                shape=shape,
+                node_names=decision.node_names,
+                held=False,
+                reason="",
+                fixed=words,
+            )
+        )
+    nodes = tuple(replace(n, gpus_used=max(0, n.gpus_used + change[n.name])) for n in snapshot.cluster.nodes)
+    return replace(snapshot, cluster=Cluster(nodes), jobs=tuple(jobs))

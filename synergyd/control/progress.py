@@ -1,0 +1,34 @@
+"""How far each job has come, as its reports and the clock tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from synergyd.records import Job, JobState, Report
+from synergyd.scheduler.problem.records import Progress
+
+
+def progress_of(
+    jobs: Iterable[Job], reports: Mapping[int, Report], attained_gpu_s: Mapping[int, float]
+) -> dict[int, Progress]:
+    """By job id. What a job says of its own end is believed as far as it makes sense: done examples of more in all."""
+    found = {}
+    for job in jobs:
+        report = reports.get(job.job_id)
+        done, left = None, None
+        if report is not None and report.done is not None:
+            done = float(round(report.done))  # whole examples: a stranger's denormal divides by nothing
+            if report.total is not None and report.total >= done:
+                left = float(round(report.total - done))
+        found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), left, done)
+    return found
+
+
+def attained(before: Mapping[int, float], jobs: Iterable[Job], passed_s: float) -> dict[int, float]:
+    """GPU seconds by job id after another `passed_s` in which the jobs that run now had what they have; of those that have
+    left nothing is kept."""
+    return {
+        job.job_id: before.get(job.job_id, 0.0)
+        + (job.shape.gpus * max(0.0, passed_s) if job.state is JobState.RUNNING else 0.0)
+        for job in jobs
+    }

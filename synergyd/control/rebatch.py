@@ -1,0 +1,35 @@
+"""Changes of a running job's batch alone: said in the answer to its report, without a restart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from synergyd.rates import worth
+from synergyd.records import Cell, Job, JobState, Plan, Report
+
+GAIN = 1.05  # predicted over measured goodput from which a change is worth its trouble
+
+
+def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_scale: float | None) -> Plan | None:
+    """The plan that a job should go on with: its own GPUs and degrees with another batch; None where none is better.
+
+    Its present goodput is what it measured: sequences/s x (phi + M0) / (phi + M), M0 the low end of the directive's range
+    (synergyd.task.model.efficiency). Only a job that says so (`Report.rebatching`) can be told.
+    """
+    if job.state is not JobState.RUNNING or job.paused or job.held or job.directive is None:
+        return None
+    if report is None or not report.rebatching or report.restarts != job.restarts:
+        return None
+    plan, limits = report.plan, job.directive.global_batch
+    if plan is None or not report.step_s or limits is None or limits[0] == limits[1] or not noise_scale:
+        return None
+    now = worth(limits[0], plan.global_batch, noise_scale) / report.step_s
+    best: Cell | None = None
+    for cell in cells:
+        same = replace(cell.plan, micro_batch=plan.micro_batch, global_batch=plan.global_batch) == plan
+        if same and cell.shape == job.shape and (best is None or cell.goodput > best.goodput):
+            best = cell
+    if best is None or best.plan == plan or best.goodput < GAIN * now:
+        return None
+    return best.plan

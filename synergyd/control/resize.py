@@ -1,0 +1,492 @@
+"""The resize of one job as a pure state machine: events in, instructions out.
+
+    QUEUED --wanted--> HELD --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
+    RUNNING --wanted--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> HELD ...
+    RUNNING --preempted--> CHECKPOINTING --acknowledged--> REQUEUING --pending--> QUEUED
+
+HELD is not Slurm's hold: the job is parked behind a start time in the future, which passes by itself. So a daemon that
+dies here costs a delay, and the job then runs as a plain Slurm job; nothing is ever held for ever.
+
+Every instruction may be sent again: `Requeue` names the incarnation (restart count) it is meant for and the actuator
+checks it; all others say what should be, not what to change. A lost answer, or a daemon killed between an instruction and
+its answer, is mended by sending it again after `resend_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from synergyd.records import Plan, Shape
+
+
+class ResizeState(StrEnum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    CHECKPOINTING = "CHECKPOINTING"
+    REQUEUING = "REQUEUING"
+    HELD = "HELD"
+    RESIZED = "RESIZED"
+    RELEASED = "RELEASED"
+    GONE = "GONE"
+
+
+_PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
+# States in which a job is on its way to a new size, or to none: decisions leave it alone.
+IN_TRANSIT = frozenset(
+    {ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED}
+)
+# Those of them in which it still holds GPUs that it is to give back.
+LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a resize is to reach. `nodes` may be empty: Slurm chooses. `plan` None: the launcher chooses."""
+
+    shape: Shape
+    nodes: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class ResizeTimes:
+    """Times of the machine, seconds."""
+
+    checkpoint_timeout_s: float = 300.0
+    resend_s: float = 10.0
+    park_s: float = 900.0
+    release_timeout_s: float = 120.0
+    attempts: int = 3
+    retry_s: float = 300.0  # after a failed resize, no other for this long
+    # from the end of an incarnation to the start of the next: slurmd refuses, and Slurm then fails, a job whose
+    # credential is of the same whole second as the revocation of the one before
+    restart_delay_s: float = 2.0
+
+
+@dataclass(frozen=True)
+class JobLifecycle:
+    """All that is remembered of one job between events. `restarts` is the incarnation the state speaks of."""
+
+    job_id: int
+    submit_s: float
+    state: ResizeState = ResizeState.QUEUED
+    since_s: float = 0.0
+    restarts: int = 0
+    target: Target | None = None
+    origin: Target | None = None  # what it had before: taken again when the new size is refused
+    sent_s: float = 0.0  # when the last instruction went out
+    asked_s: float = 0.0  # when the job was first signalled for the checkpoint that is awaited; 0: not yet
+    acks_before: int = 0  # checkpoints acknowledged before this one was asked for
+    attempts: int = 0
+    retry_after_s: float = 0.0
+    plan: Plan | None = None  # of the running incarnation, if Synergy gave it one
+    cause: str = ""  # why the resize was decided, for the story
+    ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
+    unanswered: int = 0  # times in a row that it was to make way and took no checkpoint
+    stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
+
+
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue."""
+
+    state: str
+    restarts: int = 0
+    begin_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A decision to start or resize."""
+
+    target: Target
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+    present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A decision that the running job gives all its GPUs back and waits for another."""
+
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    """The target can't be reached any more: a running job goes on as it is, a pending one waits for a new decision."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """The job's agent says how many requested checkpoints of this incarnation are complete."""
+
+    restarts: int
+    count: int
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """An instruction was carried out and read back."""
+
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An instruction failed. `transient`: the same may work a little later."""
+
+    instruction: Instruction
+    error: str
+    transient: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick
+
+
+# -- instructions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AskCheckpoint:
+    job_id: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """End incarnation `restarts` and put the job back into the queue, ineligible for `park_s`."""
+
+    job_id: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Park:
+    """Make the pending job ineligible until `park_s` from now."""
+
+    job_id: int
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """Give the pending job `target`'s size, nodes and plan; parks it too; done only when all of it reads back."""
+
+    job_id: int
+    target: Target
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Release:
+    """Make the pending job eligible now."""
+
+    job_id: int
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release
+
+
+@dataclass(frozen=True)
+class Step:
+    """The answer to one event: the new life, what to do, and lines of the job's story."""
+
+    life: JobLifecycle
+    instructions: tuple[Instruction, ...] = ()
+    story: tuple[str, ...] = ()
+
+
+def advance(life: JobLifecycle, event: Event, now_s: float, limits: ResizeTimes) -> Step:
+    """One event. Total: any event in any state gives an answer, and never raises."""
+    if life.state is ResizeState.GONE:
+        return Step(life)
+    match event:
+        case Observed():
+            return _observed(life, event, now_s, limits)
+        case Wanted():
+            return _wanted(life, event, now_s, limits)
+        case Preempted():
+            return _preempted(life, event, now_s)
+        case Unwanted():
+            return _unwanted(life, event, now_s)
+        case Acknowledged():
+            return _acknowledged(life, event, now_s)
+        case CarriedOut():
+            return _done(life, event.instruction, now_s, limits)
+        case Refused():
+            return _refused(life, event, now_s, limits)
+        case Tick():
+            return _tick(life, now_s, limits)
+
+
+def validate(life: JobLifecycle) -> str:
+    """What is inconsistent in a life, or '' (used when lives are read back from a store)."""
+    # RESIZED without a target: every update was refused, and the job is released with the size Slurm has for it
+    if (
+        life.state in (ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD)
+        and life.target is None
+        and not life.stopping
+    ):
+        return f"state {life.state} without a target"
+    if life.attempts < 0 or life.restarts < 0:
+        return "negative count"
+    return ""
+
+
+# -- one function an event -----------------------------------------------------------------------------------------
+
+
+def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> Step:
+    if event.state == "GONE":
+        return _to(life, ResizeState.GONE, now_s, f"left the queue while {life.state}")
+    running = event.state in ("RUNNING", "SUSPENDED")
+    newer = event.restarts > life.restarts
+    soon_s = now_s + min(30.0, limits.park_s / 3)
+    match life.state:
+        case ResizeState.QUEUED if running:
+            return _runs(life, event, now_s, None, "started by Slurm as a plain job")
+        case ResizeState.RUNNING if event.state == "PENDING":
+            # requeued by Slurm (node failure) or by the user
+            moved = replace(life, restarts=event.restarts, plan=None, ended_s=now_s)
+            return _to(moved, ResizeState.QUEUED, now_s, "requeued by Slurm or its user")
+        case ResizeState.RUNNING if running and event.restarts != life.restarts:
+            return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
+        case ResizeState.CHECKPOINTING if newer and running:
+            return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
+        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING if event.state == "PENDING":
+            return _to_held(replace(life, restarts=event.restarts, ended_s=now_s), now_s, limits, "requeued")
+        case ResizeState.CHECKPOINTING if event.state == "SUSPENDED":
+            text = "suspended while its checkpoint was awaited: resize given up"
+            return _to(replace(life, target=None, stopping=False), ResizeState.RUNNING, now_s, text)
+        case ResizeState.REQUEUING if running and newer:
+            again = replace(life, retry_after_s=now_s + limits.retry_s)
+            return _runs(again, event, now_s, None, "started again before it could be resized")
+        case ResizeState.HELD if running:
+            again = replace(life, retry_after_s=now_s + limits.retry_s)
+            return _runs(again, event, now_s, None, "started before its new size was complete")
+        case ResizeState.RESIZED | ResizeState.RELEASED if running:
+            # from RESIZED: the release took effect, only its answer was lost
+            size = "its new size" if life.target else "the size Slurm had for it"
+            return _runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
+        case ResizeState.HELD if event.state == "PENDING" and event.begin_s is not None and event.begin_s < soon_s:
+            return Step(_pending(life, event, now_s), (Park(life.job_id, limits.park_s),))
+        case ResizeState.RESIZED if event.state == "PENDING" and event.begin_s is not None and event.begin_s <= now_s:
+            return _to(_pending(life, event, now_s), ResizeState.RELEASED, now_s, "released")
+        case _:
+            return Step(_pending(life, event, now_s) if event.state == "PENDING" else life)
+
+
+def _pending(life: JobLifecycle, event: Observed, now_s: float) -> JobLifecycle:
+    """A job that is pending: of a later incarnation than was known, if another ended in between."""
+    return replace(life, restarts=event.restarts, ended_s=now_s) if event.restarts > life.restarts else life
+
+
+def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes) -> Step:
+    if now_s < life.retry_after_s:
+        return Step(life)
+    aimed = replace(life, target=event.target, cause=event.cause, attempts=0)
+    match life.state:
+        case ResizeState.QUEUED:
+            return _to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
+        case ResizeState.RELEASED if life.target != event.target:
+            return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
+        case ResizeState.RUNNING:
+            asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present)
+            text = f"resize decided: {event.cause}; checkpoint asked for"
+            return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+        case _:
+            return Step(life)
+
+
+def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
+    if life.state is not ResizeState.RUNNING or now_s < life.retry_after_s:
+        return Step(life)
+    asked = replace(
+        life,
+        target=None,
+        origin=None,
+        stopping=True,
+        cause=event.cause,
+        attempts=0,
+        asked_s=0.0,
+        acks_before=event.acks,
+    )
+    text = f"preemption decided: {event.cause}; checkpoint asked for"
+    return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+
+
+def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
+    if life.state is ResizeState.CHECKPOINTING:
+        back = replace(life, target=None, stopping=False)
+        return _to(back, ResizeState.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
+    if life.state in (ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED) and life.target is not None:
+        back = replace(life, target=None, origin=None, attempts=0)
+        return _to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
+    return Step(life)
+
+
+def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:
+    if life.state is ResizeState.CHECKPOINTING and event.restarts == life.restarts and event.count > life.acks_before:
+        return _to_requeuing(replace(life, unanswered=0), now_s, "checkpoint acknowledged")
+    return Step(life)
+
+
+def _done(life: JobLifecycle, instruction: Instruction, now_s: float, limits: ResizeTimes) -> Step:
+    match instruction:
+        case Update(target=target) if life.state is ResizeState.HELD and target == life.target:
+            text = f"size set and read back: {_words(target)}"
+            return _to_resized(replace(life, attempts=0), now_s, limits, text)
+        case Release() if life.state is ResizeState.RESIZED:
+            return _to(life, ResizeState.RELEASED, now_s, "released")
+        case AskCheckpoint(restarts=r) if (
+            life.state is ResizeState.CHECKPOINTING and r == life.restarts and not life.asked_s
+        ):
+            return Step(replace(life, asked_s=now_s))  # from now on it has `checkpoint_timeout_s` to answer
+        case _:
+            return Step(life)
+
+
+def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTimes) -> Step:
+    if event.instruction not in _awaited(life, limits):
+        return Step(life)  # a late answer, or one that another instruction makes good
+    tried = replace(life, attempts=life.attempts + 1)
+    # a refusal that is called transient and yet lasts as long as a job may be parked is none
+    give_up = now_s - life.since_s >= limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
+    back = replace(tried, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
+    match event.instruction:
+        case Update() if give_up and life.origin is not None and life.target != life.origin:
+            again = replace(back, target=life.origin, attempts=0)
+            text = f"new size refused ({event.error}): back to {_words(life.origin)}"
+            return _to(again, ResizeState.HELD, now_s, text, (Update(life.job_id, life.origin, limits.park_s),))
+        case Update() if give_up:
+            return _to_unchanged(back, now_s, limits, f"update refused ({event.error})")
+        case Requeue() if give_up:
+            return _to(back, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
+        case AskCheckpoint() if give_up or not event.transient:
+            return _to(back, ResizeState.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
+        case Release() if give_up:
+            text = f"release refused ({event.error}): it starts by itself when its start time comes"
+            return _to(tried, ResizeState.RELEASED, now_s, text)
+        case _:
+            # the story tells of the first one only: a slurmctld that is away for an hour is one line
+            told = f"{type(event.instruction).__name__} failed, will be tried again: {event.error}"
+            return Step(tried, (), (told,) if tried.attempts == 1 or not event.transient else ())
+
+
+def _awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]:
+    """The instruction whose answer moves `life` on."""
+    match life.state:
+        case ResizeState.CHECKPOINTING:
+            return (AskCheckpoint(life.job_id, life.restarts),)
+        case ResizeState.REQUEUING:
+            return (Requeue(life.job_id, life.restarts),)
+        case ResizeState.HELD if life.target is not None:
+            return (Update(life.job_id, life.target, limits.park_s),)
+        case ResizeState.RESIZED:
+            return (Release(life.job_id),)
+        case _:
+            return ()
+
+
+def _tick(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> Step:
+    late = now_s - life.sent_s >= limits.resend_s
+    sent = replace(life, sent_s=now_s)
+    match life.state:
+        case ResizeState.CHECKPOINTING if (
+            life.stopping and life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s
+        ):
+            # nobody's wait is worth the work that would be lost
+            again_s = limits.retry_s * 2 ** min(life.unanswered, _PATIENCE)
+            back = replace(life, stopping=False, retry_after_s=now_s + again_s, unanswered=life.unanswered + 1)
+            text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
+            return _to(back, ResizeState.RUNNING, now_s, text)
+        case ResizeState.CHECKPOINTING if life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s:
+            text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
+            return _to_requeuing(life, now_s, text)
+        case ResizeState.CHECKPOINTING if not life.asked_s and now_s - life.since_s >= limits.checkpoint_timeout_s:
+            # a job that was never asked must not lose the work since its last checkpoint
+            back = replace(life, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
+            return _to(
+                back, ResizeState.RUNNING, now_s, "its checkpoint could not be asked for in time: resize given up"
+            )
+        case ResizeState.HELD if now_s - life.since_s >= 2 * limits.park_s:
+            # each update parks the job anew: one that never gets an answer must not hold it for ever
+            back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
+            return _to_unchanged(back, now_s, limits, "no update was answered")
+        case ResizeState.RESIZED if not _settled(life, now_s, limits):
+            return Step(life)
+        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.HELD | ResizeState.RESIZED if late:
+            return Step(sent, _awaited(life, limits))
+        case ResizeState.RELEASED if now_s - life.since_s >= limits.release_timeout_s:
+            # its GPUs went to someone else or a node is away: decide anew
+            return _to(
+                replace(life, target=None), ResizeState.QUEUED, now_s, "did not start in time: waits for a new decision"
+            )
+        case _:
+            return Step(life)
+
+
+# -- moves ---------------------------------------------------------------------------------------------------------
+
+
+def _to(
+    life: JobLifecycle, state: ResizeState, now_s: float, text: str, instructions: tuple[Instruction, ...] = ()
+) -> Step:
+    sent_s = now_s if instructions else life.sent_s
+    return Step(replace(life, state=state, since_s=now_s, sent_s=sent_s), instructions, (text,))
+
+
+def _runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
+    now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
+    return _to(now, ResizeState.RUNNING, now_s, text)
+
+
+def _to_requeuing(life: JobLifecycle, now_s: float, text: str) -> Step:
+    return _to(replace(life, attempts=0), ResizeState.REQUEUING, now_s, text, (Requeue(life.job_id, life.restarts),))
+
+
+def _to_held(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
+    if life.target is None:
+        # kept from starting by itself before those that it made way for
+        park = (Park(life.job_id, limits.park_s),) if life.stopping else ()
+        return _to(replace(life, stopping=False, plan=None), ResizeState.QUEUED, now_s, text, park)
+    update = Update(life.job_id, life.target, limits.park_s)
+    return _to(replace(life, attempts=0), ResizeState.HELD, now_s, text, (update,))
+
+
+def _to_unchanged(life: JobLifecycle, now_s: float, limits: ResizeTimes, why: str) -> Step:
+    """Nothing better is known than Slurm's own view of the job: it is released with that. No target, so no plan of ours."""
+    freed = replace(life, target=None, attempts=0)
+    return _to_resized(freed, now_s, limits, f"{why}: released as Slurm has it")
+
+
+def _to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
+    """The job may start now, or (a tick then releases it) when its last incarnation has been over for long enough."""
+    if _settled(life, now_s, limits):
+        return _to(life, ResizeState.RESIZED, now_s, text, (Release(life.job_id),))
+    return _to(replace(life, sent_s=0.0), ResizeState.RESIZED, now_s, text)
+
+
+def _settled(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> bool:
+    return not 0.0 <= now_s - life.ended_s < limits.restart_delay_s  # a clock set back must not keep it waiting
+
+
+def _words(target: Target) -> str:
+    s = target.shape
+    on = f" on {','.join(target.nodes)}" if target.nodes else ""
+    p = target.plan
+    plan = f", tp {p.tp} pp {p.pp} dp {p.dp}" if p else ""
+    return f"{s.nodes} x {s.gpus_per_node} {s.gpu_type}{on}{plan}"

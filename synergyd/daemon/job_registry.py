@@ -1,0 +1,106 @@
+"""What is known of each job in the queue: its directive and its own size, read once, when it is first seen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from synergyd.errors import UsageError
+from synergyd.records import Directive
+from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
+from synergyd.slurm.directive import canonical, parse_script, parse_stamp
+from synergyd.slurm.observe import Known, beyond_placing, shape_of
+from synergyd.slurm.rows import JobRow
+from synergyd.wire import admin_comment
+
+log = logging.getLogger("synergyd.registry")
+SCRIPTS_AN_EPOCH = 200  # each is one RPC
+
+
+class JobRegistry:
+    """`known` by job id holds Synergy's jobs only; the others are remembered as plain, by job id and submit time."""
+
+    def __init__(self, slurm: SlurmWriter, report_grace_s: float) -> None:
+        self._slurm = slurm
+        self._grace_s = report_grace_s
+        self.known: dict[int, Known] = {}
+        self.begin_s: dict[int, float] = {}  # the user's own begin time, where there is one
+        self.plain: set[tuple[int, float]] = set()
+
+    def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
+        """Reads the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
+
+        Returns the (job id, submit time) that turned out to have none. Raises SlurmError only if nothing could be read.
+        """
+        rows = list(rows)
+        here = {r.job_id for r in rows}
+        for gone in [i for i in self.known if i not in here]:
+            del self.known[gone]
+            self.begin_s.pop(gone, None)
+        present = {(r.job_id, r.submit_s) for r in rows}
+        self.plain &= present
+        fresh = [r for r in rows if r.job_id not in self.known and (r.job_id, r.submit_s) not in self.plain]
+        comments = self._slurm.admin_comments([r.job_id for r in fresh])
+        found: set[tuple[int, float]] = set()
+        budget = SCRIPTS_AN_EPOCH
+        for row in fresh:
+            comment = comments.get(row.job_id, "")
+            mark = admin_comment.read(comment)
+            if mark is None:
+                if not row.batch:
+                    found.add((row.job_id, row.submit_s))
+                    continue
+                if budget == 0:
+                    continue
+                budget -= 1
+            try:
+                known = self._read(row, comment, mark, gpu_type_of_node)
+            except SlurmError as problem:
+                log.warning("job %d: its script could not be read: %s", row.job_id, problem)
+                if not problem.transient:
+                    # not for ever: a daemon started again with the rights it needs reads it
+                    self.plain.add((row.job_id, row.submit_s))
+                continue  # else tried again at the next epoch
+            if known is None:
+                found.add((row.job_id, row.submit_s))
+                continue
+            self.known[row.job_id] = known
+            own = mark is not None and mark.asked is not None  # parked by a daemon before
+            if not own and row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5:
+                self.begin_s[row.job_id] = row.eligible_s
+        self.plain |= found
+        return found
+
+    def _read(
+        self,
+        row: JobRow,
+        comment: str,
+        mark: admin_comment.AdminCommentStamp | None,
+        gpu_type_of_node: Mapping[str, str],
+    ) -> Known | None:
+        error = ""
+        directive: Directive | None = None
+        try:
+            if mark is not None:
+                directive = parse_stamp(comment) or Directive()
+            else:
+                script = self._slurm.batch_script(row.job_id)
+                if script is None:
+                    raise SlurmError("scontrol write batch_script", "Slurm gives no script", transient=False)
+                directive = parse_script(script)
+                if directive is None:
+                    return None
+        except DeniedError:
+            raise
+        except UsageError as problem:
+            error = str(problem)
+        if directive is not None and (row.array or row.het):
+            what = "a job array" if row.array else "a heterogeneous job"
+            directive, error = None, f"#SYNERGY does not work for {what}; submit single jobs"
+        if directive is not None and (beyond := beyond_placing(row)):
+            directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
+        asked = mark.asked if mark and mark.asked else shape_of(row, gpu_type_of_node if row.node_names else {})
+        cpus = mark.cpus_per_node if mark and mark.cpus_per_node else max(1, row.num_cpus // max(1, row.num_nodes))
+        text = canonical(directive).removeprefix(admin_comment.MARK).strip() if directive else ""
+        tasks = mark.own_tasks if mark and mark.asked else (row.num_tasks if row.num_tasks > row.num_nodes else None)
+        return Known(directive, error, asked, cpus, text, tasks, mark.note if mark else "")

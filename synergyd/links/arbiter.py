@@ -1,0 +1,188 @@
+"""The link arbiter as a pure state machine: jobs ask before each all-reduce, and are granted the links by a discipline.
+
+One event in, (state, grants) out; times are the caller's clock in seconds. It fails open: nobody waits longer than `bound_s`, a
+grant whose end is never told is forgotten after `lost_s`, and who is unknown here or crosses no link is granted at once. The caller
+wakes it with a Tick at `wake_s(state)` at the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from synergyd.links.disciplines import Discipline, Srsf
+from synergyd.links.model import Topology, pace
+
+
+@dataclass(frozen=True)
+class ArbiterTerms:
+    """`bound_s`: longest wait for a grant. `lost_s`: how long a grant without a Done is believed."""
+
+    discipline: Discipline = field(default_factory=lambda: Discipline(Srsf(1)))
+    topology: Topology = field(default_factory=Topology)
+    bound_s: float = 0.5
+    lost_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class JobJoined:
+    """A job runs on these nodes; `left_s` its remaining compute seconds a GPU, on `gpus` GPUs. Sent again when they change."""
+
+    job_id: int
+    nodes: tuple[str, ...]
+    gpus: int
+    left_s: float
+
+
+@dataclass(frozen=True)
+class SendAsked:
+    """A job is ready to send `size_mb`."""
+
+    job_id: int
+    size_mb: float
+
+
+@dataclass(frozen=True)
+class SendDone:
+    """A job's all-reduce has ended."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class JobLeft:
+    """A job has ended or is no longer gated."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class ArbiterTick:
+    """Time has passed."""
+
+
+Event = JobJoined | SendAsked | SendDone | JobLeft | ArbiterTick
+
+
+@dataclass(frozen=True)
+class SendWait:
+    size_mb: float
+    since_s: float
+
+
+@dataclass(frozen=True)
+class SendUnderWay:
+    """A message under way: `left_mb` of it at `since_s`, at `ms_per_mb` from then on; granted at `granted_s`."""
+
+    left_mb: float
+    since_s: float
+    ms_per_mb: float
+    granted_s: float
+
+    def rest(self, now_s: float) -> float:
+        return max(0.0, self.left_mb - (now_s - self.since_s) * 1000.0 / self.ms_per_mb)
+
+
+@dataclass(frozen=True)
+class ArbiterState:
+    """Everything the arbiter knows. Mappings by job id."""
+
+    members: Mapping[int, JobJoined] = field(default_factory=dict)
+    waiting: Mapping[int, SendWait] = field(default_factory=dict)
+    flights: Mapping[int, SendUnderWay] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SendGrant:
+    """The job may send now. `why`: open (nothing to arbitrate), rule, or bound (it had waited long enough)."""
+
+    job_id: int
+    why: str
+
+
+def step(
+    state: ArbiterState, event: Event, now_s: float, terms: ArbiterTerms
+) -> tuple[ArbiterState, tuple[SendGrant, ...]]:
+    """The next state and who may send now, in order."""
+    members, waiting, flights = dict(state.members), dict(state.waiting), dict(state.flights)
+    grants: list[SendGrant] = []
+    if isinstance(event, JobJoined):
+        members[event.job_id] = event
+    elif isinstance(event, JobLeft):
+        members.pop(event.job_id, None)
+        flights.pop(event.job_id, None)
+        if waiting.pop(event.job_id, None):
+            grants.append(SendGrant(event.job_id, "open"))
+    elif isinstance(event, SendDone):
+        flights.pop(event.job_id, None)
+    elif isinstance(event, SendAsked):
+        # Whoever asks again has ended what it was granted before.
+        flights.pop(event.job_id, None)
+        member = members.get(event.job_id)
+        if member is None or not terms.topology.crossed(member.nodes):
+            grants.append(SendGrant(event.job_id, "open"))
+        else:
+            waiting[event.job_id] = SendWait(event.size_mb, now_s)
+    flights = {j: f for j, f in flights.items() if now_s - f.granted_s < terms.lost_s}
+    links = {j: terms.topology.crossed(members[j].nodes) for j in (*waiting, *flights) if j in members}
+    flights = _repaced(flights, links, now_s, terms.topology)
+    for job_id, why in _admitted(ArbiterState(members, waiting, flights), links, now_s, terms):
+        wait = waiting.pop(job_id)
+        flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
+        flights = _repaced(flights, links, now_s, terms.topology)
+        grants.append(SendGrant(job_id, why))
+    return ArbiterState(members, waiting, flights), tuple(grants)
+
+
+def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
+    """When a Tick is due: the first wait's bound. None while nobody waits."""
+    return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)
+
+
+def _admitted(
+    state: ArbiterState, links: Mapping[int, tuple[str, ...]], now_s: float, terms: ArbiterTerms
+) -> Iterator[tuple[int, str]]:
+    """Who of those waiting may send, and why, one after another, each counted before the next is asked about."""
+    flights, discipline, figures = dict(state.flights), terms.discipline, terms.topology.figures
+    kept: dict[str, float] = {}
+
+    def order(job_id: int) -> tuple[float, int]:
+        member = state.members[job_id]
+        return member.left_s * (1 if discipline.by_time else member.gpus), job_id
+
+    for job_id in sorted(state.waiting, key=order):
+        wait, mine = state.waiting[job_id], links[job_id]
+        beside = [j for j in flights if not set(mine).isdisjoint(links.get(j, ()))]
+        sharers = {x: sum(x in links[j] for j in beside) for x in mine}
+        busiest = max(mine, key=lambda x: (sharers[x], figures(x).per_mb))
+        if now_s >= wait.since_s + terms.bound_s:
+            why = "bound"
+        elif any(x in kept for x in mine):
+            end = now_s + wait.size_mb * max(figures(x).per_mb for x in mine) / 1000.0
+            why = "rule" if not beside and all(end <= kept.get(x, end) for x in mine) else ""
+        else:
+            rests = [flights[j].rest(now_s) for j in beside]
+            why = "rule" if discipline.rule.admits(wait.size_mb, sharers[busiest], rests, figures(busiest)) else ""
+        if why:
+            flights[job_id] = SendUnderWay(wait.size_mb, now_s, figures(busiest).cost(sharers[busiest] + 1), now_s)
+            yield job_id, why
+        elif discipline.reserve:
+            ends = [now_s + flights[j].rest(now_s) * flights[j].ms_per_mb / 1000.0 for j in beside]
+            for x in mine:
+                kept.setdefault(x, max(ends, default=now_s))
+
+
+def _repaced(
+    flights: Mapping[int, SendUnderWay], links: Mapping[int, tuple[str, ...]], now_s: float, topology: Topology
+) -> dict[int, SendUnderWay]:
+    """The flights with what is left of each now and the pace their links allow from now on."""
+    load: dict[str, int] = {}
+    for job_id in flights:
+        for link in links.get(job_id, ()):
+            load[link] = load.get(link, 0) + 1
+    found = {}
+    for job_id, flight in flights.items():
+        mine = links.get(job_id, ())
+        cost = pace([topology.figures(x) for x in mine], [load[x] for x in mine])
+        found[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
+    return found

@@ -1,0 +1,1 @@
+"""Which nodes: from GPU counts to names."""

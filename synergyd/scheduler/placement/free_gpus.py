@@ -1,0 +1,136 @@
+"""The nodes' free GPUs while jobs are laid on them one after another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from synergyd.records import Shape
+from synergyd.scheduler.problem.records import NodeCapacity
+
+_Fit = tuple[
+    bool, int, int, int, int
+]  # (not the job's own, others that want it, partitions, free GPUs, number of the room)
+
+
+class FreeGpus:
+    """Free GPUs per node; best fit. Jobs laid down biggest GPUs-per-node first always fit where the counts allow it,
+    if those sizes divide each other (facts/solver.md: 1, 2, 4, 8 and whole nodes). With `spanned` not None no job that spans
+    nodes gets a node on which another does; `spanned` are those that jobs not laid here span."""
+
+    def __init__(self, rooms: Iterable[NodeCapacity], spanned: Collection[str] | None = None) -> None:
+        self._spanned: Counter[str] | None = None if spanned is None else Counter(spanned)
+        self._rooms = tuple(rooms)
+        self._order = {room.name: i for i, room in enumerate(self._rooms)}
+        self.free = {room.name: room.free for room in self._rooms}
+        self._open: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+
+    def pick(
+        self,
+        shape: Shape,
+        partition: str,
+        own: Collection[str] = (),
+        wanted: Mapping[str, int] | None = None,
+    ) -> tuple[str, ...] | None:
+        """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free, or None.
+
+        Inside one leaf switch where that is possible. Nodes in `own` come first, then those that fewest others want
+        (`wanted`), those that fewest partitions share, the tightest fit, the first in order.
+        """
+        wanted = wanted or {}
+        free, gpus = self.free, shape.gpus_per_node
+        nodes = self._open_to(shape.gpu_type, partition)
+        fit = [
+            (name not in own, wanted.get(name, 0), shared, free[name], i)
+            for name, shared, i in nodes
+            if free[name] >= gpus and self._may_span(name, shape)
+        ]
+        if 2 * len(fit) < len(nodes):
+            # Full nodes need not be looked at again until GPUs are given back.
+            self._open[shape.gpu_type, partition] = [entry for entry in nodes if free[entry[0]] > 0]
+        if len(fit) < shape.nodes:
+            return None
+        if shape.nodes == 1:
+            return (self._rooms[min(fit)[-1]].name,)
+        fit.sort()
+        chosen = sorted(i for *_, i in self._near(fit, shape.nodes))
+        return tuple(self._rooms[i].name for i in chosen)
+
+    def _near(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
+        """The first `nodes` of `fit` inside one leaf switch, else on few: a leaf that has enough comes first, then the one with
+        most of the job's own nodes, then the tightest that has enough or the one with most."""
+        leaves: dict[str, list[_Fit]] = {}
+        for entry in fit:
+            leaves.setdefault(self._rooms[entry[-1]].leaf, []).append(entry)
+        found: list[_Fit] = []
+        while len(leaves) > 1 and len(found) < nodes:
+            need = nodes - len(found)
+
+            def rank(leaf: str, need: int = need) -> tuple[bool, int, int, str]:
+                some = leaves[leaf]
+                own = sum(not entry[0] for entry in some)
+                enough = len(some) >= need
+                return not enough, -min(own, need), len(some) if enough else -len(some), leaf
+
+            found += leaves.pop(min(leaves, key=rank))
+        if len(found) < nodes and leaves:
+            found += next(iter(leaves.values()))
+        return found[:nodes]
+
+    def count(self, shape: Shape, partition: str, own: Collection[str] = (), back: int = 0) -> int:
+        """Nodes that have the shape's GPUs free, `back` GPUs on each node of `own` given back. At least `shape.nodes` of
+        them: `pick` would find nodes."""
+        free, gpus = self.free, shape.gpus_per_node
+        key = shape.gpu_type, partition, gpus
+        if key not in self._counts:
+            nodes = self._open_to(shape.gpu_type, partition)
+            self._counts[key] = sum(free[name] >= gpus for name, _, _ in nodes)
+        found = self._counts[key]
+        for name in own:
+            if name in free and free[name] < gpus:
+                room = self._rooms[self._order[name]]
+                if room.gpu_type == shape.gpu_type and room.admits(partition):
+                    found += min(room.free, free[name] + back) >= gpus
+        return found
+
+    def fitting(self, shape: Shape, partition: str) -> list[str]:
+        """Names of the nodes that could each take one node's part of the shape."""
+        free, gpus = self.free, shape.gpus_per_node
+        nodes = self._open_to(shape.gpu_type, partition)
+        return [name for name, _, _ in nodes if free[name] >= gpus and self._may_span(name, shape)]
+
+    def _may_span(self, name: str, shape: Shape) -> bool:
+        return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
+
+    def _open_to(self, gpu_type: str, partition: str) -> list[tuple[str, int, int]]:
+        """(name, partitions that share it, place in the order) of the nodes of a type that a partition may use."""
+        key = gpu_type, partition
+        if key not in self._open:
+            self._open[key] = [
+                (room.name, len(room.partitions), i)
+                for i, room in enumerate(self._rooms)
+                if room.gpu_type == gpu_type and room.admits(partition)
+            ]
+        return self._open[key]
+
+    def take(self, names: Iterable[str], gpus: int) -> None:
+        """Takes `gpus` on each node. A node that has fewer (it went down under its job) is left with none."""
+        self._counts.clear()
+        names = tuple(names)
+        if self._spanned is not None and len(names) > 1:
+            self._spanned.update(names)
+        for name in names:
+            if name in self.free:
+                self.free[name] = max(0, self.free[name] - gpus)
+
+    def give(self, names: Iterable[str], gpus: int) -> None:
+        """Gives `gpus` back on each node that can hand out GPUs."""
+        self._open.clear()
+        self._counts.clear()
+        names = tuple(names)
+        if self._spanned is not None and len(names) > 1:
+            self._spanned.subtract(names)
+        for name in names:
+            if name in self.free:
+                self.free[name] = min(self._rooms[self._order[name]].free, self.free[name] + gpus)

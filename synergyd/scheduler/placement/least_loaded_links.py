@@ -1,0 +1,59 @@
+"""Nodes for a job that spans several, chosen by how busy their links are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+
+def least_loaded_nodes(
+    fits: Sequence[str],
+    count: int,
+    own: Collection[str],
+    load: Mapping[str, float],
+    leaf: Mapping[str, str],
+    free: Mapping[str, int],
+) -> list[tuple[str, ...]]:
+    """Up to three sets of `count` of the nodes `fits`, none where there are too few.
+
+    Inside the leaf switch whose nodes are the least busy; else over leaves, once over as few as can be and once over those with
+    the quietest uplinks. `load` is the share of time that others use each link, by name as in links.Topology. Of nodes alike the
+    job's `own` come first, then the fullest.
+    """
+    if len(fits) < count:
+        return []
+    order = {name: n for n, name in enumerate(fits)}
+
+    def rank(name: str) -> tuple[float, bool, int, int]:
+        return load.get(f"nic:{name}", 0.0), name not in own, free.get(name, 0), order[name]
+
+    leaves: dict[str, list[str]] = {}
+    for name in sorted(fits, key=rank):
+        leaves.setdefault(leaf.get(name, ""), []).append(name)
+
+    def taken(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=lambda name: order[name]))
+
+    enough = [names for names in leaves.values() if len(names) >= count]
+    if enough:
+        best = min(
+            enough,
+            key=lambda names: (
+                sum(load.get(f"nic:{name}", 0.0) for name in names[:count]),
+                -sum(name in own for name in names[:count]),
+                len(names),
+                order[names[0]],
+            ),
+        )
+        return [taken(best[:count])]
+
+    def uplink(one: str) -> float:
+        return load.get(f"leaf:{one}", 0.0)
+
+    found = []
+    few = sorted(leaves, key=lambda one: (-len(leaves[one]), uplink(one), one))
+    calm = sorted(leaves, key=lambda one: (uplink(one), -len(leaves[one]), one))
+    for some in (few, calm):
+        names = [name for one in some for name in leaves[one]][:count]
+        if taken(names) not in found:
+            found.append(taken(names))
+    return found

@@ -1,0 +1,252 @@
+"""Sizes, nodes and links together: a job's goodput on a set of nodes depends on who else sends over the same links.
+
+The policy's allocation with its placement is the start. Then, one job at a time and the one that its neighbours cost most first, what
+is best for the sum over all jobs of weight x worth(goodput / slowdown) is taken: other nodes (quieter links), another Cell of no
+more GPUs (inside one node or leaf), or going on as it runs. While weighing, a job's slowdown is the first round of slowdown.py's
+forecast (`sharing.expected`); what is told in the end is its fixed point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from synergyd.links.model import Topology
+from synergyd.links.sharing import busy_share, expected, traffic_of
+from synergyd.links.slowdown import Traffic
+from synergyd.records import Cell
+from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
+from synergyd.scheduler.placement.place import Placement
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
+from synergyd.scheduler.problem.utility import allocation as allocation_of
+from synergyd.scheduler.problem.utility import restart_factor, stay_value, stop_value, worth
+
+TRIES = 400  # places tried for jobs in one epoch: bounds its time on any cluster
+_PASSES = 3
+_CELLS = 6  # of a job that are tried, best goodput first
+_HURT = 1.005  # a slowdown below this is left alone
+_GAIN = 1e-6
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where one job is: its Cell, whether it goes on as it runs, its nodes and what it sends there."""
+
+    choice: int
+    stays: bool
+    nodes: tuple[str, ...]
+    traffic: Traffic | None
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The outcome. `total` is the objective with the links in it. `away`: by index of the ask, the Cells that it did not get
+    because of the links."""
+
+    allocation: Allocation
+    placement: Placement
+    total: float
+    away: Mapping[int, frozenset[int]]
+
+
+def value(ask: JobRequest, choice: int, stays: bool, slowdown: float, terms: Objective) -> float:
+    """What an outcome adds to the objective where its steps take `slowdown` times as long."""
+    factor = 1.0 if stays else restart_factor(ask, choice)
+    need = ask.need_anew if ask.current is not None and not stays else ask.need
+    bonus = terms.need_bonus if 0.0 < need <= ask.cells[choice].goodput / slowdown else 0.0
+    return ask.weight * worth(factor * ask.relative[choice] / slowdown, terms) + bonus
+
+
+def joint(
+    problem: Problem,
+    allocation: Allocation,
+    placement: Placement,
+    topology: Topology,
+    others: Iterable[Traffic] = (),
+    sizes: bool = True,
+    tries: int = TRIES,
+) -> Joint:
+    """The allocation and placement, changed where links make something else better.
+
+    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose, and running ones
+    their nodes: only where what changes anyway lies is chosen. At most about `tries` places are tried; 0 only works out the total.
+    """
+    work = _Work(problem, allocation, placement, topology, tuple(others), tries)
+    work.improve(sizes)
+    return work.outcome(allocation, placement)
+
+
+class _Work:
+    def __init__(
+        self,
+        problem: Problem,
+        allocation: Allocation,
+        placement: Placement,
+        topology: Topology,
+        others: Sequence[Traffic],
+        tries: int,
+    ) -> None:
+        self.problem, self.topology = problem, topology
+        self.leaf = {room.name: room.leaf for room in problem.rooms}
+        self.bins = FreeGpus(problem.rooms, problem.spanned)
+        self.choice = list(allocation.choice)
+        self.spots: dict[int, Assignment] = {}
+        self.senders: dict[int, Traffic] = {}  # by index of the ask, those outside of the problem below 0
+        self.users: dict[str, set[int]] = {}
+        self.load: dict[str, float] = {}
+        self.tries = tries  # left
+        for n, traffic in enumerate(others):
+            self._send(-1 - n, traffic)
+        for i, cell, stays in allocation.taken(problem):
+            nodes = placement.nodes[problem.asks[i].job_id]
+            choice = allocation.choice[i]
+            assert choice is not None
+            self._put(i, Assignment(choice, stays, nodes, traffic_of(i, cell, nodes, topology)))
+
+    # -- the state -------------------------------------------------------------------------------------------------
+
+    def _send(self, i: int, traffic: Traffic, sign: int = 1) -> None:
+        share = sign * busy_share(traffic, self.topology)
+        for link in self.topology.crossed(traffic.nodes):
+            self.load[link] = self.load.get(link, 0.0) + share
+            users = self.users.setdefault(link, set())
+            if sign > 0:
+                users.add(i)
+            else:
+                users.discard(i)
+        if sign > 0:
+            self.senders[i] = traffic
+        else:
+            del self.senders[i]
+
+    def _put(self, i: int, spot: Assignment) -> None:
+        self.spots[i], self.choice[i] = spot, spot.choice
+        self.bins.take(spot.nodes, self._cell(i, spot).shape.gpus_per_node)
+        if spot.traffic is not None:
+            self._send(i, spot.traffic)
+
+    def _lift(self, i: int) -> Assignment:
+        spot = self.spots.pop(i)
+        self.bins.give(spot.nodes, self._cell(i, spot).shape.gpus_per_node)
+        if spot.traffic is not None:
+            self._send(i, spot.traffic, -1)
+        return spot
+
+    def _cell(self, i: int, spot: Assignment) -> Cell:
+        return self.problem.asks[i].cells[spot.choice]
+
+    def _slowdown(self, i: int) -> float:
+        traffic = self.senders.get(i)
+        if traffic is None:
+            return 1.0
+        links = self.topology.crossed(traffic.nodes)
+        if all(len(self.users[x]) < 2 for x in links):
+            return 1.0
+        own = busy_share(traffic, self.topology)
+        return expected(traffic, {x: self.load[x] - own for x in links if len(self.users[x]) > 1}, self.topology)
+
+    def _value(self, i: int) -> float:
+        if i < 0:
+            return worth(1.0 / self._slowdown(i), self.problem.terms)
+        spot = self.spots[i]
+        return value(self.problem.asks[i], spot.choice, spot.stays, self._slowdown(i), self.problem.terms)
+
+    def _beside(self, *traffic: Traffic | None) -> set[int]:
+        return {
+            i for one in traffic if one for x in self.topology.crossed(one.nodes) for i in self.users.get(x, ())
+        }  # fmt: skip
+
+    # -- the search ------------------------------------------------------------------------------------------------
+
+    def improve(self, sizes: bool) -> None:
+        for _ in range(_PASSES):
+            hurt = []
+            for i in self.spots:
+                if (slowdown := self._slowdown(i)) > _HURT and self._may_change(i, sizes):
+                    spot, ask = self.spots[i], self.problem.asks[i]
+                    alone = value(ask, spot.choice, spot.stays, 1.0, self.problem.terms)
+                    lost = alone - value(ask, spot.choice, spot.stays, slowdown, self.problem.terms)
+                    hurt.append((-lost, i))
+            if not any([self._better(i, sizes) for _, i in sorted(hurt)]):
+                return
+
+    def _may_change(self, i: int, sizes: bool) -> bool:
+        return sizes or not self.spots[i].stays
+
+    def _better(self, i: int, sizes: bool) -> bool:
+        """Takes the best place for one job, all others as they are; whether that is another than it had."""
+        if self.tries <= 0 or self._slowdown(i) <= _HURT:
+            return False
+        old = self.spots[i]
+        near = self._beside(old.traffic) - {i}
+        before = {k: self._value(k) for k in near}
+        held = self._value(i)
+        self._lift(i)
+        best, most = old, _GAIN * (1.0 + abs(held))
+        for spot in list(self._places(i, old, sizes)):
+            self.tries -= 1
+            # who is left behind gains whatever comes next
+            was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(spot.traffic)}
+            self.spots[i] = spot
+            if spot.traffic is not None:
+                self._send(i, spot.traffic)
+            gain = self._value(i) - held + sum(self._value(k) - was[k] for k in was)
+            if spot.traffic is not None:
+                self._send(i, spot.traffic, -1)
+            if gain > most:
+                best, most = spot, gain
+        self._put(i, best)
+        return best is not old
+
+    def _places(self, i: int, old: Assignment, sizes: bool) -> Iterator[Assignment]:
+        """Other places for a job that has been lifted: no more GPUs than it had."""
+        ask = self.problem.asks[i]
+        own = frozenset(ask.nodes)
+        if ask.current is not None and not old.stays:
+            cell = ask.cells[ask.current]
+            narrower = sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus
+            if narrower and own <= set(self.bins.fitting(cell.shape, ask.partition)):
+                yield Assignment(ask.current, True, ask.nodes, traffic_of(i, cell, ask.nodes, self.topology))
+        if ask.current is not None and ask.discount <= 0:
+            return
+        cells = CellIndex.of(ask.cells)
+        most = cells[old.choice].shape.gpus
+        fewer = [c for c in cells.ranked if c != old.choice and cells[c].shape.gpus <= most] if sizes else []
+        for choice in [old.choice, *fewer[:_CELLS]]:
+            if choice in ask.banned and choice != old.choice:
+                continue
+            cell = cells[choice]
+            if cell.shape.nodes == 1:
+                names = self.bins.pick(cell.shape, ask.partition, own)
+                found = [] if names is None else [names]
+            else:
+                fits = self.bins.fitting(cell.shape, ask.partition)
+                found = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.bins.free)
+            for names in found:
+                stays = choice == ask.current and set(names) == own
+                spot = Assignment(choice, stays, ask.nodes if stays else names, None)
+                if (choice, set(spot.nodes)) != (old.choice, set(old.nodes)):
+                    yield Assignment(choice, stays, spot.nodes, traffic_of(i, cell, spot.nodes, self.topology))
+
+    # -- the answer ------------------------------------------------------------------------------------------------
+
+    def outcome(self, before: Allocation, placed: Placement) -> Joint:
+        problem = self.problem
+        moved = frozenset(
+            i for i, spot in self.spots.items() if spot.choice == problem.asks[i].current and not spot.stays
+        )
+        away = {i: frozenset({c}) for i, c in enumerate(before.choice) if c is not None and c != self.choice[i]}
+        if self.choice == list(before.choice) and moved == before.moved:
+            found = before
+        else:
+            found = allocation_of(problem, self.choice, moved, before.upper_bound)
+        nodes = {problem.asks[i].job_id: spot.nodes for i, spot in self.spots.items()}
+        waits = [
+            stay_value(a, problem.terms) if a.current is None else stop_value(a, problem.terms)
+            for a, c in zip(problem.asks, self.choice, strict=True)
+            if c is None
+        ]
+        total = sum(waits) + sum(self._value(i) for i in [*self.spots, *(i for i in self.senders if i < 0)])
+        return Joint(found, Placement(nodes, dict(placed.failed), dict(self.bins.free)), total, away)

@@ -1,0 +1,93 @@
+"""EASY backfilling, the core of Slurm's sched/backfill (Lifka, JSSPP'95; Mu'alem and Feitelson, TPDS 2001)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+from synergyd.records import Shape
+from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.policies.requested_size import by_submission, requested_size, seconds_left
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
+from synergyd.scheduler.problem.utility import allocation
+
+
+class BackfillPolicy(Policy):
+    """FIFO at the size asked for; behind the first job that must wait (the head), a job starts only if the head can
+    start no later for it.
+
+    The head's time is the earliest at which enough GPUs are free, by the ends of the jobs that run (seconds left on
+    their Cells). Jobs of unknown length never end, so a head that waits for such ones has no time, and only jobs on
+    nodes that it can't use pass it. A job too big for the empty machine is passed over. Lengths are the predicted ones,
+    where Slurm goes by time limits; at most `depth` jobs behind the head are tried (Slurm: bf_max_job_test).
+    """
+
+    sizes_fixed = True
+    rule = "first come, first served at the size asked for, and nobody may delay the first one that waits"
+
+    def __init__(self, depth: int = 500) -> None:
+        self._depth = depth
+
+    def allocate(self, problem: Problem) -> Allocation:
+        empty = FreeGpus(problem.rooms)
+        choice: list[int | None] = [ask.current for ask in problem.asks]
+        placed = _placed(problem, choice)
+        guard: _Guard | None = None
+        tried = 0
+        for i in by_submission(problem):
+            ask, want = problem.asks[i], requested_size(problem.asks[i])
+            shape = ask.cells[want].shape
+            if ask.current is not None or want in ask.banned or empty.pick(shape, ask.partition) is None:
+                continue
+            tried += guard is not None
+            if tried > self._depth:
+                break
+            trial = [*choice[:i], want, *choice[i + 1 :]]
+            after = _placed(problem, trial) if _may_fit(problem, placed, ask, shape) else None
+            if after is None or after.failed:
+                guard = guard or _Guard(problem, choice, placed, ask, shape)
+            elif guard is None or guard.allows(trial, after, i):
+                choice, placed = trial, after
+        return allocation(problem, choice)
+
+
+class _Guard:
+    """The head's reservation: it must be able to start at `time_s` (seconds from now), whoever is let past it."""
+
+    def __init__(
+        self, problem: Problem, choice: list[int | None], placed: Placement, head: JobRequest, shape: Shape
+    ) -> None:
+        self._problem, self._head, self._shape = problem, head, shape
+        ends = sorted({_end(problem.asks[i], c) for i, c in enumerate(choice) if c is not None} - {math.inf})
+        # The later, the more is free: the first time that suffices is found by halving.
+        first = bisect_left(ends, True, key=lambda end: self._starts_at(end, choice, placed))
+        self.time_s = ends[first] if first < len(ends) else math.inf
+
+    def allows(self, choice: list[int | None], placed: Placement, newcomer: int) -> bool:
+        if math.isfinite(self.time_s):
+            return self._starts_at(self.time_s, choice, placed)
+        rooms = {r.name: r for r in self._problem.rooms}
+        names = [rooms[name] for name in placed.nodes[self._problem.asks[newcomer].job_id]]
+        return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.partition) for r in names)
+
+    def _starts_at(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
+        bins = FreeGpus(self._problem.rooms)
+        for ask, picked in zip(self._problem.asks, choice, strict=True):
+            if picked is not None and _end(ask, picked) > time_s:
+                bins.take(placed.nodes[ask.job_id], ask.cells[picked].shape.gpus_per_node)
+        return bins.pick(self._shape, self._head.partition) is not None
+
+
+def _end(ask: JobRequest, choice: int) -> float:
+    return seconds_left(ask, ask.cells[choice])
+
+
+def _placed(problem: Problem, choice: list[int | None]) -> Placement:
+    return place(problem.rooms, requests_of(problem, allocation(problem, choice)))
+
+
+def _may_fit(problem: Problem, placed: Placement, ask: JobRequest, shape: Shape) -> bool:
+    """Enough GPUs left at all? Which nodes, only the placement of everybody says."""
+    usable = (r for r in problem.rooms if r.gpu_type == shape.gpu_type and r.admits(ask.partition))
+    return sum(placed.left[r.name] for r in usable) >= shape.gpus

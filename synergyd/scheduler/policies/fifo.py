@@ -1,0 +1,39 @@
+"""First come, first served at the size asked for: what users know, and the baseline."""
+
+from __future__ import annotations
+
+from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem
+from synergyd.scheduler.problem.utility import allocation, smallest
+
+
+class FifoPolicy(Policy):
+    """Strict order of submission (job id on ties): running jobs stay as they are, and the first waiting job that does
+    not fit holds up those behind it. A job too big for the machine even when it is empty is passed over.
+
+    A job gets the Cell of the size it asked for; where no plan fits that size, its smallest Cell.
+    """
+
+    sizes_fixed = True
+    rule = "first come, first served at the size asked for"
+
+    def allocate(self, problem: Problem) -> Allocation:
+        bins = FreeGpus(problem.rooms)
+        empty = FreeGpus(problem.rooms)
+        choice: list[int | None] = [ask.current for ask in problem.asks]
+        for ask in problem.asks:
+            if ask.current is not None:
+                bins.take(ask.nodes, ask.cells[ask.current].shape.gpus_per_node)
+        waiting = [i for i, ask in enumerate(problem.asks) if ask.current is None]
+        for i in sorted(waiting, key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
+            ask = problem.asks[i]
+            wanted = smallest(ask.cells) if ask.asked is None else ask.asked
+            shape = ask.cells[wanted].shape
+            if wanted in ask.banned or empty.pick(shape, ask.partition) is None:
+                continue
+            names = bins.pick(shape, ask.partition)
+            if names is None:
+                break
+            bins.take(names, shape.gpus_per_node)
+            choice[i] = wanted
+        return allocation(problem, choice)

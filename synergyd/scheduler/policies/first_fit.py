@@ -1,0 +1,22 @@
+"""First fit: FIFO in which a job that does not fit holds nobody up."""
+
+from __future__ import annotations
+
+from synergyd.scheduler.policies.list_scheduling import in_turn
+from synergyd.scheduler.policies.requested_size import by_submission, requested_size
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem
+
+
+class FirstFitPolicy(Policy):
+    """In order of submission every waiting job that fits starts at the size asked for; running jobs stay as they are.
+
+    What a cluster without reservations does: GPUs are seldom idle, and a large job may wait for ever behind small ones.
+    """
+
+    sizes_fixed = True
+    rule = "jobs start in order of submission at the size asked for, and one that does not fit is passed over"
+
+    def allocate(self, problem: Problem) -> Allocation:
+        asks = problem.asks
+        order = sorted(by_submission(problem), key=lambda i: asks[i].current is None)
+        return in_turn(problem, order, [requested_size(ask) if ask.current is None else ask.current for ask in asks])

@@ -1,0 +1,93 @@
+"""Sia: an integer program over restricted configurations (Jayaram Subramanya et al., SOSP'23, sec. 3.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import csr_array, vstack
+
+from synergyd.records import Shape
+from synergyd.scheduler.placement.make_placeable import make_placeable
+from synergyd.scheduler.policies.requested_size import best_of_shapes, within_growth
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem
+from synergyd.scheduler.solver.highs import maximise
+from synergyd.scheduler.solver.packing_rows import packing, take_of
+
+
+class SiaPolicy(Policy):
+    """Minimises sum_ij A_ij (r_i G_ij)^p + lam sum_i (1 - |A_i|), p < 0: G_ij is the goodput of job i on configuration j
+    over the least in its row, times the fewest GPUs on that one's type; lam is what a job without GPUs costs.
+
+    Configurations: 2^k GPUs on one node, or m whole nodes. r_i = (T - N S)/(T + S) for all but the present one, 1 for a
+    job younger than a restart takes (as in the released code). Per round a running job at most doubles its GPUs, a
+    waiting one starts on its least. Rows of `packing` in place of GPUs per type, since nodes here may be partly taken by
+    others. Weights are not in the paper and do not count; a job whose only Cells are no configuration (a size fixed by
+    its user) takes part with those. Within `relative_gap` of the optimum, or the best found in `time_limit_s` seconds;
+    all goes on as it is if none is found.
+    """
+
+    preempts = True
+    rule = "the sum of goodputs, each over the job's least one, to the power of -0.5, decides"
+
+    def __init__(
+        self,
+        p: float = -0.5,
+        lam: float = 1.1,
+        growth: float = 2.0,
+        time_limit_s: float = 5.0,
+        relative_gap: float = 1e-4,
+    ) -> None:
+        self._p, self._lam, self._growth = p, lam, growth
+        self._time_limit_s, self._relative_gap = time_limit_s, relative_gap
+
+    def allocate(self, problem: Problem) -> Allocation:
+        picks, gains = [], []
+        for i in range(len(problem.asks)):
+            for cell, gain in self.gains(problem, i).items():
+                picks.append((i, cell))
+                gains.append(gain)
+        if not picks:
+            return make_placeable(problem, [None] * len(problem.asks))
+        use, limit = packing(problem, [take_of(problem, i, cell) for i, cell in picks])
+        job = np.array([i for i, _ in picks])
+        once = csr_array((np.ones(len(picks)), (job, np.arange(len(picks)))), shape=(len(problem.asks), len(picks)))
+        upper = np.concatenate([np.ones(len(problem.asks)), limit])
+        matrix = csr_array(vstack([once, csr_array(use.T)]))
+        lower, most = np.full(len(upper), -np.inf), np.ones(len(picks))
+        result = maximise(np.array(gains), most, matrix, lower, upper, self._time_limit_s, self._relative_gap)
+        if result.x is None:
+            return make_placeable(problem, [ask.current for ask in problem.asks])
+        choice: list[int | None] = [None] * len(problem.asks)
+        for (i, cell), taken in zip(picks, result.x, strict=True):
+            if taken:
+                choice[i] = cell
+        return make_placeable(problem, choice)
+
+    def gains(self, problem: Problem, i: int) -> dict[int, float]:
+        """Cell -> lam - (r G)^p of asks[i], where that is above zero (what waiting gains)."""
+        ask = problem.asks[i]
+        whole = {room.gpu_type: 0 for room in problem.rooms}
+        for room in problem.rooms:
+            whole[room.gpu_type] = max(whole[room.gpu_type], room.free)
+        every = best_of_shapes(ask)
+        row = {s: c for s, c in every.items() if c == ask.current or _configuration(s, whole)} or every
+        if not row:
+            return {}
+        worst, least = min(((s, ask.relative[c]) for s, c in row.items()), key=lambda sg: (sg[1], sg[0].gpus))
+        gpus = min(shape.gpus for shape in row if shape.gpu_type == worst.gpu_type)
+        open_now = within_growth(ask, problem, self._growth)
+        found = {}
+        for shape, cell in row.items():
+            free = cell == ask.current or ask.current is None or ask.age_s < problem.restart_cost_s
+            r = 1.0 if free else ask.discount
+            if r > 0 and shape in open_now:
+                gain = self._lam - (r * gpus * ask.relative[cell] / least) ** self._p
+                if gain > 0:
+                    found[cell] = gain
+        return found
+
+
+def _configuration(shape: Shape, whole: dict[str, int]) -> bool:
+    """2^k GPUs on one node, or whole nodes (the fullest of its type counts as whole)."""
+    if shape.gpus_per_node == whole.get(shape.gpu_type):
+        return True
+    return shape.nodes == 1 and shape.gpus & (shape.gpus - 1) == 0

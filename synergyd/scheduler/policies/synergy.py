@@ -1,0 +1,146 @@
+"""The default policy: the exact program for small problems, prices for large ones.
+
+By prices, a job's columns are its Cells on each pool of nodes open to it, a running job's staying in place among them. The
+rows are the packability rows of milp.py, for every pool and size: whatever is allocated can be laid on the nodes if the
+jobs that stay may be moved too. Those that are in the way then are moved, the cheapest first (facts/solver.md: 0 or 1 an
+epoch).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Policy, Problem
+from synergyd.scheduler.problem.utility import allocation, change_value, stay_value, stop_value
+from synergyd.scheduler.solver.column_table import ColumnTable, table
+from synergyd.scheduler.solver.greedy import greedy
+from synergyd.scheduler.solver.instance import segment_max
+from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
+from synergyd.scheduler.solver.milp import MilpPolicy
+
+_HOLDS = 6  # solves in which a running job's stay is made worth more because it would have been stopped
+_MOVE_ROUNDS = 30
+_GOOD = 1e-3  # a gap at which no quick answer is tried beside it
+
+
+class SynergyPolicy(Policy):
+    """At most `exact_columns` columns (about 60 jobs of 30 Cells) go to the exact program, more to the prices. `effort`
+    bounds the latter: the relative gap is of the gain over stopping everything."""
+
+    def __init__(self, exact_columns: int = 2_000, effort: Effort | None = None) -> None:
+        self._exact = exact_columns
+        self._effort = effort or Effort(time_limit_s=2.0)
+
+    def allocate(self, problem: Problem) -> Allocation:
+        if sum(len(ask.cells) for ask in problem.asks) <= self._exact:
+            return MilpPolicy().allocate(problem)
+        return by_prices(problem, self._effort)
+
+
+def by_prices(problem: Problem, effort: Effort) -> Allocation:
+    """The allocation by prices, with its bound; `greedy` where that is better or no choice keeps every job running."""
+    made = table(problem)
+    full, movable, split = made.instance, made.movable, made.split
+    if split:
+        # Nothing is certified here, and placement may ask for several rounds: the last digits are not worth seconds.
+        effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
+    waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
+    # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
+    rigid = movable & ~np.array([a.stoppable for a in problem.asks], dtype=np.bool_)
+    hold = np.where(made.running, np.maximum(made.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
+    margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
+    found: LagrangianSolution | None = None
+    for _ in range(_HOLDS):
+        held = replace(full, utility=full.utility + hold[made.job])
+        found = solve(held, found, effort)
+        stopped = (found.choice < 0) & rigid
+        bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
+        if not stopped.any():
+            choice, moved = _settle(problem, *_read(problem, made, found))
+            best = allocation(problem, choice, moved, bound, found.optimal and not moved and not split)
+            if best.gap <= _GOOD:
+                return best
+            quick = greedy(problem, bound)
+            return quick if quick.objective > best.objective else best
+        # At these prices every running job must be worth its cheapest way to run, by a margin that grows.
+        alone = segment_max(full.utility - full.costs(found.prices)[full.kind], full.indptr, -math.inf)
+        margin *= 4.0
+        hold[rigid] = np.maximum(hold[rigid], margin - alone[rigid])
+        hold[stopped] += margin
+    return greedy(problem)
+
+
+def _read(problem: Problem, made: ColumnTable, found: LagrangianSolution) -> tuple[list[int | None], set[int]]:
+    choice: list[int | None] = [ask.current for ask in problem.asks]
+    for j in np.flatnonzero((found.choice < 0) & made.movable).tolist():
+        choice[j] = None
+    moved = set()
+    taken = found.choice[found.choice >= 0]
+    for j, cell in zip(made.job[taken].tolist(), made.cell[taken].tolist(), strict=True):
+        if cell >= 0:
+            choice[j] = cell
+            if cell == problem.asks[j].current:
+                moved.add(j)
+    return choice, moved
+
+
+def _settle(problem: Problem, choice: list[int | None], asked: set[int]) -> tuple[list[int | None], frozenset[int]]:
+    """Moves jobs that stay where others can't be laid beside them: on the node where that costs least."""
+    moved = set(asked)
+    for _ in range(_MOVE_ROUNDS):
+        taken = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its worth is nobody's business here
+        placed = place(problem.rooms, requests_of(problem, taken))
+        if not placed.failed:
+            break
+        staying: dict[str, list[tuple[float, int, int]]] = defaultdict(list)  # node -> (cost, job, GPUs)
+        for j, cell, stays in taken.taken(problem):
+            ask = problem.asks[j]
+            if stays and cell.shape.nodes == 1 and ask.discount > 0 and ask.current not in ask.banned:
+                cost = stay_value(ask, problem.terms) - change_value(ask, ask.current or 0, problem.terms)
+                for name in ask.nodes:
+                    staying[name].append((cost, j, cell.shape.gpus_per_node))
+        before = len(moved)
+        busy: set[str] = set()
+        for j, ask in enumerate(problem.asks):
+            if ask.job_id in placed.failed and choice[j] is not None:
+                shape = ask.cells[choice[j] or 0].shape
+                moved |= _in_the_way(
+                    problem.rooms, placed.left, staying, busy, ask, shape.gpu_type, shape.gpus_per_node
+                )
+        if len(moved) == before:
+            break
+    return choice, frozenset(moved)
+
+
+def _in_the_way(
+    rooms: tuple[NodeCapacity, ...],
+    left: dict[str, int],
+    staying: dict[str, list[tuple[float, int, int]]],
+    busy: set[str],
+    ask: JobRequest,
+    gpu_type: str,
+    gpus: int,
+) -> set[int]:
+    """The jobs to be moved off one node so that a piece of `gpus` GPUs fits there; only smaller ones."""
+    best: tuple[float, str, set[int]] | None = None
+    for room in rooms:
+        if room.gpu_type != gpu_type or room.name in busy or room.free < gpus or not room.admits(ask.partition):
+            continue
+        free, cost, gone = left[room.name], 0.0, set()
+        for price, j, held in sorted(staying.get(room.name, []), key=lambda s: (s[0] / s[2], s[1])):
+            if free >= gpus:
+                break
+            if held < gpus:
+                free, cost = free + held, cost + price
+                gone.add(j)
+        if free >= gpus and gone and (best is None or cost < best[0]):
+            best = (cost, room.name, gone)
+    if best is None:
+        return set()
+    busy.add(best[1])
+    return best[2]

@@ -1,0 +1,76 @@
+"""What keeps running jobs from being stopped: at all, or for next to nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem
+from synergyd.scheduler.problem.utility import allocation
+
+_ROUNDS = 3  # then every running job is kept as it is
+
+
+def without_stopping(policy: Policy, problem: Problem) -> Allocation:
+    """A job that the policy would stop keeps its Cell and its nodes, and the policy shares out the rest once more.
+
+    So a policy that preempts can serve where jobs can't be paused: it loses what stopping would have brought, no job.
+    Should it keep stopping others, all running jobs stay as they are and it starts waiting ones beside them.
+    """
+    running = {i for i, ask in enumerate(problem.asks) if ask.current is not None}
+    kept: set[int] = set()
+    for attempt in range(_ROUNDS + 1):
+        rest = [i for i in range(len(problem.asks)) if i not in kept]
+        found = policy.allocate(_beside(problem, rest, kept))
+        stopped = {i for i, choice in zip(rest, found.choice, strict=True) if choice is None} & running
+        if not stopped:
+            break
+        kept = kept | stopped if attempt < _ROUNDS - 1 else running
+    choice: list[int | None] = [ask.current for ask in problem.asks]
+    for i, picked in zip(rest, found.choice, strict=True):
+        choice[i] = picked
+    return allocation(problem, choice, frozenset(rest[i] for i in found.moved))
+
+
+def worthwhile(policy: Policy, problem: Problem) -> Allocation:
+    """The policy's answer, none of whose stops leave more than half of the GPUs that they free unused: several small jobs may
+    be worth more than a wide one, but not a cluster that stands idle for them."""
+    found = policy.allocate(problem)
+    for _ in range(_ROUNDS):
+        wasteful = _wasteful(problem, found)
+        if not wasteful:
+            return found
+        kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.asks))
+        problem = replace(problem, asks=tuple(kept))
+        found = policy.allocate(problem)
+    if not _wasteful(problem, found):
+        return found
+    return policy.allocate(replace(problem, asks=tuple(replace(a, stoppable=False) for a in problem.asks)))
+
+
+def _wasteful(problem: Problem, found: Allocation) -> set[int]:
+    """Indices of the jobs that are stopped on GPU types of which others take less than half of what those leave."""
+    freed: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    stopped: dict[int, str] = {}
+    for i, (ask, choice) in enumerate(zip(problem.asks, found.choice, strict=True)):
+        now = None if ask.current is None else ask.cells[ask.current].shape
+        then = None if choice is None else ask.cells[choice].shape
+        if now is not None and then is None:
+            stopped[i] = now.gpu_type
+            freed[now.gpu_type] += now.gpus
+        else:
+            taken[then.gpu_type if then is not None else ""] += then.gpus if then is not None else 0
+            taken[now.gpu_type if now is not None else ""] -= now.gpus if now is not None else 0
+    return {i for i, gpu_type in stopped.items() if taken[gpu_type] < freed[gpu_type] / 2}
+
+
+def _beside(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
+    """The problem of the jobs of `rest` on what those of `kept` leave."""
+    held: Counter[str] = Counter()
+    for i in kept:
+        ask = problem.asks[i]
+        for name in ask.nodes:
+            held[name] += ask.cells[ask.current or 0].shape.gpus_per_node
+    rooms = tuple(replace(room, free=max(0, room.free - held[room.name])) for room in problem.rooms)
+    return replace(problem, asks=tuple(problem.asks[i] for i in rest), rooms=rooms)

@@ -1,0 +1,176 @@
+"""A job's Cells with what every epoch asks of them, worked out once and kept as long as the Cells are the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergyd.records import Cell, Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Key = tuple[str, int, int]  # GPU type, nodes, GPUs a node
+
+
+class CellIndex(tuple[Cell, ...]):
+    """The Cells of one job: a tuple that remembers what was derived from it. Equal tuples are equal Offers."""
+
+    @classmethod
+    def of(cls, cells: Sequence[Cell]) -> CellIndex:
+        return cells if isinstance(cells, CellIndex) else cls(cells)
+
+    @cached_property
+    def by_shape(self) -> dict[Key, list[int]]:
+        """Indices of the Cells of each shape, best goodput first."""
+        found: dict[Key, list[int]] = {}
+        for i, cell in enumerate(self):
+            shape = cell.shape
+            found.setdefault((shape.gpu_type, shape.nodes, shape.gpus_per_node), []).append(i)
+        for own in found.values():
+            if len(own) > 1:
+                own.sort(key=lambda i: -self[i].goodput)
+        return found
+
+    @cached_property
+    def by_gpus(self) -> dict[tuple[str, int], int]:
+        """Index of the best Cell by (GPU type, GPUs), and by ("", GPUs) of any type; the first of equals."""
+        found: dict[tuple[str, int], int] = {}
+        for (gpu_type, nodes, each), own in self.by_shape.items():
+            for key in ((gpu_type, nodes * each), ("", nodes * each)):
+                before = found.get(key)
+                if before is None or (self[own[0]].goodput, -own[0]) > (self[before].goodput, -before):
+                    found[key] = own[0]
+        return found
+
+    @cached_property
+    def smallest(self) -> int:
+        """Index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
+        return self.by_gpus["", min(gpus for _, gpus in self.by_gpus)] if self else 0
+
+    @cached_property
+    def least(self) -> int:
+        """Index of the Cell with the least goodput."""
+        return min(range(len(self)), key=lambda i: self[i].goodput, default=0)
+
+    @cached_property
+    def best_goodput(self) -> float:
+        return max((cell.goodput for cell in self), default=0.0)
+
+    @cached_property
+    def sound(self) -> bool:
+        """Is every goodput a positive number?"""
+        return all(0.0 < cell.goodput < math.inf for cell in self)
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key[0] for key in self.by_shape))
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """The fewest and the most GPUs of any Cell."""
+        counts = [nodes * each for _, nodes, each in self.by_shape]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+    @cached_property
+    def front(self) -> Front:
+        """The Cells that can be part of a best answer: the best of each shape, without those that another one beats with no
+        more nodes and no more GPUs on each (of the same type). Worth rises with goodput whatever the objective, so the
+        front is the same for all of them."""
+        kept: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
+        for number, gpu_type in enumerate(self.types):
+            own = [
+                (self[i[0]].goodput, nodes, each, i[0])
+                for (t, nodes, each), i in self.by_shape.items()
+                if t == gpu_type
+            ]
+            own.sort(key=lambda one: (-one[0], one[1] * one[2], one[3]))
+            first: list[tuple[int, int]] = []
+            for _, nodes, each, index in own:
+                for n, e in first:
+                    if n <= nodes and e <= each:
+                        break
+                else:
+                    first.append((nodes, each))
+                    kept.append((index, number, nodes, each))
+        table = np.array(kept, dtype=np.intp).reshape(-1, 4)
+        goodput = np.array([self[i].goodput for i, *_ in kept], dtype=np.float64)
+        return Front(table[:, 0], table[:, 1], table[:, 2], table[:, 3], goodput)
+
+    @cached_property
+    def ranked(self) -> tuple[int, ...]:
+        """The best Cell of each shape, best goodput first."""
+        best = [own[0] for own in self.by_shape.values()]
+        return tuple(sorted(best, key=lambda i: (-self[i].goodput, i)))
+
+    @cached_property
+    def by_size(self) -> dict[str, list[tuple[int, float]]]:
+        """(GPUs, best goodput with at most so many) of each type, ascending."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for gpu_type, gpus in sorted(key for key in self.by_gpus if key[0]):
+            own = found.setdefault(gpu_type, [])
+            own.append((gpus, max(own[-1][1] if own else 0.0, self[self.by_gpus[gpu_type, gpus]].goodput)))
+        return found
+
+    def asked(self, asked: Shape) -> int | None:
+        """Index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
+
+        A shape without a GPU type (`--gres=gpu:4`) matches every type.
+        """
+        kind, gpus = asked.gpu_type, asked.gpus
+        if kind:
+            same = self.by_shape.get((kind, asked.nodes, asked.gpus_per_node))
+        else:
+            every = [self.by_shape.get((t, asked.nodes, asked.gpus_per_node), [])[:1] for t in self.types]
+            same = sorted((i for own in every for i in own), key=lambda i: (-self[i].goodput, i))
+        if same:
+            return same[0]
+        count = self.by_gpus.get((kind, gpus)) if kind else None
+        return count if count is not None else self.by_gpus.get(("", gpus))
+
+
+@dataclass(frozen=True)
+class Front:
+    """`index` [n] into the Cells, `type` [n] into Offers.types, `nodes`, `each` (GPUs a node) and `goodput` [n]."""
+
+    index: Ints
+    type: Ints
+    nodes: Ints
+    each: Ints
+    goodput: Floats
+
+
+class Relative(Sequence[float]):
+    """Each Cell's goodput over `base` (sequences/s), looked up where it is asked for."""
+
+    def __init__(self, cells: Sequence[Cell], base: float) -> None:
+        self._cells, self.base = cells, base
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[float, ...]: ...
+    def __getitem__(self, index: int | slice) -> float | tuple[float, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return self._cells[index].goodput / self.base
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __iter__(self) -> Iterator[float]:
+        return (cell.goodput / self.base for cell in self._cells)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

@@ -1,0 +1,56 @@
+"""Finish-time fairness: how a job fares against an equal share of the cluster."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from synergyd.records import Cell
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.records import Progress
+
+
+def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], jobs: int) -> float:
+    """Goodput (sequences/s) on an equal share: of each GPU type its part of the cluster, all GPUs / `jobs` of them.
+
+    Between sizes it is interpolated, below the smallest one it falls to 0 in proportion (time sharing), above the
+    largest it stays. A type that the job can't use counts with that part gone to the types it can.
+    """
+    total = sum(capacity.values())
+    if total <= 0 or jobs <= 0 or not cells:
+        return 0.0
+    gpus = total / jobs
+    best = CellIndex.of(cells).by_size
+    usable = {t: capacity.get(t, 0) for t in best}
+    known = sum(usable.values())
+    if known <= 0:
+        return 0.0
+    return sum(share / known * _between(best[t], gpus) for t, share in usable.items())
+
+
+def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share: float) -> float | None:
+    """rho = time to finish as it goes / time to finish on an equal share from the start (Themis, NSDI'20, section 3.1).
+
+    `age_s` seconds have passed, `goodput` is what the job gets from now on and `share` that of an equal share
+    (sequences/s). Above 1: worse off than with an equal share. Where nobody knows what remains, as if the job ended
+    now; None where nothing is known of what it has done, or where it waits for ever.
+    """
+    if progress.done is None or share <= 0:
+        return None
+    left = progress.remaining or 0.0
+    if left > 0 and goodput <= 0:
+        return None
+    alone_s = (progress.done + left) / share
+    rho = (age_s + (left / goodput if left else 0.0)) / alone_s if alone_s > 0 else math.inf
+    return rho if math.isfinite(rho) else None
+
+
+def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
+    """Goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
+    at = bisect_left(goodputs, gpus, key=lambda one: one[0])
+    if at == len(goodputs):
+        return goodputs[-1][1]
+    below = goodputs[at - 1] if at else (0, 0.0)
+    above = goodputs[at]
+    return below[1] + (above[1] - below[1]) * (gpus - below[0]) / (above[0] - below[0])

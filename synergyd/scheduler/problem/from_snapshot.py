@@ -1,0 +1,290 @@
+"""From a snapshot to the allocation's problem: who takes part, who is left alone and why, and what GPUs there are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Progress
+from synergyd.scheduler.problem.utility import (
+    find_asked,
+    relative_goodput,
+    relative_goodputs,
+    restart_discount,
+    same_shape,
+)
+
+_UNKNOWN = Progress()
+
+
+@dataclass(frozen=True)
+class Left:
+    """A job that this epoch does not touch. `cell` and `nodes` are what it holds, as far as they are known."""
+
+    action: Action
+    why: str
+    cell: Cell | None = None
+    nodes: tuple[str, ...] = ()
+    relative_goodput: float | None = None
+
+
+def sort_job(
+    job: Job,
+    snapshot: Snapshot,
+    cells: tuple[Cell, ...],
+    no_cell_reason: str,
+    current_plan: Plan | None,
+    age_s: float,
+    restart_cost_s: float,
+    progress: Progress = _UNKNOWN,
+    weight: float = 1.0,
+) -> JobRequest | Left:
+    """Does this job take part in the allocation (Ask), or is it left as it is (Left)?
+
+    `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
+    """
+    usable = _usable(cells, job.directive)
+    history = _History(age_s, progress, weight)
+    untouched = _untouched(job, snapshot.time_s)
+    if untouched:
+        return _leave(job, usable, current_plan, untouched)
+    fixed = fixed_reason(job)
+    if job.shape.gpus < 1:
+        return _leave(
+            job, usable, current_plan, "Synergy leaves it to Slurm: it does not say its GPUs by node (--gres=gpu:N)."
+        )
+    if job.state is JobState.RUNNING:
+        if fixed:
+            return _leave(job, usable, current_plan, f"Keeps what it holds: {fixed}.")
+        if not usable:
+            reason = no_cell_reason or "no plan is known that trains this model on these GPUs"
+            return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
+        offers, current = _with_current(usable, job, current_plan)
+        discount = restart_discount(age_s, job.restarts, restart_cost_s)
+        return _ask(job, offers, history, current=current, nodes=job.node_names, discount=discount)
+    impossible = _impossible(job, snapshot)
+    if impossible:
+        return Left(Action.WAIT, impossible)
+    if fixed:
+        exact = tuple(c for c in usable if same_shape(c.shape, job.shape)) or _unpredicted(job, snapshot)
+        return _ask(job, exact, history) if exact else Left(Action.WAIT, "Waits: no node with GPUs is there.")
+    if not usable:
+        reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
+        return Left(Action.WAIT, f"Waits: {reason}.")
+    return _ask(job, usable, history)
+
+
+def fixed_reason(job: Job) -> str:
+    """Why this job may not be resized; "" if it may."""
+    if job.paused:
+        return "it is paused (`synergyctl resume` lets Synergy resize it again)"
+    if job.fixed:
+        return job.fixed
+    if job.directive is not None and not job.directive.resize:
+        return "its directive says resize=no"
+    return ""
+
+
+def rooms_of(snapshot: Snapshot, asks: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
+    """Every node with the GPUs that can be handed out: up, and not held by anyone but the asking jobs themselves.
+
+    A node that is not up hands out none; jobs that run there may stay. A node that shows fewer GPUs than its asking
+    jobs hold (it lost some) hands out what they hold, so that staying is always possible.
+    """
+    own: Counter[str] = Counter()
+    for ask in asks:
+        if ask.current is not None:
+            for name in ask.nodes:
+                own[name] += ask.cells[ask.current].shape.gpus_per_node
+    return tuple(_room(node, own[node.name]) for node in snapshot.cluster.nodes if node.gpus > 0)
+
+
+def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell | None:
+    """The Cell a job runs with: of its shape and plan; else of its shape and tp, pp; else the best of its shape.
+
+    The nearest Cell stands for a plan that is not among them, under the plan's own name. A caller that knows the
+    goodput of the present plan should put it among the Cells: only then can a better plan of the same shape be seen.
+    """
+    offers = CellIndex.of(cells)
+    keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else offers.types)]
+    same = [offers[i] for key in keys for i in offers.by_shape.get(key, ())]
+    if not same:
+        return None
+    if plan is None:
+        return max(same, key=lambda c: c.goodput)
+    work = _work(plan)
+    for cell in same:
+        if _work(cell.plan) == work:
+            return cell
+    degrees = [c for c in same if (c.plan.tp, c.plan.pp) == (plan.tp, plan.pp)]
+    return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
+
+
+def _where(job: Job) -> str:
+    """The job's partition and what it asks of nodes, as Room.admits takes them."""
+    return f"{job.partition} {job.features}" if job.features else job.partition
+
+
+def _room(node: Node, own: int) -> NodeCapacity:
+    others = max(0, node.gpus_used - own)
+    free = max(node.gpus - others, own) if node.up else 0
+    return NodeCapacity(node.name, node.gpu_type, free, node.partitions, node.features, node.leaf)
+
+
+def _work(plan: Plan) -> tuple[int, ...]:
+    return plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch
+
+
+def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
+    """Cells with a goodput that is a positive number, within the directive's limits."""
+    low = (directive.min_gpus if directive else None) or 1
+    high = (directive.max_gpus if directive else None) or math.inf
+    types = directive.gpu_types if directive else ()
+    offers = CellIndex.of(cells)
+    least, most = offers.sizes
+    if offers.sound and low <= least and most <= high and (not types or set(offers.types) <= set(types)):
+        return offers
+    return CellIndex(
+        c
+        for c in cells
+        if 0.0 < c.goodput < math.inf and low <= c.shape.gpus <= high and (not types or c.shape.gpu_type in types)
+    )
+
+
+def _untouched(job: Job, now_s: float) -> str:
+    """Why Synergy may not touch this job at all; "" if it may."""
+    if job.directive_error:
+        return f"Synergy does not touch it ({job.directive_error})."
+    if job.directive is None:
+        return "Synergy does not touch it: it has no directive."
+    if job.state is JobState.DONE:
+        return "It has ended."
+    if job.state is JobState.COMPLETING:
+        return "It is ending: its GPUs are free when Slurm says so."
+    if job.state is JobState.SUSPENDED:
+        return "It is suspended: Synergy does not touch it until it runs again."
+    if job.held:
+        return "It is held by its user or an admin (`scontrol release` lets it run): Synergy does not touch it."
+    if job.state is JobState.PENDING and job.reason.startswith("Dependency"):
+        return f"Waits for the jobs that it depends on (Slurm's reason: {job.reason})."
+    if job.state is JobState.PENDING and job.reason == "BeginTime" and job.begin_s is not None and job.begin_s > now_s:
+        return f"May not start for another {job.begin_s - now_s:.0f} s (its begin time)."
+    return ""
+
+
+def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Left:
+    holds = job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+    if not holds:
+        return Left(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
+    cell = current_cell(cells, job.shape, plan)
+    relative = relative_goodput(cell, cells, find_asked(cells, job.asked)) if cell else None
+    return Left(Action.KEEP, why, cell, job.node_names, relative)
+
+
+def _impossible(job: Job, snapshot: Snapshot) -> str:
+    """Why a waiting job can't start on this cluster whatever runs; "" if it can."""
+    directive = job.directive or Directive()
+    types = directive.gpu_types
+    fixed = fixed_reason(job)
+    need = job.shape.gpus if fixed else directive.min_gpus or 1
+    usable, up = [], 0
+    for n in snapshot.cluster.nodes:
+        if (not types or n.gpu_type in types) and _room(n, 0).admits(_where(job)):
+            usable.append(n)
+            up += n.gpus if n.up else 0
+            if up >= need > 0:
+                return ""  # seen enough: the others need not be counted
+    kinds = f" of type {' or '.join(types)}" if types else ""
+    where = f" in partition {job.partition}" if job.partition else ""
+    where += f" with features {job.features}" if job.features else ""
+    there = sum(n.gpus for n in usable)
+    named = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
+    if need > there:
+        return f"Can't start: it needs {named}{kinds}, and the cluster has {there}{where}."
+    if need > up:
+        return f"Waits for nodes: it needs {named}{kinds}, and only {up} of {there}{where} are on nodes that are up."
+    return ""
+
+
+def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple[tuple[Cell, ...], int]:
+    """The Cells and the index of the one the job runs with, which is added where none of them is of its shape."""
+    found = current_cell(cells, job.shape, plan)
+    if found is None:
+        found = _between(cells, job.shape, plan)
+    for i in CellIndex.of(cells).by_shape.get((found.shape.gpu_type, found.shape.nodes, found.shape.gpus_per_node), ()):
+        if cells[i] is found or cells[i] == found:
+            return cells, i
+    return CellIndex((*cells, found)), len(cells)
+
+
+def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
+    """A stand-in for a present shape that has no Cell: goodput interpolated over the GPU count (sequences/s)."""
+    same = [c for c in cells if c.shape.gpu_type == shape.gpu_type] or list(cells)
+    best: dict[int, Cell] = {}
+    for cell in sorted(same, key=lambda c: c.goodput):
+        best[cell.shape.gpus] = cell
+    below = max((k for k in best if k <= shape.gpus), default=None)
+    above = min((k for k in best if k >= shape.gpus), default=None)
+    near = best[below if below is not None else above if above is not None else min(best)]
+    goodput = near.goodput
+    if below is None:
+        goodput *= shape.gpus / near.shape.gpus
+    elif above is not None and above > below:
+        share = (shape.gpus - below) / (above - below)
+        goodput += share * max(0.0, best[above].goodput - near.goodput)
+    scale = goodput / near.goodput
+    return replace(
+        near,
+        shape=shape,
+        plan=plan or Plan(dp=shape.gpus, global_batch=shape.gpus),
+        goodput=goodput,
+        throughput=near.throughput * scale,
+        step_s=near.step_s / scale,
+    )
+
+
+def _unpredicted(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
+    """Cells of exactly the size a fixed job asks for, for a model of which nothing is known: goodput 0 says unknown."""
+    types = [job.shape.gpu_type] if job.shape.gpu_type else list(snapshot.cluster.gpu_types())
+    plan = Plan(dp=job.shape.gpus, global_batch=job.shape.gpus)
+    return tuple(Cell(replace(job.shape, gpu_type=t), plan, 0.0, 0.0, 0.0, 0.0, 0) for t in types)
+
+
+@dataclass(frozen=True)
+class _History:
+    age_s: float
+    progress: Progress
+    weight: float
+
+
+def _ask(
+    job: Job,
+    cells: tuple[Cell, ...],
+    history: _History,
+    current: int | None = None,
+    nodes: tuple[str, ...] = (),
+    discount: float = 1.0,
+) -> JobRequest:
+    asked = find_asked(cells, job.asked)
+    known = CellIndex.of(cells).sound
+    return JobRequest(
+        job.job_id,
+        cells,
+        relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
+        weight=history.weight,
+        submit_s=job.submit_s,
+        partition=_where(job),
+        asked=asked,
+        current=current,
+        nodes=nodes,
+        discount=discount,
+        age_s=history.age_s,
+        restarts=job.restarts,
+        progress=history.progress,
+        deadline_s=job.directive.deadline_s if job.directive else None,
+        account=job.account,
+    )

@@ -1,0 +1,207 @@
+"""What each job may claim of an epoch besides its goodput: its weight, its deadline, its share, its account's limit."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from synergyd.errors import UsageError
+from synergyd.records import Job, JobState
+from synergyd.scheduler.problem.cell_index import CellIndex, Relative
+from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
+from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective
+from synergyd.scheduler.problem.utility import stop_value, waiting, worth
+from synergyd.settings import OBJECTIVES, Settings
+
+_PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
+_SHORT_REACH = 3.0  # what a job says of its own length counts as at most this, and at least its inverse
+_LEAST_TIME_S = 1.0
+_LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
+# Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
+_OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
+    "power": ("power", None, "asked"),
+    "sia": ("sia", -0.5, "smallest"),
+    "pollux": ("power", -1.0, "share"),
+    "max-min": ("power", -3.0, "asked"),
+}
+
+
+def terms_of(settings: Settings) -> Objective:
+    """The objective that the settings ask for. Raises UsageError for an Objective that is not known."""
+    if settings.objective not in _OBJECTIVES:
+        raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")
+    form, exponent, reference = _OBJECTIVES[settings.objective]
+    p = settings.fairness if exponent is None else exponent
+    return Objective(exponent=p, max_growth=settings.max_growth, form=form, reference=reference)
+
+
+def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
+    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on."""
+    jobs = tuple(jobs)
+    middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
+    found: dict[int, float] = {}
+    for job in jobs:
+        weight = job.directive.weight if job.directive else 1.0
+        weight = weight if math.isfinite(weight) and weight > 0 else 1.0
+        weight *= settings.qos_weights.get(job.qos, 1.0)
+        if settings.priority_weight and job.priority > 0:
+            weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
+        found[job.job_id] = weight
+    return found
+
+
+def limits(asks: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
+    """The limits of accounts and partitions, less what jobs hold that do not take part; never below what those that take
+    part hold now, for they may stay."""
+    named = [("account", name, gpus) for name, gpus in settings.account_limits.items()]
+    named += [("partition", name, gpus) for name, gpus in settings.partition_limits.items()]
+    if not named:
+        return ()
+    taking = {ask.job_id for ask in asks}
+    held: Counter[tuple[str, str]] = Counter()
+    for job in jobs:
+        if job.job_id not in taking and job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING):
+            held["account", job.account] += job.shape.gpus
+            for name in job.partition.split(","):
+                held["partition", name] += job.shape.gpus
+    found = []
+    for kind, name, gpus in named:
+        limit = GpuLimit(kind, name, max(0, gpus - held[kind, name]), gpus)
+        own = sum(ask.cells[ask.current].shape.gpus for ask in asks if ask.current is not None and limit.binds(ask))
+        found.append(replace(limit, gpus=max(limit.gpus, own)))
+    return tuple(found)
+
+
+def claimed(
+    asks: Sequence[JobRequest],
+    rooms: Sequence[NodeCapacity],
+    terms: Objective,
+    settings: Settings,
+    now_s: float,
+    typical_s: float | None = None,
+) -> tuple[tuple[JobRequest, ...], dict[int, float]]:
+    """The asks with their weights' reference, deadline and fairness needs; and the finish-time fairness of every job of which
+    it is known, by job id, as it would be if all went on as they are."""
+    capacity: Counter[str] = Counter()
+    for room in rooms:
+        capacity[room.gpu_type] += room.free
+    shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
+    for ask in asks:
+        told = ask.progress.done is not None or ask.progress.remaining is not None
+        if (told or terms.reference == "share") and id(ask.cells) not in shares:
+            shares[id(ask.cells)] = equal_share(ask.cells, capacity, len(asks))
+    short = _short(asks, shares, settings.short_first, typical_s)
+    found, fairness = [], {}
+    for ask in asks:
+        share = shares.get(id(ask.cells), 0.0)
+        relative = _relative(ask, terms, share)
+        need = _deadline(ask, now_s, settings.restart_cost_s) if settings.deadlines else (0.0, 0.0, "")
+        goodput = 0.0 if ask.current is None else ask.cells[ask.current].goodput
+        rho = finish_time_fairness(ask.age_s, ask.progress, goodput or share, share)
+        if rho is not None:
+            fairness[ask.job_id] = rho
+            if not need[0] and settings.fairness_bound > 0:
+                # at an equal share at most: who runs above it must not lose its claim to another, and that one to it again
+                due = finish_time_fairness(ask.age_s, ask.progress, min(goodput or share, share), share) or rho
+                if due > settings.fairness_bound:
+                    need = _reachable(ask, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
+        left = ask.progress.remaining
+        drag = settings.restart_cost_s / max(left, _LEAST_LEFT) if left is not None else 0.0
+        factor = short.get(ask.job_id, 1.0)
+        if relative is not ask.relative or need[0] or drag or factor != 1.0:
+            ask = replace(ask, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
+            ask = replace(ask, weight=ask.weight * factor, short=factor)
+        found.append(ask)
+    return tuple(found), fairness
+
+
+def _short(
+    asks: Sequence[JobRequest], shares: Mapping[int, float], exponent: float, typical_s: float | None
+) -> dict[int, float]:
+    """By job id: (median time left / own time left)^exponent, at an equal share; 1 for those of which nothing is known.
+
+    The mean completion time falls when what is short goes first, and less of all the rest waits for it (heSRPT: Berg,
+    Vesilo, Harchol-Balter 2020, shares out GPUs so where the lengths are known and speed-ups are concave). A job that does
+    not tell is held to be `typical_s` from its end, what jobs that have ended took: those that tell are here because they
+    are long. Once it has trained for longer, it is held to have as much before it as behind it.
+    """
+    if exponent <= 0:
+        return {}
+    times: dict[int, float] = {}
+    for ask in asks:
+        share, left = shares.get(id(ask.cells), 0.0), ask.progress.remaining
+        if left is not None and share > 0:
+            times[ask.job_id] = left / share
+        elif left is None and typical_s is not None:
+            cells = CellIndex.of(ask.cells)
+            at = next((c for c in (ask.current, ask.asked) if c is not None), cells.smallest)
+            times[ask.job_id] = max(typical_s, ask.progress.attained_gpu_s / cells[at].shape.gpus)
+    if not times:
+        return {}
+    middle = max(median(times.values()), _LEAST_TIME_S)
+    return {
+        job_id: min(max((middle / max(left, _LEAST_TIME_S)) ** exponent, 1 / _SHORT_REACH), _SHORT_REACH)
+        for job_id, left in times.items()
+    }
+
+
+def whole_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> JobRequest:
+    """The ask without the Cells that span nodes and leave a part of each to others, for where no two such jobs may meet: whole
+    nodes never do, so whatever is allocated can be laid. A job that has no other Cells keeps them."""
+    most: dict[str, int] = {}
+    for room in rooms:
+        most[room.gpu_type] = max(most.get(room.gpu_type, 0), room.free)
+    parts = frozenset(
+        i
+        for i, cell in enumerate(ask.cells)
+        if cell.shape.nodes > 1 and cell.shape.gpus_per_node < most.get(cell.shape.gpu_type, 0)
+    )
+    return replace(ask, banned=ask.banned | parts) if len(parts | ask.banned) < len(ask.cells) else ask
+
+
+def with_bonus(terms: Objective, asks: Sequence[JobRequest]) -> Objective:
+    """The terms with a bonus for what is needed first that exceeds what all jobs together can gain or lose."""
+    if not any(ask.need for ask in asks):
+        return terms
+    spread = 1.0
+    for ask in asks:
+        best = ask.relative[CellIndex.of(ask.cells).ranked[0]]
+        low = min(waiting(ask, terms), worth(ask.relative[CellIndex.of(ask.cells).least], terms))
+        low = low if ask.current is None else min(low, stop_value(ask, terms) / ask.weight)
+        spread += ask.weight * max(0.0, worth(best, terms) - low)
+    return replace(terms, need_bonus=spread)
+
+
+def _relative(ask: JobRequest, terms: Objective, share: float) -> Sequence[float]:
+    cells = CellIndex.of(ask.cells)
+    if terms.reference == "asked" or not cells.sound:
+        return ask.relative
+    base = share
+    if terms.reference == "smallest" or share <= 0:
+        least = cells[cells.least]
+        base = least.goodput / least.shape.gpus
+    return Relative(cells, base)
+
+
+def _deadline(ask: JobRequest, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
+    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros where there is no deadline, nobody
+    knows how much is left, or none of its Cells can meet it any more."""
+    left, until = ask.progress.remaining, ask.deadline_s
+    if until is None or left is None or left <= 0 or until <= now_s:
+        return 0.0, 0.0, ""
+    need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
+    best = CellIndex.of(ask.cells).best_goodput
+    later = until - now_s - restart_cost_s
+    anew = left / later if later > 0 else math.inf
+    now = ask.cells[ask.current].goodput if ask.current is not None else 0.0
+    reachable = best >= (need if ask.current is None else anew) or now >= need
+    return (need, anew, why) if reachable else (0.0, 0.0, "")
+
+
+def _reachable(ask: JobRequest, need: float, why: str) -> tuple[float, float, str]:
+    """An equal share, or the best that the job can have below it."""
+    need = min(need, CellIndex.of(ask.cells).best_goodput)
+    return need, need, why

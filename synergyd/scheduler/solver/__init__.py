@@ -1,0 +1,1 @@
+"""Solvers of the allocation: exact, by prices, greedy."""

@@ -1,0 +1,256 @@
+"""All jobs' columns as arrays, for the allocation by prices: what columns.py lists job by job, at once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from synergyd.scheduler.problem.cell_index import CellIndex, Front, Relative
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.utility import stay_value, worths
+from synergyd.scheduler.solver.columns import columns
+from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
+from synergyd.scheduler.solver.milp import pools_of
+
+Piece = tuple[int, int]  # (pool, GPUs on each of its nodes); pool -1 - i, single GPUs: limit number i
+_STAY = -1  # in place of a Cell's index: the job stays where it is
+
+
+@dataclass(frozen=True)
+class ColumnTable:
+    """`instance` with, for each of its columns, the index of the Cell that it gives its job (-1: staying in place).
+
+    `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is what each job is worth if nothing changes,
+    `base` their sum, which utilities are gains over. `split`: some job could be laid over several pools, which no column
+    says, so that the bound does not hold.
+    """
+
+    instance: Instance
+    cell: Ints
+    job: Ints
+    running: Bools
+    movable: Bools
+    stay: Floats
+    base: float
+    split: bool
+
+
+def table(problem: Problem) -> ColumnTable:
+    """The columns of every job on each pool of nodes open to it."""
+    asks, terms = problem.asks, problem.terms
+    stay = np.array([stay_value(ask, terms) for ask in asks])
+    running = np.array([ask.current is not None for ask in asks], dtype=np.bool_)
+    stuck = np.array([ask.current is not None and ask.discount <= 0 for ask in asks], dtype=np.bool_)
+    fronts = [_front(ask, terms) if not s else _NOTHING for ask, s in zip(asks, stuck.tolist(), strict=True)]
+    lens = np.array([len(f.index) for f in fronts], dtype=np.intp)
+    movable = running & (lens > 0)
+    job = np.repeat(np.arange(len(asks)), lens)
+    cell, nodes, each = (_joined([getattr(f, name) for f in fronts]) for name in ("index", "nodes", "each"))
+    gain = _values(asks, fronts, lens, terms) - stay[job]
+    numbers: dict[str, int] = {}
+    kinds = [
+        np.array([numbers.setdefault(t, len(numbers)) for t in CellIndex.of(a.cells).types], dtype=np.intp)
+        for a in asks
+    ]
+    kind = _joined([k[f.type] for k, f in zip(kinds, fronts, strict=True)])
+    free = _without_stuck(problem, movable)
+    pools = _Pools(problem, free)
+    worth_it = running[job] | (gain > 0)
+    job, cell, nodes, each, kind, gain = (a[worth_it] for a in (job, cell, nodes, each, kind, gain))
+    uses = _Uses(problem, pools, list(numbers))
+    at, row = uses.columns(job, kind, nodes, each)
+    stays = [uses.stay(i) for i in np.flatnonzero(movable).tolist()]
+    all_jobs = np.concatenate([np.flatnonzero(movable), job[at]])
+    order = np.argsort(all_jobs, kind="stable")
+    indptr = pointers(np.bincount(all_jobs, minlength=len(asks)).astype(np.intp))
+    use, limit = uses.matrix(_stuck_by_limit(problem, movable))
+    made = Instance(
+        indptr,
+        np.concatenate([np.array(stays, dtype=np.intp), row])[order],
+        np.concatenate([np.zeros(len(stays)), gain[at]])[order],
+        use,
+        limit,
+    )
+    cells = np.concatenate([np.full(len(stays), _STAY, dtype=np.intp), cell[at]])[order]
+    return ColumnTable(made, cells, all_jobs[order], running, movable, stay, float(stay.sum()), uses.split)
+
+
+_NONE = np.empty(0, dtype=np.intp)
+_NOTHING = Front(_NONE, _NONE, _NONE, _NONE, np.empty(0))
+
+
+def _joined(arrays: Sequence[Ints]) -> Ints:
+    return np.concatenate(arrays) if arrays else _NONE
+
+
+def _front(ask: JobRequest, terms: Objective) -> Front:
+    """The Cells that the job may change to. Those that it may not have are left out before others are compared with them."""
+    offers = CellIndex.of(ask.cells)
+    if not ask.banned and (ask.current is None or terms.max_growth <= 0):
+        return offers.front
+    kept = [c.cell for c in columns(ask, terms)]
+    number = {t: i for i, t in enumerate(offers.types)}
+    shapes = [offers[i].shape for i in kept]
+    return Front(
+        np.array(kept, dtype=np.intp),
+        np.array([number[s.gpu_type] for s in shapes], dtype=np.intp),
+        np.array([s.nodes for s in shapes], dtype=np.intp),
+        np.array([s.gpus_per_node for s in shapes], dtype=np.intp),
+        np.array([offers[i].goodput for i in kept], dtype=np.float64),
+    )
+
+
+def _values(asks: Sequence[JobRequest], fronts: Sequence[Front], lens: Ints, terms: Objective) -> Floats:
+    """utility.change_value of every column, job after job."""
+    if not len(asks):
+        return np.empty(0)
+    goodput = np.concatenate([f.goodput for f in fronts])
+
+    def spread(values: Sequence[float]) -> Floats:
+        return np.repeat(np.array(values, dtype=np.float64), lens)
+
+    if all(isinstance(ask.relative, Relative) for ask in asks):
+        relative = goodput / spread([ask.relative.base if isinstance(ask.relative, Relative) else 1.0 for ask in asks])
+    else:
+        each = [[ask.relative[i] for i in f.index.tolist()] for ask, f in zip(asks, fronts, strict=True)]
+        relative = np.array([r for own in each for r in own], dtype=np.float64)
+    factor = np.minimum(
+        spread([1.0 if ask.current is None else ask.discount for ask in asks]),
+        1.0 / (1.0 + spread([0.0 if ask.current is None else ask.drag for ask in asks]) * goodput),
+    )
+    need = spread([ask.need if ask.current is None else ask.need_anew for ask in asks])
+    first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
+    return np.asarray(spread([ask.weight for ask in asks]) * worths(factor * relative, terms) + first)
+
+
+def _without_stuck(problem: Problem, movable: Bools) -> list[int]:
+    """Free GPUs of each room, those of running jobs that can't change taken off."""
+    index = {room.name: i for i, room in enumerate(problem.rooms)}
+    free = [room.free for room in problem.rooms]
+    for ask, moves in zip(problem.asks, movable.tolist(), strict=True):
+        if ask.current is not None and not moves:
+            for name in ask.nodes:
+                if name in index:
+                    at = index[name]
+                    free[at] = max(0, free[at] - ask.cells[ask.current].shape.gpus_per_node)
+    return free
+
+
+def _stuck_by_limit(problem: Problem, movable: Bools) -> list[float]:
+    """GPUs that running jobs which can't change take of each limit."""
+    pairs = zip(problem.asks, movable.tolist(), strict=True)
+    stuck = [(a, a.cells[a.current].shape.gpus) for a, moves in pairs if a.current is not None and not moves]
+    return [float(sum(gpus for a, gpus in stuck if limit.binds(a))) for limit in problem.limits]
+
+
+class _Pools:
+    """Nodes that no job of the problem can tell apart but by their free GPUs."""
+
+    def __init__(self, problem: Problem, free: Sequence[int]) -> None:
+        self.pools, self.open_to = pools_of(problem)
+        self.index = {room.name: i for i, room in enumerate(problem.rooms)}
+        self.of = {room.name: q for q, pool in enumerate(self.pools) for room in pool}
+        self.free = free
+        self.counts = [np.sort([free[self.index[room.name]] for room in pool]) for pool in self.pools]
+
+    def fit(self, pool: int, size: int) -> int:
+        """Nodes of the pool with at least `size` free GPUs."""
+        counts = self.counts[pool]
+        return len(counts) - int(np.searchsorted(counts, size))
+
+    def slots(self, pool: int, size: int) -> int:
+        return int((self.counts[pool] // size).sum())
+
+    def usable(self, partition: str, gpu_type: str) -> list[int]:
+        return [q for q in self.open_to[partition] if self._first(q).gpu_type == gpu_type]
+
+    def _first(self, pool: int) -> NodeCapacity:
+        return self.pools[pool][0]
+
+
+class _Uses:
+    """Distinct rows of `use`, numbered as they are met."""
+
+    def __init__(self, problem: Problem, pools: _Pools, types: list[str]) -> None:
+        self._problem, self._pools, self._types = problem, pools, types
+        self._number: dict[tuple[tuple[Piece, float], ...], int] = {}
+        self.split = False
+        partitions = {p: i for i, p in enumerate(dict.fromkeys(ask.partition for ask in problem.asks))}
+        bound = [tuple(i for i, limit in enumerate(problem.limits) if limit.binds(a)) for a in problem.asks]
+        bounds = {b: i for i, b in enumerate(dict.fromkeys(bound))}
+        self._partitions, self._bounds, self._bound = list(partitions), list(bounds), bound
+        numbers = [
+            partitions[ask.partition] * len(bounds) + bounds[b] for ask, b in zip(problem.asks, bound, strict=True)
+        ]
+        self._class = np.array(numbers, dtype=np.intp)
+
+    def columns(self, job: Ints, kind: Ints, nodes: Ints, each: Ints) -> tuple[Ints, Ints]:
+        """(which column, its row of `use`) for each pool that each column's shape fits; a shape on two pools comes twice."""
+        wide, high = int(nodes.max(initial=0)) + 1, int(each.max(initial=0)) + 1
+        code = ((self._class[job] * max(1, len(self._types)) + kind) * wide + nodes) * high + each
+        seen, which = np.unique(code, return_inverse=True)
+        rows: list[list[int]] = []
+        for value in seen.tolist():
+            rest, size = divmod(value, high)
+            rest, count = divmod(rest, wide)
+            group, number = divmod(rest, max(1, len(self._types)))
+            partition, bound = divmod(group, len(self._bounds))
+            usable = self._pools.usable(self._partitions[partition], self._types[number])
+            self.split |= count > 1 and len(usable) > 1
+            limits = {(-1 - i, 1): float(count * size) for i in self._bounds[bound]}
+            fits = [q for q in usable if self._pools.fit(q, size) >= count]
+            rows.append([self._row({(q, size): float(count), **limits}) for q in fits])
+        many = np.array([len(own) for own in rows], dtype=np.intp)
+        start = pointers(many)
+        flat = np.array([r for own in rows for r in own], dtype=np.intp)
+        which = which.reshape(-1)
+        copies = many[which]
+        at = np.repeat(np.arange(len(which)), copies)
+        nth = np.arange(len(at)) - np.repeat(pointers(copies)[:-1], copies)
+        return at, flat[start[which][at] + nth] if len(at) else _NONE
+
+    def stay(self, job: int) -> int:
+        """The row of a running job that stays in place."""
+        ask = self._problem.asks[job]
+        shape = ask.cells[ask.current or 0].shape
+        size, index, free = shape.gpus_per_node, self._pools.index, self._pools.free
+        standing = [n for n in ask.nodes if n in index and free[index[n]] >= size]
+        use: dict[Piece, float] = {(q, size): float(n) for q, n in Counter(self._pools.of[n] for n in standing).items()}
+        use |= {(-1 - i, 1): float(shape.gpus) for i in self._bound[job]}
+        return self._row(use)
+
+    def matrix(self, stuck: Sequence[float]) -> tuple[Floats, Floats]:
+        """(use [K, R], limit [R]): the packability rows of every pool and size, and the limits."""
+        sizes: dict[int, set[int]] = defaultdict(set)
+        for pieces in self._number:
+            for (q, size), _ in pieces:
+                sizes[q].add(size)
+        rows: list[Piece] = []
+        limit: list[float] = []
+        for q, found in sorted(sizes.items()):
+            if q < 0:
+                rows.append((q, 1))
+                limit.append(self._problem.limits[-1 - q].gpus - stuck[-1 - q])
+                continue
+            weaker: list[tuple[int, int]] = []
+            for size in sorted(found):
+                slots = self._pools.slots(q, size)
+                # A row is implied by that of a divisor which has no more room than this one.
+                if any(size % s == 0 and n * s <= slots * size for s, n in weaker):
+                    continue
+                weaker.append((size, slots))
+                rows.append((q, size))
+                limit.append(float(slots))
+        use = np.zeros((len(self._number), len(rows)))
+        for pieces, k in self._number.items():
+            for (p, g), n in pieces:
+                for r, (q, s) in enumerate(rows):
+                    if p == q:
+                        use[k, r] += n * (g // s)
+        return use, np.array(limit)
+
+    def _row(self, use: dict[Piece, float]) -> int:
+        return self._number.setdefault(tuple(sorted(use.items())), len(self._number))

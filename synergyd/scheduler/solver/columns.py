@@ -1,0 +1,52 @@
+"""A job's ways to run as columns of the allocation, those that can't be part of a best answer left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.records import JobRequest, Objective
+from synergyd.scheduler.problem.utility import beyond_growth, change_value, stay_value
+
+
+@dataclass(frozen=True)
+class Column:
+    """One Cell taken anew: `gain` is its weighted utility less that of waiting, or of staying in place."""
+
+    cell: int
+    gpu_type: str
+    nodes: int
+    gpus_per_node: int
+    gain: float
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+def columns(ask: JobRequest, terms: Objective) -> list[Column]:
+    """The changes open to a job, best gain first.
+
+    Left out: starts that are worth no more than waiting, and Cells that another one beats with no more nodes and no
+    more GPUs on each (of the same type). Staying in place is not a column.
+    """
+    if ask.current is not None and ask.discount <= 0:
+        return []
+    cells = CellIndex.of(ask.cells)
+    if ask.banned:
+        allowed = [i for i in range(len(cells)) if i not in ask.banned]
+        part = CellIndex(cells[i] for i in allowed)
+        front, index = part.front, [allowed[i] for i in part.front.index.tolist()]
+    else:
+        front, index = cells.front, cells.front.index.tolist()
+    base = stay_value(ask, terms)
+    kept = []
+    for at, cell in enumerate(index):
+        if beyond_growth(ask, cell, terms):
+            continue
+        gain = change_value(ask, cell, terms) - base
+        if ask.current is not None or gain > 0:
+            shape = cells[cell].shape
+            kept.append(Column(cell, shape.gpu_type, int(front.nodes[at]), int(front.each[at]), gain))
+    kept.sort(key=lambda c: (-c.gain, c.gpus, c.cell))
+    return kept

@@ -1,0 +1,191 @@
+"""The allocation by prices: certified, and near linear in the number of columns.
+
+1. Prices: Newton on the smoothed dual (core.py), first on a sample of the jobs, then on ever more of them; before each
+   step all columns that can't be chosen within a box around the prices are left out, so that few per cent remain.
+2. Choice: rounding with error feedback, then a knapsack a row (repair.py).
+3. Certificate: the dual at the prices, over all columns (certificate.py). Any choice and bound that are returned have
+   been worked out from the instance alone.
+4. Where the gap is larger than asked for, and always for few jobs: the exact program over the columns whose regret is at
+   most the gap (exact.py): any other column would cost more than the best choice can be better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from synergyd.scheduler.solver.bounds import best_margins, feasible, near_columns, objective, upper_bound
+from synergyd.scheduler.solver.instance import Floats, Instance, Ints
+from synergyd.scheduler.solver.primal_rounding import Repair
+from synergyd.scheduler.solver.reduced_milp import grouped, milp_of
+from synergyd.scheduler.solver.smoothed_dual import ReducedCore, SmoothedDual, cut, inside, newton
+
+_SAMPLE = 256
+_GROWTH = 8
+_BOX = 0.35  # half width of the price box after the first sample, as a share of the prices; falls as 1/sqrt(sample)
+_COOLING = 0.25
+_ROUGH = 3e-3  # smoothing's share of the value when the first prices are good enough for a box of this half width
+_ROUGH_BOX = 0.3
+_FEW_JOBS = 50
+_MILP_COLUMNS = 20_000
+_PROVEN = 1e-9
+_SWEEPS = 2
+_NO_PRICE_BOUND = 1e200  # finite: 0 GPUs at this price cost 0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to try. `gap`: relative gap that is good enough; `exact`: go on until it is proven optimal;
+    `time_limit_s` seconds for the exact program, all its runs together; `candidates`: jobs a row that the knapsack
+    chooses anew."""
+
+    gap: float = 1e-4
+    exact: bool = False
+    time_limit_s: float = 5.0
+    candidates: int = 40
+
+
+@dataclass(frozen=True)
+class LagrangianSolution:
+    """`choice` [N]: column or -1. `upper_bound` holds for every feasible choice. `prices` [R] and `temperature` start
+    the next epoch's solve."""
+
+    choice: Ints
+    objective: float
+    upper_bound: float
+    optimal: bool
+    prices: Floats
+    temperature: float
+
+    @property
+    def gap(self) -> float:
+        """(upper bound - objective) / upper bound; 0 where nothing can be gained."""
+        return max(0.0, self.upper_bound - self.objective) / self.upper_bound if self.upper_bound > 0 else 0.0
+
+
+def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort | None = None) -> LagrangianSolution:
+    """The best choice found, with its bound. `warm` is the last epoch's answer, of any jobs but the same rows."""
+    effort = effort or Effort()
+    nothing = np.full(full.jobs, -1, dtype=np.intp)
+    if not len(full.utility) or not len(full.limit):
+        free = best_margins(full, np.zeros(len(full.limit)))
+        return LagrangianSolution(nothing, 0.0, float(free.sum()), True, np.zeros(len(full.limit)), 0.0)
+    known = warm is not None and len(warm.prices) == len(full.limit) and warm.temperature > 0
+    target = effort.gap / 10
+    core, guess = _warm(full, warm, target) if warm is not None and known else _cold(full, target)
+    margins = best_margins(full, guess.prices)
+    bound = upper_bound(full, guess.prices, margins)
+    choice = _repaired(full, core, guess, effort)
+    for other in [full.previous] if full.previous is not None else []:
+        if feasible(full, other) and objective(full, other) > objective(full, choice):
+            choice = other
+    value = objective(full, choice)
+    found = LagrangianSolution(choice, value, max(bound, value), False, guess.prices, guess.temperature)
+    if effort.exact or found.gap > effort.gap or (full.jobs < _FEW_JOBS and found.gap > _PROVEN):
+        found = _refined(full, found, margins, effort)
+    return replace(found, optimal=found.gap <= _PROVEN)
+
+
+def _cold(full: Instance, target: float) -> tuple[ReducedCore, SmoothedDual]:
+    """Prices from nothing: samples of 256, 2,048, ... jobs, then all."""
+    guess: SmoothedDual | None = None
+    count = _SAMPLE
+    rng = np.random.default_rng(0)
+    while count * 2 < full.jobs:
+        sample = full.rows(np.sort(rng.choice(full.jobs, count, replace=False)))
+        _, guess = _priced(sample, guess, _BOX * np.sqrt(_SAMPLE / count), max(target, 3e-4))
+        count *= _GROWTH
+    return _priced(full, guess, _BOX * np.sqrt(_SAMPLE * _GROWTH / count) if guess else 0.0, target)
+
+
+def _warm(full: Instance, warm: LagrangianSolution, target: float) -> tuple[ReducedCore, SmoothedDual]:
+    start = SmoothedDual(
+        warm.prices, warm.temperature, 0.0, warm.prices, np.zeros((0, 0)), 0.0, np.zeros(0), np.zeros(0)
+    )  # fmt: skip
+    return _priced(full, start, 0.03, target)
+
+
+def _priced(
+    full: Instance, start: SmoothedDual | None, width: float, target: float
+) -> tuple[ReducedCore, SmoothedDual]:
+    """Prices at which the expected use is the limit, near `start`'s; the core they hold for.
+
+    The box is `width` of the prices to either side, and grows until the prices are inside; below 0 there is none.
+    """
+    if start is None:
+        core = cut(full, np.zeros(len(full.limit)), np.full(len(full.limit), _NO_PRICE_BOUND))
+        best = np.maximum.reduceat(core.utility, core.ptr[:-1]) if len(core.jobs) else np.zeros(1)
+        total = np.maximum(full.limit, 1e-9) * len(full.limit)
+        goal = target if width < 0 else max(target, _ROUGH)
+        core, rough = _cooled(core, best.sum() / total, 0.25 * float(best.mean()) + 1e-300, goal)
+        if goal <= target:
+            return core, rough
+        return _priced(full, rough, _ROUGH_BOX, target)
+    prices = start.prices
+    while True:
+        margin = width * (prices + 0.1 * prices.max(initial=0.0))
+        core = cut(full, np.maximum(prices - margin, 0.0), prices + margin)
+        core, guess = _cooled(core, prices, start.temperature, target)
+        if inside(core, guess):
+            return core, guess
+        if width > 3:
+            return _priced(full, None, -1.0, target)
+        prices, width = guess.prices, width * 4
+
+
+def _cooled(core: ReducedCore, prices: Floats, temperature: float, target: float) -> tuple[ReducedCore, SmoothedDual]:
+    """Lowers the temperature until smoothing costs at most `target` of the value."""
+    while True:
+        now = newton(core, prices, temperature, 8, 1e-3)
+        if now.entropy_gap <= target * abs(now.value) or now.value <= 0:
+            break
+        prices = now.prices
+        temperature *= _COOLING
+    return core, newton(core, now.prices, temperature, 25, target / 10)
+
+
+def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Effort) -> Ints:
+    choice = np.full(full.jobs, -1, dtype=np.intp)
+    if not len(core.jobs):
+        return choice
+    work = Repair(core, guess.prices)
+    work.round(guess)
+    work.fit()
+    work.fill(3)
+    work.knapsacks(effort.candidates)
+    work.fill()
+    for _ in range(_SWEEPS):
+        if work.lost() <= effort.gap * abs(guess.value):
+            break
+        work.knapsacks(5 * effort.candidates)
+        work.fill()
+    taken = work.pick >= 0
+    choice[core.jobs[taken]] = core.at[work.pick[taken]]
+    return choice
+
+
+def _refined(full: Instance, found: LagrangianSolution, margins: Floats, effort: Effort) -> LagrangianSolution:
+    """The exact program over what the certificate leaves open."""
+    room = found.upper_bound - found.objective
+    columns, jobs = near_columns(full, found.prices, margins, room * (1 + 1e-9) + 1e-12)
+    groups = grouped(full, columns, jobs)
+    whole = groups.size <= _MILP_COLUMNS or effort.exact
+    if not whole:
+        cost = full.costs(found.prices)
+        regret = margins[jobs] - full.utility[columns] + cost[full.kind[columns]]
+        near = np.sort(np.argpartition(regret, _MILP_COLUMNS)[:_MILP_COLUMNS])
+        columns, jobs = columns[near], jobs[near]
+        groups = grouped(full, columns, jobs)
+    unit = max(found.objective / max(full.jobs, 1), 1e-300)
+    goal = 0.0 if effort.exact or full.jobs < _FEW_JOBS else effort.gap / 2
+    best = milp_of(full, columns, jobs, groups, unit, effort.time_limit_s, goal)
+    bound = min(found.upper_bound, max(best.bound, found.objective)) if whole else found.upper_bound
+    if best.choice is not None and feasible(full, best.choice):
+        value = objective(full, best.choice)
+        if value > found.objective:
+            found = replace(found, choice=best.choice, objective=value)
+    bound = max(bound, found.objective)
+    # HiGHS proves to 1e-6 of its own unit: what is within that of the bound is the optimum.
+    closed = whole and bound - found.objective <= 2e-6 * unit + _PROVEN * abs(bound)
+    return replace(found, upper_bound=found.objective if closed else bound)

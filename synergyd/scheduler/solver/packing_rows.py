@@ -1,0 +1,67 @@
+"""What fits on the nodes as linear rows over counts, for policies that choose before anything is laid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergyd.records import Shape
+from synergyd.scheduler.problem.records import Problem
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Take:
+    """One way to run one job: asks[ask] on `shape`, of which `nodes` nodes hand out GPUs (fewer than the shape's where it
+    stays on a node that is down)."""
+
+    ask: int
+    shape: Shape
+    nodes: int
+
+
+def take_of(problem: Problem, ask: int, cell: int) -> Take:
+    """The Take of asks[ask] on its Cell `cell`; the present Cell is taken where the job stands."""
+    asked = problem.asks[ask]
+    shape = asked.cells[cell].shape
+    if cell != asked.current:
+        return Take(ask, shape, shape.nodes)
+    up = {room.name for room in problem.rooms if room.free > 0}
+    return Take(ask, shape, sum(name in up for name in asked.nodes))
+
+
+def packing(problem: Problem, takes: Sequence[Take]) -> tuple[Floats, Floats]:
+    """(use [takes x rows], limit [rows]): what is chosen can be laid only if the sum of its use is within the limits.
+
+    For each set of nodes open to some job, and each number s of GPUs a node that is asked for there: pieces of g >= s GPUs
+    count floor(g/s) against the sum of floor(free/s). Enough as well where the sizes divide each other and no job stays
+    in place (facts of the exact program, milp.py); `feasible` sees to the rest.
+    """
+    kinds = sorted({take.shape.gpu_type for take in takes})
+    rooms = {kind: [r for r in problem.rooms if r.gpu_type == kind] for kind in kinds}
+    open_to: dict[tuple[str, str], frozenset[int]] = {}
+    for take in takes:
+        key = take.shape.gpu_type, problem.asks[take.ask].partition
+        if key not in open_to:
+            open_to[key] = frozenset(n for n, room in enumerate(rooms[key[0]]) if room.admits(key[1]))
+    columns, limits = [], []
+    for kind in kinds:
+        own = [take if take.shape.gpu_type == kind else None for take in takes]
+        groups = {open_to[key] for key in open_to if key[0] == kind} | {frozenset(range(len(rooms[kind])))}
+        for group in sorted(groups, key=sorted):
+            inside = {p for (k, p), found in open_to.items() if k == kind and found <= group}
+            for size in sorted({take.shape.gpus_per_node for take in takes if take.shape.gpu_type == kind}):
+                limits.append(float(sum(rooms[kind][n].free // size for n in group)))
+                columns.append(
+                    [
+                        float(take.nodes * (take.shape.gpus_per_node // size))
+                        if take is not None and problem.asks[take.ask].partition in inside
+                        else 0.0
+                        for take in own
+                    ]
+                )
+    return np.array(columns, dtype=float).reshape(len(limits), len(takes)).T, np.array(limits, dtype=float)

@@ -1,0 +1,131 @@
+"""The mixed-integer program over the columns that the prices could not rule out, solved by HiGHS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.sparse import csr_array, vstack
+
+from synergyd.scheduler.solver.highs import maximise
+from synergyd.scheduler.solver.instance import Bools, Instance, Ints
+
+
+@dataclass(frozen=True)
+class MilpAnswer:
+    """`choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns is worth
+    more (infinite where unknown)."""
+
+    choice: Ints | None
+    bound: float
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Identical jobs together: `members` of each group, `group_of` each column, `first`: is it its group's first job's."""
+
+    members: list[list[int]]
+    group_of: Ints
+    first: Bools
+
+    @property
+    def size(self) -> int:
+        """Columns that the program has."""
+        return int(self.first.sum())
+
+
+def milp_over(
+    full: Instance, columns: Ints, jobs: Ints, unit: float, time_limit_s: float, relative_gap: float = 0.0
+) -> MilpAnswer:
+    """Best choice of `columns` [n] (of `jobs` [n], ascending). `unit` is the utility that counts as one."""
+    return milp_of(full, columns, jobs, grouped(full, columns, jobs), unit, time_limit_s, relative_gap)
+
+
+def milp_of(
+    full: Instance,
+    columns: Ints,
+    jobs: Ints,
+    groups: Groups,
+    unit: float,
+    time_limit_s: float,
+    relative_gap: float = 0.0,
+) -> MilpAnswer:
+    """`milp_over` with the groups known.
+
+    Identical jobs are one integer variable a column: taken one by one, their ties make branch and bound explode.
+    """
+    if not len(columns):
+        return MilpAnswer(np.full(full.jobs, -1, dtype=np.intp), 0.0)
+    members = groups.members
+    kept = np.flatnonzero(groups.first)
+    own = columns[kept]
+    group = groups.group_of[kept]
+    count = np.array([len(m) for m in members], dtype=float)
+    n = len(own)
+    one = csr_array((np.ones(n), (group, np.arange(n))), shape=(len(members), n))
+    rows = csr_array(full.use[full.kind[own]].T)
+    upper = np.concatenate([count, full.limit])
+    matrix = csr_array(vstack([one, rows]))
+    gain, most, lower = full.utility[own] / unit, count[group], np.full(len(upper), -np.inf)
+    result = maximise(gain, most, matrix, lower, upper, time_limit_s, relative_gap)
+    if result.x is None:
+        return MilpAnswer(None, result.bound * unit)
+    choice = np.full(full.jobs, -1, dtype=np.intp)
+    _share_out(full, columns, jobs, members, own, group, result.x, choice)
+    return MilpAnswer(choice, result.bound * unit)
+
+
+def grouped(full: Instance, columns: Ints, jobs: Ints) -> Groups:
+    """Jobs whose columns are equal in kind and utility."""
+    edges = np.flatnonzero(np.diff(jobs, prepend=-1, append=full.jobs + 1))
+    seen: dict[bytes, int] = {}
+    members: list[list[int]] = []
+    group_of = np.zeros(len(columns), dtype=np.intp)
+    first = np.zeros(len(columns), dtype=bool)
+    for start, stop in pairwise(edges):
+        own = columns[start:stop]
+        key = full.kind[own].tobytes() + full.utility[own].tobytes()
+        if key not in seen:
+            seen[key] = len(members)
+            members.append([])
+            first[start:stop] = True
+        members[seen[key]].append(int(jobs[start]))
+        group_of[start:stop] = seen[key]
+    return Groups(members, group_of, first)
+
+
+def _share_out(
+    full: Instance,
+    columns: Ints,
+    jobs: Ints,
+    members: list[list[int]],
+    own: Ints,
+    group: Ints,
+    counts: Ints,
+    choice: Ints,
+) -> None:
+    """Writes into `choice`. Of identical jobs those that had a column before keep it, the others come in order."""
+    starts = np.searchsorted(jobs, np.array([m[0] for m in members]))
+    taken: dict[int, list[tuple[int, int]]] = {}
+    for column, g, many in zip(own, group, counts, strict=True):
+        if many > 0:
+            taken.setdefault(int(g), []).append((int(column), int(many)))
+    for g, offers in taken.items():
+        rest = list(members[g])
+        left: list[int] = []
+        for column, many in offers:
+            place = int(np.searchsorted(columns[starts[g] :], column)) + int(starts[g])
+            number = place - int(starts[g])
+            had = [j for j in rest if full.previous is not None and full.previous[j] == _same(columns, jobs, j, number)]
+            for j in had[:many]:
+                choice[j] = _same(columns, jobs, j, number)
+                rest.remove(j)
+            left += [number] * (many - len(had[:many]))
+        for number, j in zip(left, rest, strict=False):
+            choice[j] = _same(columns, jobs, j, number)
+
+
+def _same(columns: Ints, jobs: Ints, job: int, number: int) -> int:
+    """The `number`-th kept column of a job."""
+    return int(columns[np.searchsorted(jobs, job) + number])

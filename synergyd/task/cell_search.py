@@ -1,0 +1,147 @@
+"""From shapes to Cells: every fitting plan's step time and goodput, the batch that suits it, and the best plan for each
+shape and pipeline degree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from synergyd.records import Cell, ModelSpec, Shape
+from synergyd.task.model.arrays import Floats, Ints, PlanArrays
+from synergyd.task.model.efficiency import best_batch, goodput
+from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.step_time import StepTime, step_time
+from synergyd.task.plan_limits import PlanLimits
+from synergyd.task.plan_space import Candidates, enumerate_plans, unit
+
+_LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number of reports removes
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Fitting plans with what they achieve; arrays of shape (N,)."""
+
+    shapes: tuple[Shape, ...]
+    candidates: Candidates
+    times: StepTime
+    step_s: Floats
+    throughput: Floats
+    efficiency: Floats
+    goodput: Floats
+    uncertainty: float
+
+    @cached_property
+    def order(self) -> Ints:
+        """Positions, best goodput first. Equal goodput: as enumerated, fewer tensor, then pipeline ranks first."""
+        return np.argsort(-self.goodput, kind="stable").astype(np.int64)
+
+    def cell(self, i: int) -> Cell:
+        """Plan number `i` as a Cell."""
+        return Cell(
+            shape=self.shapes[int(self.candidates.shape[i])],
+            plan=self.candidates.plans.plan(i),
+            throughput=float(self.throughput[i]),
+            efficiency=float(self.efficiency[i]),
+            goodput=float(self.goodput[i]),
+            step_s=float(self.step_s[i]),
+            memory_bytes=math.ceil(self.candidates.memory[i]),
+            uncertainty=self.uncertainty,
+            sync_s=self._sync_s(i),
+        )
+
+    def _sync_s(self, i: int) -> float:
+        """Seconds of a step between nodes: data-parallel groups that leave a node, and pipeline stages on several."""
+        shape, plan, share = self.shapes[int(self.candidates.shape[i])], self.candidates.plans.plan(i), self.step_s[i]
+        if shape.nodes == 1:
+            return 0.0
+        across = float(self.times.dp[i]) if plan.tp * plan.cp * plan.dp > shape.gpus_per_node else 0.0
+        return (across + float(self.times.pp[i])) * float(share) / float(self.times.total[i])
+
+    def best_cells(self) -> list[Cell]:
+        """The best plan of each (shape, pp), in order of shape and pp."""
+        return [self.cell(int(i)) for i in _best_of_each(self.candidates, self.goodput)]
+
+
+def _best_of_each(found: Candidates, good: Floats) -> Ints:
+    """Positions of the best of each (shape, pp), in that order; of equals the first."""
+    if not len(good):
+        return np.zeros(0, dtype=np.int64)
+    key = found.shape * (int(found.plans.pp.max()) + 1) + found.plans.pp
+    groups = np.argsort(key, kind="stable")
+    key, good = key[groups], good[groups]
+    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    best = np.repeat(np.maximum.reduceat(good, starts), np.diff(np.r_[starts, len(good)]))
+    tops = np.flatnonzero(good == best)
+    _, first = np.unique(key[tops], return_index=True)
+    return groups[tops[first]].astype(np.int64)
+
+
+def uncertainty(prior: float, samples: int) -> float:
+    """Relative error (one sigma) of a prediction corrected by `samples` reports: prior / sqrt(1 + n), never below 3
+    %."""
+    return math.hypot(_LEAST_UNCERTAINTY, prior / math.sqrt(1 + max(0, samples)))
+
+
+def rank(
+    model: ModelSpec,
+    gpu: GpuFigures,
+    shapes: Sequence[Shape],
+    limits: PlanLimits,
+    *,
+    noise_scale: float | None = None,
+    smallest_batch: int | None = None,
+    speed: float = 1.0,
+    memory: float = 1.0,
+    samples: int = 0,
+    cells_only: bool = False,
+) -> Ranked:
+    """Every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the batch of the
+    range that suits it best.
+
+    `speed` and `memory` are a Profile's corrections. `cells_only`: plans that are not the best of their shape and pp
+    may be left out, which saves time where the batch has a range.
+    """
+    found = enumerate_plans(model, gpu, shapes, limits, memory)
+    least = smallest_batch or limits.low
+    times = step_time(model, gpu, found.plans)
+    if limits.low < limits.high and noise_scale is not None and len(found.plans):
+        plans, estimate = _best_batches(model, gpu, found, times.total, noise_scale, least)
+        found = replace(found, plans=plans)
+        if cells_only:
+            found = found.take(_best_of_each(found, estimate))
+        times = step_time(model, gpu, found.plans)
+    step_s = times.total / speed
+    throughput = found.plans.global_batch / step_s
+    good, share = goodput(throughput, found.plans.global_batch, noise_scale, least)
+    sigma = uncertainty(gpu.uncertainty, samples)
+    return Ranked(tuple(shapes), found, times, step_s, throughput, share, good, sigma)
+
+
+def _best_batches(
+    model: ModelSpec, gpu: GpuFigures, found: Candidates, largest_s: Floats, noise_scale: float, least: int
+) -> tuple[PlanArrays, Floats]:
+    """Each plan at the batch of its range where its goodput is highest, and that goodput but for speed.
+
+    The time of a step grows by the same amount with each micro-batch, so two points tell it for all batches and the
+    best one is known in closed form (efficiency.best_batch), and so is the better of the multiples of the plan's unit on
+    its two sides. A smaller batch never takes more memory.
+    """
+    plans = found.plans
+    low, high, step = found.smallest, plans.global_batch, unit(plans)
+
+    low_s = step_time(model, gpu, replace(plans, global_batch=low)).total
+    slope = (largest_s - low_s) / np.maximum(high - low, 1)
+    fixed = low_s - slope * low
+    wanted = best_batch(fixed, slope, noise_scale)
+    below = np.clip(np.floor(wanted / step).astype(np.int64) * step, low, high)
+    above = np.minimum(below + step, high)
+
+    def value(batch: Ints) -> Floats:
+        return goodput(batch / np.maximum(fixed + slope * batch, 1e-12), batch, noise_scale, least)[0]
+
+    lower, upper = value(below), value(above)
+    return replace(plans, global_batch=np.where(upper > lower, above, below)), np.maximum(lower, upper)

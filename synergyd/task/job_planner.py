@@ -1,0 +1,344 @@
+"""SynergyTask: what one job could achieve on each shape of a cluster. Pure: the same records in, the same Cells out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from synergyd.errors import UsageError, one_line
+from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
+from synergyd.task import unknown_model
+from synergyd.task.cell_search import rank, uncertainty
+from synergyd.task.learning import level, refined
+from synergyd.task.model import throughput
+from synergyd.task.model.arrays import from_plans
+from synergyd.task.model.hardware import GIB, GpuFigures, figures
+from synergyd.task.model.memory import peak_memory
+from synergyd.task.model.spec import checked
+from synergyd.task.model.step_time import step_time
+from synergyd.task.model.throughput import Throughput
+from synergyd.task.plan_limits import NOT_BATCH, TOO_BIG, PlanLimits, check_fixed
+from synergyd.task.plan_space import enumerate_plans
+from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
+
+# Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
+# for divides it.
+_ASSUMED_SEQUENCES = 8
+# Plans of many more shapes than this at once fall out of the processor's cache, of fewer pay for more calls.
+_SHAPES_AT_ONCE = 40
+
+
+@dataclass(frozen=True)
+class JobPlanner:
+    """One job with what is known of it.
+
+    `model` is None for a plain PyTorch job; a model that the running job reported (profile.model) is preferred.
+    `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
+    the job runs with, or ran with last: where its checkpoint can't be resharded, its degrees besides dp are kept.
+    What else than tp, pp and dp the job's script takes is in the profile; the other degrees stay as they are.
+    """
+
+    job: Job
+    profile: Profile
+    model: ModelSpec | None
+    figures: Mapping[str, GpuFigures]
+    present: Plan | None = None
+
+    def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
+        """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
+        Never raises: empty where the directive contradicts itself or nothing fits, and `why_no_cell` says why."""
+        if self._contradiction():
+            return ()
+        result: list[Cell] = []
+        for gpu_type, shapes in job_shapes(self.job, cluster).items():
+            result += self._cells(gpu_type, shapes)
+        return tuple(result)
+
+    def best_plan(self, shape: Shape) -> Cell | None:
+        """The Cell of best goodput on `shape`, whether or not the job's bounds allow that size; None if no plan
+        fits."""
+        if self._contradiction() or shape.gpus < 1:
+            return None
+        return max(self._cells(shape.gpu_type, [shape]), key=lambda cell: cell.goodput, default=None)
+
+    def predict(self, shape: Shape, plan: Plan) -> tuple[float, int] | None:
+        """(step seconds, peak bytes a GPU) of `plan` on `shape` by the model alone, for `update_profile`.
+
+        Without the profile's corrections. Peak is 0 where no model is known; None if the plan does not fit the
+        shape's GPU count or its own batch.
+        """
+        if plan.gpus != shape.gpus or plan.gpus < 1 or plan.micro_batch < 1 or plan.micro_batches < 1:
+            return None
+        gpu = self._figures(shape.gpu_type)
+        model = self._model
+        if model is None:
+            return Throughput().step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
+        plans = from_plans([plan], shape.gpus_per_node)
+        return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
+
+    def expected(self, shape: Shape, plan: Plan) -> float | None:
+        """Seconds of a step of `plan` on `shape` after all that the profile has learnt, as a Cell would state them; None if
+        the plan does not fit the shape's GPU count or its own batch."""
+        bare = self.predict(shape, plan)
+        if bare is None:
+            return None
+        model, measured = self._model, self.profile.measured
+        if model is not None:
+            plans = from_plans([plan], shape.gpus_per_node)
+            speed = self._believed(shape.gpu_type)[0]
+            return float(step_time(model, self._refined(shape.gpu_type), plans).total[0]) / speed
+        if not measured:
+            return bare[0] / self._believed(shape.gpu_type)[0]
+        learnt = throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured))
+        return learnt.step_s(self._figures(shape.gpu_type), shape, plan.dp, plan.micro_batch, plan.micro_batches)
+
+    def why_no_cell(self, cluster: Cluster) -> str:
+        """One line for the user why `cells` is empty; "" if it is not."""
+        if self.job.directive_error:
+            return self.job.directive_error
+        if contradiction := self._contradiction():
+            return contradiction
+        nodes = usable_nodes(self.job, cluster)
+        if not nodes:
+            place = f" in partition {self.job.partition}" if self.job.partition else ""
+            asked = (
+                f" with the features that it asks for ({one_line(self.job.features, 60)})" if self.job.features else ""
+            )
+            return f"no node with GPUs is up{place}{asked}"
+        types = sorted({gpu_type for gpu_type, _ in nodes})
+        have = {t: sum(gpus * count for (own, gpus), count in nodes.items() if own == t) for t in types}
+        allowed = {t: count for t, count in have.items() if allows_type(self.job, t)}
+        low, high = bounds(self.job)
+        if not allowed:
+            wanted = ",".join(self.job.directive.gpu_types) if self.job.directive else ""
+            return f"gpu_types={wanted}: no usable node has them; the cluster has {', '.join(have)}"
+        if low > high:
+            return f"min_gpus={low} is above max_gpus={high}"
+        if low > max(allowed.values()):
+            largest = ", ".join(f"{count} {t}" for t, count in allowed.items())
+            return f"min_gpus={low} is more GPUs of one type than the cluster has for this job ({largest})"
+        shapes = job_shapes(self.job, cluster)
+        if not shapes:
+            return f"no whole-node or power-of-two size lies in {low} to {high} GPUs; widen min_gpus or max_gpus"
+        if any(self._cells(gpu_type, some) for gpu_type, some in shapes.items()):
+            return ""
+        return self._nothing_fits(shapes)
+
+    @property
+    def _model(self) -> ModelSpec | None:
+        """The reported model, if it can exist, else the named one."""
+        if self.profile.model is not None:
+            try:
+                return checked(self.profile.model, "report")
+            except UsageError:
+                return self.model
+        return self.model
+
+    def _figures(self, gpu_type: str) -> GpuFigures:
+        return self.figures.get(gpu_type) or figures(gpu_type)
+
+    def _refined(self, gpu_type: str) -> GpuFigures:
+        """The type's figures, moved by what the job's plans have measured on it."""
+        gpu, model = self._figures(gpu_type), self._model
+        if model is None:
+            return gpu
+        return refined(model, gpu, self.profile.measured, self._believed(gpu_type)[0])
+
+    def _believed(self, gpu_type: str) -> tuple[float, int]:
+        """(speed, samples) of the profile, as far as they hold for `gpu_type`.
+
+        On a type that the job, or jobs like it, have run on: what was measured there. On another one half of the
+        correction's logarithm is taken to be the job's own and half the other hardware's; and the prediction is as
+        uncertain as one without reports.
+        """
+        profile, model = self.profile, self._model
+        if model is not None and (found := level(model, self._figures(gpu_type), profile.measured)) is not None:
+            return found
+        if not profile.measured or any(m.shape.gpu_type == gpu_type for m in profile.measured):
+            return profile.speed, profile.samples
+        return profile.speed**0.5, 0
+
+    def _directive(self) -> Directive:
+        return self.job.directive or Directive()
+
+    @property
+    def _reshardable(self) -> bool:
+        said = self._directive().reshard
+        return self.profile.resharding if said is None else said
+
+    def _batch(self) -> int:
+        """The batch the job has now: as reported, else the low end of its range, else an assumed one that asked-for
+        GPUs divide."""
+        directive = self._directive()
+        if self.profile.global_batch:
+            return self.profile.global_batch
+        if directive.global_batch:
+            return directive.global_batch[0]
+        return self.job.asked.gpus * _ASSUMED_SEQUENCES * (directive.micro_batch or 1)
+
+    def limits(self) -> PlanLimits:
+        """What the search may choose. The batch moves only inside the directive's range and once a noise scale is
+        known."""
+        directive = self._directive()
+        batch = self._batch()
+        low, high = batch, batch
+        if directive.global_batch is not None and self.profile.noise_scale is not None:
+            low, high = directive.global_batch
+        present, said = self.present or Plan(), self.profile.accepts
+        limits = PlanLimits(
+            low,
+            high,
+            micro_batch=directive.micro_batch,
+            max_micro_batch=directive.max_micro_batch,
+            tp=directive.tp,
+            pp=directive.pp,
+            vpp=None if said.vpp else present.vpp,
+            cp=None if said.cp else present.cp,
+            ep=None if said.ep else present.ep,
+            precisions=(said.precision or present.precision,),
+        )
+        if self.present is not None and not self._reshardable:
+            degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
+            limits = replace(limits, **degrees, zero_stages=(present.zero_stage,))
+        return limits
+
+    def _contradiction(self) -> str:
+        """What the fixed degrees contradict, "" if nothing."""
+        if self.job.directive_error:
+            return self.job.directive_error
+        try:
+            check_fixed(self._model, self.limits(), "directive", bounds(self.job)[1])
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def _smallest_batch(self) -> int:
+        """M0 of the statistical efficiency."""
+        directive = self._directive()
+        return directive.global_batch[0] if directive.global_batch else self._batch()
+
+    def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
+        gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
+        speed, samples = self._believed(gpu_type)
+        # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
+        noise = profile.noise_scale if limits.low < limits.high else None
+        if model is None:
+            measured = profile.measured
+            known = tuple(self._figures(m.shape.gpu_type) for m in measured)
+            return unknown_model.cells(
+                gpu,
+                shapes,
+                limits,
+                self.job.asked.gpus,
+                noise_scale=noise,
+                smallest_batch=self._smallest_batch(),
+                present_batch=self._batch(),
+                throughput=throughput.fitted(measured, known),
+                # what was measured tells the level too
+                speed=1.0 if measured else speed,
+                samples=samples,
+            )
+        found = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), profile.memory)
+        sigma = uncertainty(gpu.uncertainty, samples)
+        return [_at_speed(cell, speed, sigma) for cell in found]
+
+    def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
+        """Why no plan on any of `shapes` is valid."""
+        model, limits = self._model, self.limits()
+        fixed = {"tp": limits.tp, "pp": limits.pp}
+        fixed |= {key: value for key in ("vpp", "cp", "ep") if (value := getattr(limits, key)) and value > 1}
+        degrees = "".join(f" {key}={value}" for key, value in fixed.items() if value)
+        batch = (
+            f"global_batch={limits.low}" if limits.low == limits.high else f"global_batch={limits.low}:{limits.high}"
+        )
+        micro = f" micro_batch={limits.micro_batch}" if limits.micro_batch else ""
+        sizes = sorted({s.gpus for some in shapes.values() for s in some})
+        sized = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        if model is None:
+            return f"no size of {sized} GPUs divides {batch}{micro}{degrees} evenly"
+        closest: list[tuple[float, str]] = []
+        batches = False
+        for gpu_type, some in shapes.items():
+            gpu = self._figures(gpu_type)
+            found = enumerate_plans(model, gpu, some, limits, self.profile.memory)
+            batches |= found.ruled_out[NOT_BATCH] > 0 and found.ruled_out[TOO_BIG] == 0
+            if found.closest is not None:
+                peak, parts, plan = found.closest
+                closest.append((peak - gpu.usable_bytes, memory_reason(model, gpu, peak, parts, plan)))
+        if closest:
+            return min(closest)[1]
+        if batches:
+            return f"no plan on {sized} GPUs divides {batch}{micro}{degrees} evenly; change global_batch or micro_batch"
+        return f"no tp x pp that {model.name} allows{degrees and ' with' + degrees} divides {sized} GPUs inside a node"
+
+
+@lru_cache(maxsize=4096)
+def _best_cells(
+    model: ModelSpec,
+    gpu: GpuFigures,
+    shapes: tuple[Shape, ...],
+    limits: PlanLimits,
+    noise_scale: float | None,
+    smallest_batch: int,
+    memory: float,
+) -> tuple[Cell, ...]:
+    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it moves no
+    plan before another, and jobs that differ in nothing else share one search."""
+    result: list[Cell] = []
+    for start in range(0, len(shapes), _SHAPES_AT_ONCE):
+        some = shapes[start : start + _SHAPES_AT_ONCE]
+        ranked = rank(
+            model,
+            gpu,
+            some,
+            limits,
+            noise_scale=noise_scale,
+            smallest_batch=smallest_batch,
+            memory=memory,
+            cells_only=True,
+        )
+        result += ranked.best_cells()
+    return tuple(result)
+
+
+def _at_speed(cell: Cell, speed: float, sigma: float) -> Cell:
+    return Cell(
+        cell.shape,
+        cell.plan,
+        cell.throughput * speed,
+        cell.efficiency,
+        cell.goodput * speed,
+        cell.step_s / speed,
+        cell.memory_bytes,
+        sigma,
+        cell.sync_s / speed,
+    )
+
+
+def memory_reason(model: ModelSpec, gpu: GpuFigures, peak: float, parts: Mapping[str, float], plan: Plan) -> str:
+    """Which part of the memory is over where nothing fits, and what would help."""
+    largest = max(parts, key=lambda name: parts[name])
+    helps = {
+        "weights": "more GPUs (higher tp or pp) or GPUs with more memory",
+        "optimizer": "more GPUs or GPUs with more memory",
+        "activations": "a shorter sequence, a smaller micro_batch or more GPUs",
+        "logits": "a smaller micro_batch or a higher tp",
+    }.get(largest, "GPUs with more memory")
+    return (
+        f"{model.name} does not fit {gpu.gpu_type}: the leanest plan ({plan_words(plan)}) {needs(gpu, peak, parts)}; "
+        f"{helps} would help"
+    )
+
+
+def plan_words(plan: Plan) -> str:
+    """`tp=8 pp=4 dp=2 micro_batch=1`, and vpp, cp, ep and the ZeRO stage where they are not as usual."""
+    words = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "dp", "micro_batch")]
+    words += [f"{name}={n}" for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1]
+    return " ".join(words + [f"zero={plan.zero_stage}"] * (plan.zero_stage != 1))
+
+
+def needs(gpu: GpuFigures, peak: float, parts: Mapping[str, float]) -> str:
+    """`needs 90.1 GiB a GPU of 77.1 usable, 60.2 of it activations`."""
+    largest = max(parts, key=lambda name: parts[name])
+    return f"needs {peak / GIB:.1f} GiB a GPU of {gpu.usable_bytes / GIB:.1f} usable, {parts[largest] / GIB:.1f} of it {largest}"

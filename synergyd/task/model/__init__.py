@@ -1,0 +1,1 @@
+"""The performance and memory models: formulas over models' dimensions and GPUs' figures."""

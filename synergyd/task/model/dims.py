@@ -1,0 +1,89 @@
+"""A model's sizes as numbers to calculate with: of one model, or of many at once, one per measured row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+
+from synergyd.records import ModelSpec
+from synergyd.task.model.arrays import Floats
+from synergyd.task.model.counts import moe_layers
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes of N models, each field of shape (N,), or of one model, each of shape ().
+
+    `gates` is 3 with gated units else 2, `moe_share` the part of the layers that are MoE. `dense_parameters` and
+    `expert_parameters` are means over the layers: what every tensor group holds, and what expert parallelism shares
+    out; `head_parameters` are an untied output layer's, `embedding_parameters` the token embedding's.
+    """
+
+    layers: Floats
+    hidden: Floats
+    ffn: Floats
+    heads: Floats
+    query: Floats  # heads * head_dim
+    kv: Floats  # kv_heads * head_dim
+    vocab: Floats
+    seq: Floats
+    gates: Floats
+    causal: Floats  # 1 or 0
+    experts: Floats  # at least 1
+    top_k: Floats
+    shared_ffn: Floats
+    moe_share: Floats
+    dense_parameters: Floats
+    expert_parameters: Floats
+    embedding_parameters: Floats
+    head_parameters: Floats
+    positions: Floats
+
+
+def _numbers(model: ModelSpec) -> dict[str, float]:
+    h, f = model.hidden, model.ffn
+    head_dim = model.head_dim or h / model.heads
+    query, kv = model.heads * head_dim, model.kv_heads * head_dim
+    gates = 3 if model.gated else 2
+    moe_share = moe_layers(model) / model.layers
+    attention = 2 * h * query + 2 * h * kv
+    # norms; GPT's biases of q, k, v, the output and (dense) both halves of the MLP
+    small = 2 * h if model.gated else 4 * h + query + 2 * kv + h
+    mlp = gates * h * f + (0 if model.gated else f + h)
+    router = h * model.experts + gates * h * model.shared_ffn
+    return {
+        "layers": model.layers,
+        "hidden": h,
+        "ffn": f,
+        "heads": model.heads,
+        "query": query,
+        "kv": kv,
+        "vocab": model.vocab,
+        "seq": model.seq,
+        "gates": gates,
+        "causal": float(model.causal),
+        "experts": max(1, model.experts),
+        "top_k": max(1, model.top_k),
+        "shared_ffn": model.shared_ffn,
+        "moe_share": moe_share,
+        "dense_parameters": attention + small + (1 - moe_share) * mlp + moe_share * router,
+        "expert_parameters": moe_share * model.experts * mlp,
+        "embedding_parameters": model.vocab * h,
+        "head_parameters": 0 if model.tied_embeddings else model.vocab * h,
+        "positions": 0 if model.gated else model.seq * h,
+    }
+
+
+@lru_cache(maxsize=256)
+def dims(model: ModelSpec) -> Dims:
+    """The sizes of one model. Its arrays are shared: never written to."""
+    return Dims(**{name: np.asarray(value, dtype=np.float64) for name, value in _numbers(model).items()})
+
+
+def stacked(models: Sequence[ModelSpec]) -> Dims:
+    """The sizes of N models."""
+    rows = [_numbers(model) for model in models]
+    return Dims(**{f.name: np.array([row[f.name] for row in rows], dtype=np.float64) for f in fields(Dims)})

@@ -1,0 +1,129 @@
+"""Peak memory per GPU of transformer plans, with its parts, for whole arrays of plans at once. Symbols as in perf.py;
+bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from synergyd.records import ModelSpec
+from synergyd.task.model.arrays import Bools, Floats, PlanArrays
+from synergyd.task.model.dims import Dims, dims
+from synergyd.task.model.hardware import GIB, GpuFigures
+
+# By precision (bf16, fp16, fp32, fp8): bytes a parameter of weights, of gradients, and of what the optimizer keeps
+# besides (fp32 master weights where the weights are not, both moments; Megatron's fp16 keeps an fp32 gradient too).
+_WEIGHTS = np.array([2.0, 2.0, 4.0, 2.0])
+_GRADIENTS = np.array([4.0, 2.0, 4.0, 4.0])
+_OPTIMIZER = np.array([12.0, 16.0, 8.0, 12.0])
+_HALF = np.array([1.0, 1.0, 2.0, 1.0])  # size of an activation over that in 2 bytes
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Parts of the fullest GPU's peak, bytes, (N,) each; `total` is their sum."""
+
+    weights: Floats  # weights and gradients
+    optimizer: Floats  # master weights and Adam's moments
+    activations: Floats
+    logits: Floats  # embedding output, output layer and loss
+    other: Floats  # allocator, resident base
+
+    @property
+    def total(self) -> Floats:
+        return self.weights + self.optimizer + self.activations + self.logits + self.other
+
+    def parts(self, i: int) -> dict[str, float]:
+        """Plan `i`'s parts by name, bytes."""
+        return {name: float(value[i]) for name, value in vars(self).items()}
+
+
+def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMemory:
+    """Peak of the fullest pipeline stage: the first, with most micro-batches in flight, or the last, with the logits.
+
+    - Bytes a parameter with Adam: bf16 weights 2, fp32 gradients 4 and 12 for the optimizer (fp16: 2, 2 and 16; fp32: 4,
+      4 and 8). ZeRO 1, 2 and 3 divide the optimizer's, the gradients' and the weights' by d * c (Rajbhandari et al. 2020;
+      Megatron-LM's theoretical_memory_usage); under ZeRO-3 two layers are gathered whole. Experts are held by e ranks
+      together.
+    - Activations a layer and micro-batch (Korthikanti et al. 2022, written out for any heads, f and g = 3 gated
+      units else 2): T*h * (10 + (2 + 2q + 4k + 2*g*f/h)/t) with q, k = query and key width over h without sequence
+      parallel, all divided by t with it (34*T*h/t for GPT); plus 5*a*s*T/t of scores unless fused or recomputed
+      (selective); 2*T*h with full recompute, and then one whole layer while it is recomputed. MoE layers hold the MLP's
+      part top_k times.
+    - In flight on the first stage of 1F1B: min(m, p); interleaved p + (p-1)/v (Narayanan et al. SC'21), on the last
+      ((v-1)*p + 1)/v. Embedding input and dropout: 8T + T*h each in flight; output layer and loss:
+      4*T*h + logit_bytes*T*V, by t.
+    """
+    return peak_parts(dims(model), gpu, plans)
+
+
+def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
+    """`peak_memory` of one model, or of one model, GPU type and plan a row (see perf.step_parts); of the last stage
+    instead of the fullest one where `last` is True."""
+    s, h, f, vocab = model.seq, model.hidden, model.ffn, model.vocab
+    t, p, v = plans.tp, plans.pp, plans.vpp
+    ranks = plans.dp * plans.cp
+    half = _HALF[plans.precision]
+    tokens = plans.micro_batch * s / plans.cp
+    per_stage = np.ceil(model.layers / p)
+    spread = np.where(plans.sequence_parallel, t, 1)
+
+    # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
+    wide = (1 - model.moe_share) * f + model.moe_share * (f * model.top_k + model.shared_ffn)
+    inner = half * tokens * (2 * h + 2 * model.query + 4 * model.kv + 2 * model.gates * wide) / t
+    outer = half * tokens * h * 10 / spread
+    kept_scores = np.where(gpu.flash, gpu.scores_kept, 1.0)
+    scores = kept_scores * half * 5 * tokens * s * model.heads / t
+    whole = outer + inner + scores
+    full, selective = plans.recompute == 2, plans.recompute == 1
+    kept = np.where(full, half * 2 * tokens * h / spread, np.where(selective, outer + inner, whole))
+    working = np.where(full, whole, np.where(selective, scores, 0.0))
+    m = plans.micro_batches
+    in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
+    in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
+
+    embedding = model.embedding_parameters / t
+    one_layer = (model.dense_parameters + model.expert_parameters / plans.ep) / t
+    layers = per_stage * one_layer
+    # one stage holds both ends and shares the tied embedding; two ends hold a copy each, tied or not
+    norm = np.where(model.gates == 3, h, 2 * h)
+    single = (
+        model.embedding_parameters
+        + model.head_parameters
+        + model.positions
+        + norm
+        + model.layers * (model.dense_parameters + model.expert_parameters / plans.ep)
+    ) / t
+    first_parameters = np.where(p == 1, single, layers + embedding + model.positions)
+    last_parameters = np.where(p == 1, single, layers + embedding)
+
+    entry = in_flight * (8 * tokens + half * tokens * h / spread)
+    loss = tokens * (4 * h + gpu.logit_bytes * vocab) / t
+    scale = gpu.activation_scale
+    first_activations = scale * (in_flight * per_stage * kept + working)
+    last_activations = scale * (in_flight_last * per_stage * kept + working)
+    first_logits = entry + np.where(p == 1, loss, 0.0)
+    last_logits = np.where(p == 1, entry, 0.0) + loss
+
+    stage = plans.zero_stage
+    gradient = _GRADIENTS[plans.precision] * gpu.state_scale
+    weight = _WEIGHTS[plans.precision]
+    held = weight / np.where(stage >= 3, ranks, 1) + gradient / np.where(stage >= 2, ranks, 1)
+    optimizer = _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
+    # ZeRO-3: this layer and the next are whole, this one's gradient too
+    gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
+
+    state = held + optimizer
+    first = first_parameters * state + first_activations + first_logits
+    at_end = last_parameters * state + last_activations + last_logits
+    use_last = (at_end > first) if last is None else ((at_end > first) | last)
+    fullest = np.where(use_last, last_parameters, first_parameters)
+    live = np.where(use_last, at_end, first) + gathered
+    return PeakMemory(
+        weights=held * fullest + gathered,
+        optimizer=optimizer * fullest,
+        activations=np.where(use_last, last_activations, first_activations),
+        logits=np.where(use_last, last_logits, first_logits),
+        other=gpu.fragmentation * live + gpu.base_gib * GIB,
+    )

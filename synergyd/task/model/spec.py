@@ -1,0 +1,282 @@
+"""Model specs: presets by name, Hugging Face config.json, Megatron arguments; parameter and FLOP counts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from synergyd.errors import UsageError
+from synergyd.records import ModelSpec
+from synergyd.task.model.counts import embedding_parameters as embedding_parameters  # found here by its users
+from synergyd.task.model.counts import flops_per_step as flops_per_step
+from synergyd.task.model.counts import flops_per_token as flops_per_token
+from synergyd.task.model.counts import hardware_flops_per_step as hardware_flops_per_step
+from synergyd.task.model.counts import layer_parameters as layer_parameters
+from synergyd.task.model.counts import parameters as parameters
+
+_CONFIG_LIMIT = 1 << 20  # bytes: a config.json is a few kilobytes, so anything larger is some other file
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """A Hugging Face model_type: gated MLP, tied embeddings unless the file says otherwise, encoder or decoder, MoE."""
+
+    gated: bool
+    tied: bool
+    causal: bool = True
+    moe: bool = False
+
+
+_ARCHITECTURES: dict[str, _Architecture] = {
+    "gpt2": _Architecture(False, True),
+    "gpt_neo": _Architecture(False, True),
+    "gpt_neox": _Architecture(False, False),
+    "gptj": _Architecture(False, False),
+    "opt": _Architecture(False, True),
+    "starcoder2": _Architecture(False, True),
+    "bert": _Architecture(False, True, causal=False),
+    "roberta": _Architecture(False, True, causal=False),
+    "xlm-roberta": _Architecture(False, True, causal=False),
+    "electra": _Architecture(False, True, causal=False),
+    "llama": _Architecture(True, False),
+    "mistral": _Architecture(True, False),
+    "qwen2": _Architecture(True, False),
+    "qwen3": _Architecture(True, False),
+    "phi3": _Architecture(True, False),
+    "gemma": _Architecture(True, True),
+    "gemma2": _Architecture(True, True),
+    "olmo": _Architecture(True, False),
+    "olmo2": _Architecture(True, False),
+    "granite": _Architecture(True, False),
+    "internlm2": _Architecture(True, False),
+    "mixtral": _Architecture(True, False, moe=True),
+    "qwen2_moe": _Architecture(True, False, moe=True),
+    "qwen3_moe": _Architecture(True, False, moe=True),
+    "olmoe": _Architecture(True, False, moe=True),
+    "deepseek": _Architecture(True, False, moe=True),
+    # multi-latent attention, refused below with its own reason
+    "deepseek_v2": _Architecture(True, False, moe=True),
+    "deepseek_v3": _Architecture(True, False, moe=True),
+}
+# field of ModelSpec -> the keys a config.json may have it under, first found wins
+_KEYS: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
+    "vocab": ("vocab_size",),
+    "seq": ("max_position_embeddings", "n_positions", "n_ctx"),
+}
+_MOE_KEYS: dict[str, tuple[str, ...]] = {
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "top_k": ("num_experts_per_tok",),
+}
+_DENSE_FIRST = 0.05  # of all layers: so few that counting them as MoE layers moves no total by more
+
+
+@cache
+def presets() -> Mapping[str, ModelSpec]:
+    """All presets by name."""
+    data: dict[str, Any] = tomllib.loads(
+        files("synergyd.task.model").joinpath("models.toml").read_text(encoding="utf-8")
+    )
+    defaults = data.pop("defaults")
+    return {
+        name: ModelSpec(**{"name": name, "kv_heads": entry["heads"], "ffn": 4 * entry["hidden"], **defaults, **entry})
+        for name, entry in data.items()
+    }
+
+
+def load_model(text: str, seq: int | None = None) -> ModelSpec:
+    """The model that `text` names: a preset, or the path of a Hugging Face config.json (or of the folder it lies in).
+
+    `seq` replaces the sequence length (a config.json states the longest one allowed, not the one trained with).
+    Raises UsageError: unknown name, unreadable file, not JSON, unknown architecture, missing or impossible value.
+    """
+    found = presets().get(text.strip().lower())
+    spec = found if found is not None else _from_file(text)
+    return checked(replace(spec, seq=seq) if seq is not None else spec, f"model {text}")
+
+
+def _from_file(text: str) -> ModelSpec:
+    where = f"model {text}"
+    path = Path(text)
+    known = f"presets are {', '.join(presets())}; or give the path of a Hugging Face config.json"
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+        if not path.is_file():
+            raise UsageError(where, "neither a preset nor a file", known)
+        if path.stat().st_size > _CONFIG_LIMIT:
+            raise UsageError(where, "larger than any config.json", known)
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+        raise UsageError(where, f"cannot be read: {what}", "give a Hugging Face config.json") from None
+    return from_hf_config(config, where, path.parent.name or "model")
+
+
+def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec:
+    """ModelSpec of a parsed Hugging Face config.json. Raises UsageError naming `where` and the key at fault.
+
+    MoE files in the manner of Mixtral, Qwen-MoE, OLMoE and DeepSeek-MoE are read; up to 5 % of dense layers before the
+    MoE ones are counted as MoE layers. Multi-latent attention (DeepSeek V2, V3) is not modelled.
+    """
+    if not isinstance(config, dict):
+        raise UsageError(where, "not a JSON object", "give a Hugging Face config.json")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
+        raise UsageError(where, f"unknown architecture model_type={kind!r}", f"known are {', '.join(_ARCHITECTURES)}")
+    about = _ARCHITECTURES[kind]
+    if config.get("kv_lora_rank") is not None:
+        raise UsageError(where, "kv_lora_rank: multi-latent attention is not modelled", "give a model without it")
+    values: dict[str, int] = {}
+    for field, keys in _KEYS.items():
+        fallback = None
+        if field == "kv_heads":
+            fallback = values["heads"]
+        elif field == "ffn" and kind in ("gpt2", "gpt_neo", "gptj") and "hidden" in values:
+            fallback = 4 * values["hidden"]
+        values[field] = _whole(config, keys, where, fallback)
+    scaling = config.get("rope_scaling")
+    original = scaling.get("original_max_position_embeddings") if isinstance(scaling, dict) else None
+    if isinstance(original, int) and not isinstance(original, bool) and original > 0:
+        values["seq"] = original  # a context stretched after training is not what is trained with
+    if config.get("head_dim") is not None:
+        head_dim = _whole(config, ("head_dim",), where)
+        values["head_dim"] = 0 if head_dim * values["heads"] == values["hidden"] else head_dim
+    if about.moe:
+        values |= _experts(config, values, where)
+    named = config.get("_name_or_path")
+    label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
+    said = config.get("tie_word_embeddings")
+    tied = about.tied if said is None else bool(said)
+    spec = ModelSpec(label, **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)
+    return checked(spec, where)
+
+
+def _whole(config: Mapping[str, Any], keys: Sequence[str], where: str, fallback: int | None = None) -> int:
+    """The first of `keys` that `config` has, a whole number. Raises UsageError."""
+    key = next((key for key in keys if config.get(key) is not None), None)
+    value = fallback if key is None else config[key]
+    if value is None:
+        raise UsageError(where, f"key {keys[0]} is missing", "give a complete config.json")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(where, f"{key} is {value!r}", "it must be a whole number")
+    return value
+
+
+def _experts(config: Mapping[str, Any], dense: Mapping[str, int], where: str) -> dict[str, int]:
+    """The MoE fields of a config.json: ffn becomes one expert's width. Raises UsageError."""
+    values = {field: _whole(config, keys, where) for field, keys in _MOE_KEYS.items()}
+    values["ffn"] = _whole(config, ("moe_intermediate_size",), where, dense["ffn"])
+    shared = _whole(config, ("n_shared_experts",), where, 0) * values["ffn"]
+    values["shared_ffn"] = _whole(config, ("shared_expert_intermediate_size",), where, shared)
+    values["moe_every"] = _whole(config, ("decoder_sparse_step", "moe_layer_freq"), where, 1)
+    first = _whole(config, ("first_k_dense_replace",), where, 0)
+    if first > _DENSE_FIRST * dense["layers"]:
+        raise UsageError(where, f"first_k_dense_replace is {first}", "only models of equal layers are modelled")
+    if values["moe_every"] > 1 and values["ffn"] != dense["ffn"]:
+        what = f"dense layers of width {dense['ffn']} between experts of width {values['ffn']}"
+        raise UsageError(where, what, "only models with one width are modelled")
+    return values
+
+
+_MAY_BE_ZERO = frozenset(("experts", "top_k", "shared_ffn", "head_dim"))  # 0: without
+
+
+def checked(spec: ModelSpec, where: str) -> ModelSpec:
+    """`spec` if it can exist; UsageError naming what is wrong otherwise. Bounds keep a stranger's numbers finite."""
+    for item in fields(ModelSpec):
+        value = getattr(spec, item.name)
+        least = 0 if item.name in _MAY_BE_ZERO else 1
+        # a bool is an int too: the flags and the name are left out here
+        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= 100_000_000:
+            raise UsageError(where, f"{item.name} is {value}", f"it must lie between {least} and 100,000,000")
+    if not spec.head_dim and spec.hidden % spec.heads:
+        raise UsageError(where, f"hidden {spec.hidden} is not a multiple of heads {spec.heads}", "heads must divide it")
+    if spec.heads % spec.kv_heads:
+        raise UsageError(
+            where, f"heads {spec.heads} is not a multiple of kv_heads {spec.kv_heads}", "kv_heads must divide it"
+        )
+    if spec.experts and not 1 <= spec.top_k <= spec.experts:
+        raise UsageError(where, f"top_k is {spec.top_k} of {spec.experts} experts", "it must lie between 1 and experts")
+    if not spec.experts and (spec.top_k or spec.shared_ffn):
+        raise UsageError(where, "top_k or shared_ffn without experts", "say how many experts there are")
+    return spec
+
+
+_MEGATRON_NUMBERS = {
+    "--num-layers": "layers",
+    "--hidden-size": "hidden",
+    "--num-attention-heads": "heads",
+    "--ffn-hidden-size": "ffn",
+    "--seq-length": "seq",
+    "--encoder-seq-length": "seq",
+    "--num-query-groups": "kv_heads",
+    "--vocab-size": "vocab",
+    "--padded-vocab-size": "vocab",
+    "--kv-channels": "head_dim",
+    "--num-experts": "experts",
+    "--moe-router-topk": "top_k",
+    "--moe-layer-freq": "moe_every",
+    "--moe-ffn-hidden-size": "moe_ffn",
+    "--moe-shared-expert-intermediate-size": "shared_ffn",
+}
+
+
+def from_megatron_args(argv: Sequence[str]) -> ModelSpec | None:
+    """ModelSpec of a Megatron-LM command line, or None where it does not describe one whole model.
+
+    Both `--key value` and `--key=value` are read, the last one of a key counts. As in Megatron-LM (core_v0.16.1): ffn
+    is 4 * hidden, with --swiglu int(4 * hidden * 2/3 / 64) * 64; --num-query-groups only counts with
+    --group-query-attention; --kv-channels is hidden / heads; --moe-router-topk is 2, experts are as wide as
+    --ffn-hidden-size. Vocabulary 50257 (GPT-2's tokenizer) where --vocab-size is not said. None for layer patterns
+    written as lists, dense and MoE layers of unlike width, and multi-latent attention.
+    """
+    values: dict[str, int] = {}
+    flags: set[str] = set()
+    for index, word in enumerate(argv):
+        key, has_value, value = word.partition("=")
+        if key in _MEGATRON_NUMBERS:
+            text = value if has_value else (argv[index + 1] if index + 1 < len(argv) else "")
+            # isdecimal alone takes other scripts' digits and any length; a model's number has at most nine
+            if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+                return None
+            values[_MEGATRON_NUMBERS[key]] = int(text)
+        else:
+            flags.add(key)
+    if not {"layers", "hidden", "heads", "seq"} <= values.keys() or "--multi-latent-attention" in flags:
+        return None
+    gated = "--swiglu" in flags
+    hidden = values["hidden"]
+    values.setdefault("ffn", int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+    if "--group-query-attention" not in flags:
+        values["kv_heads"] = values["heads"]
+    values.setdefault("kv_heads", 1)  # Megatron's default of --num-query-groups
+    values.setdefault("vocab", 50257)
+    if values.get("head_dim", 0) * values["heads"] == hidden:
+        del values["head_dim"]
+    width = values.pop("moe_ffn", values["ffn"])
+    if values.get("experts"):
+        values.setdefault("top_k", 2)  # Megatron's default of --moe-router-topk
+        if values.get("moe_every", 1) > 1 and width != values["ffn"]:
+            return None
+        values["ffn"] = width
+    else:
+        for field in ("experts", "top_k", "moe_every", "shared_ffn"):
+            values.pop(field, None)
+    tied = "--untie-embeddings-and-output-weights" not in flags
+    causal = "--bert-no-binary-head" not in flags
+    try:
+        spec = ModelSpec("megatron", **values, gated=gated, tied_embeddings=tied, causal=causal)
+        return checked(spec, "Megatron arguments")
+    except UsageError:
+        return None

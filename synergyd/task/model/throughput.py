@@ -1,0 +1,142 @@
+"""Pollux's throughput model of a data-parallel job (Qiao et al., OSDI 2021, section 3.2), fitted to what it has reported.
+
+    T_iter = (passes - 1) T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma)
+    T_grad = a + F * micro_batch / rate            T_sync = V / link + L (K - 2), nothing where K = 1
+
+K replicas; `rate` and `link` are the hardware's figures, so that what is learnt on one GPU type carries over to others.
+F (FLOPs a sample), a (seconds), V (bytes), L (seconds) each within a node and between nodes, and gamma are the job's own:
+priors first, then the most probable values after its measured steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from synergyd.records import Measurement, Shape
+from synergyd.task.model.arrays import Floats, Ints
+from synergyd.task.model.hardware import GpuFigures
+
+_EFFICIENCY = 0.3  # of peak, for code that nobody tuned
+_NOISE = 0.03  # one sigma of a measured step, relative
+_STEP = 1.5e-8  # of a forward difference, relative: the root of the rounding error
+_GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A job's own constants. Defaults: a model of 100 M parameters that needs 25 GFLOP a sample, between ResNet-50 (12)
+    and BERT-base at 128 tokens (65); gradients in fp32, all-reduced."""
+
+    sample_flops: float = 25e9
+    overhead_s: float = 0.01
+    node_bytes: float = 8e8
+    network_bytes: float = 1.5e8  # of each GPU's share of the network: a node's GPUs use its ports together
+    node_hop_s: float = 1e-3
+    network_hop_s: float = 2e-3
+    gamma: float = 3.0
+
+    def step_s(self, gpu: GpuFigures, shape: Shape, replicas: int, micro_batch: int, passes: int) -> float:
+        """Seconds of one step of `passes` micro-batches a replica, on `shape`."""
+        return float(_steps(np.array([self._theta()]).T, _terms([(gpu, shape, replicas, micro_batch, passes)]))[0])
+
+    def steps_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
+        """`step_s` of many at once. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
+        one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        return _steps(self._theta(), _columns(np.array(one, dtype=np.float64), counts))
+
+    def sync_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
+        """T_sync between nodes, seconds a step, of many at once (see `steps_s`); 0 within a node."""
+        one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        _, _, far, _, far_hops, _ = _columns(np.array(one, dtype=np.float64), counts)
+        return np.asarray(self.network_bytes * far + self.network_hop_s * far_hops)
+
+    def _theta(self) -> Floats:
+        *positive, gamma = astuple(self)
+        low, high = _GAMMA
+        share = min(max((gamma - low) / (high - low), 1e-6), 1 - 1e-6)
+        return np.array([*np.log(positive), np.log(share / (1 - share))])
+
+
+_PRIOR = Throughput()
+# one sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs
+_SIGMA = np.array([2.0, 1.5, 2.0, 2.0, 1.5, 1.5, 1.0])
+_Point = tuple[GpuFigures, Shape, int, int, int]
+
+
+def _terms(points: Sequence[_Point]) -> Floats:
+    """What the constants are multiplied with, (6, N), see `_columns`."""
+    figures = [
+        (gpu.peak_tflops, gpu.intra_gbs, min(gpu.intra_gbs, gpu.inter_gbs), gpu.link_efficiency)
+        for gpu, _, _, _, _ in points
+    ]
+    counts = [(shape.gpus, shape.nodes, *rest) for _, shape, *rest in points]
+    return _columns(np.array(figures, dtype=np.float64).T, np.array(counts, dtype=np.int64).T)
+
+
+def _columns(figures: Floats, counts: Ints) -> Floats:
+    """Samples/rate, node and network bytes' and hops' factors, passes: (6, N). `figures`: (4, N or 1) TFLOP/s, GB/s
+    within a node and between nodes, link efficiency. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
+    tflops, intra, inter, link = figures
+    gpus, nodes, replicas, micro_batch, passes = counts
+    rate = tflops * 1e12 * _EFFICIENCY * np.maximum(1, gpus // replicas)
+    across = ((nodes > 1) & (replicas > 1)).astype(np.float64)
+    inside = ((nodes == 1) & (replicas > 1)).astype(np.float64)
+    hops = np.maximum(0, replicas - 2)
+    near, far = inside / (intra * 1e9 * link), across / (inter * 1e9 * link)
+    return np.array([micro_batch / rate, near, far, inside * hops, across * hops, passes], dtype=np.float64)
+
+
+def _steps(theta: Floats, terms: Floats) -> Floats:
+    """Seconds, (N,) of constants (7,), or (M, N) of M sets of them, (7, M, 1)."""
+    flops, overhead, near, far, near_hop, far_hop = np.exp(theta[:6])
+    low, high = _GAMMA
+    gamma = low + (high - low) / (1 + np.exp(-theta[6]))
+    work, inside, across, near_hops, far_hops, passes = terms
+    grad = overhead + flops * work
+    sync = near * inside + far * across + near_hop * near_hops + far_hop * far_hops
+    larger = np.maximum(grad, sync)
+    both = larger * ((grad / larger) ** gamma + (sync / larger) ** gamma) ** (1 / gamma)
+    return np.asarray((passes - 1) * grad + both)
+
+
+@lru_cache(maxsize=512)
+def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> Throughput:
+    """The job's constants after its measured steps; `gpus[i]` are the figures of the type that `measured[i]` ran on.
+
+    Most probable values: normal priors on the logarithms around `Throughput()`, and a robust loss on log(measured /
+    predicted), so that an odd measurement moves them little. Without measurements the priors.
+    """
+    points = [
+        (gpu, m.shape, m.plan.dp, m.plan.micro_batch, m.plan.micro_batches)
+        for m, gpu in zip(measured, gpus, strict=True)
+        if m.step_s > 0 and m.plan.micro_batches > 0
+    ]
+    if not points:
+        return _PRIOR
+    terms = _terms(points)
+    wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
+    start = _PRIOR._theta()
+
+    def residuals(theta: Floats) -> Floats:
+        """(N + 7,), or (M, N + 7) of M sets of constants (M, 7)."""
+        off = (np.log(_steps(theta.T[..., None] if theta.ndim == 2 else theta, terms)) - wanted) / _NOISE
+        # soft-L1 of the measurements alone: the priors stay quadratic
+        robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        return np.concatenate([robust, (theta - start) / _SIGMA], axis=-1)
+
+    def slopes(theta: Floats) -> Floats:
+        """(N + 7, 7): all forward differences at once."""
+        further = theta + np.diag(_STEP * np.maximum(1.0, np.abs(theta)))
+        at = residuals(np.vstack([theta, further]))
+        return np.asarray(((at[1:] - at[0]) / (further - theta).diagonal()[:, None]).T)
+
+    found = least_squares(residuals, start, slopes, max_nfev=200).x
+    *positive, odds = (float(v) for v in found)
+    low, high = _GAMMA
+    gamma = low + (high - low) / (1 + np.exp(-odds))
+    return Throughput(*[float(np.exp(v)) for v in positive] + [float(gamma)])

@@ -1,0 +1,279 @@
+"""All valid plans of a transformer on given shapes, as arrays, filtered by memory.
+
+What is left out is never better than what stays (dominance):
+- tensor parallelism without sequence parallelism: the same volume over the links, more memory, more element-wise work;
+- more recompute than memory asks for: the same step with work added;
+- an optimizer not shared out (ZeRO-0) beside one that is: no less volume, more memory, more work for each rank;
+- context parallelism with an even micro-batch beside half of both with twice the replicas: the same tokens in the same
+  GEMMs, and the keys and values stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from synergyd.records import ModelSpec, Plan, Shape
+from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
+from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.memory import peak_memory
+from synergyd.task.plan_limits import (
+    LEAVES_NODE,
+    NOT_BATCH,
+    NOT_GPUS,
+    NOT_INTERLEAVED,
+    TOO_BIG,
+    PlanLimits,
+    context_degrees,
+    divisors,
+    expert_degrees,
+    micro_batches,
+    tensor_degrees,
+)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Plans that fit: `shape[i]` is plan i's index in the shapes asked for, `memory[i]` its peak in bytes.
+
+    `smallest[i]` is the least batch in the range that plan i's degrees allow; its own is the largest. `ruled_out`
+    counts choices by reason; `closest` is the smallest peak of those that did not fit: (bytes, parts by name, plan).
+    """
+
+    plans: PlanArrays
+    shape: Ints
+    memory: Floats
+    smallest: Ints
+    ruled_out: Counter[str] = field(default_factory=Counter)
+    closest: tuple[float, dict[str, float], Plan] | None = None
+
+    def take(self, index: Ints) -> Candidates:
+        """Those at `index`."""
+        return replace(
+            self,
+            plans=self.plans.take(index),
+            shape=self.shape[index],
+            memory=self.memory[index],
+            smallest=self.smallest[index],
+        )
+
+
+def unit(plans: PlanArrays) -> Ints:
+    """The global batch must be a multiple of it, (N,): dp * micro-batch, times pp with virtual stages."""
+    return plans.dp * plans.micro_batch * np.where(plans.vpp > 1, plans.pp, 1)
+
+
+def enumerate_plans(
+    model: ModelSpec, gpu: GpuFigures, shapes: Sequence[Shape], limits: PlanLimits, memory_factor: float = 1.0
+) -> Candidates:
+    """All (tp, pp, vpp, cp, ep, dp, ZeRO stage, precision, micro-batch) on each of `shapes` that fit `gpu`, with the
+    least recompute that makes them fit, each at the largest batch of the range that it allows; and again where a smaller
+    batch takes less recompute (a pipeline with fewer micro-batches than stages).
+
+    `memory_factor` is measured over predicted peak. tp stays inside the node; where that leaves a shape with no plan
+    at all, tp over whole nodes is tried. ZeRO stages 2 and 3 only without a pipeline, as in DeepSpeed. Sorted by
+    shape, then tp, pp, cp.
+    """
+    inside = _search(model, gpu, shapes, limits, memory_factor, leave_node=False)
+    plenty = np.bincount(inside.shape, minlength=len(shapes))
+    missing = [i for i in range(len(shapes)) if shapes[i].nodes > 1 and not plenty[i]]
+    if not missing or (limits.tp is not None and all(limits.tp <= shapes[i].gpus_per_node for i in missing)):
+        return inside
+    outside = _search(model, gpu, [shapes[i] for i in missing], limits, memory_factor, leave_node=True)
+    if not len(outside.plans):
+        return replace(inside, closest=inside.closest or outside.closest)
+    ruled_out = inside.ruled_out + outside.ruled_out
+    # those were tried after all
+    del ruled_out[LEAVES_NODE]
+    return Candidates(
+        plans=joined([inside.plans, outside.plans]),
+        shape=np.concatenate([inside.shape, np.array(missing, dtype=np.int64)[outside.shape]]),
+        memory=np.concatenate([inside.memory, outside.memory]),
+        smallest=np.concatenate([inside.smallest, outside.smallest]),
+        ruled_out=ruled_out,
+        closest=inside.closest or outside.closest,
+    )
+
+
+def joined(parts: Sequence[PlanArrays]) -> PlanArrays:
+    """The plans of all `parts`, in their order."""
+    return PlanArrays(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in vars(parts[0])})
+
+
+def _search(
+    model: ModelSpec,
+    gpu: GpuFigures,
+    shapes: Sequence[Shape],
+    limits: PlanLimits,
+    memory_factor: float,
+    leave_node: bool,
+) -> Candidates:
+    ruled_out: Counter[str] = Counter()
+    plans, shape = _degrees(model, shapes, limits, leave_node, ruled_out)
+    plans, shape, smallest = _with_batches(plans, shape, limits, ruled_out)
+    limit = gpu.usable_bytes / memory_factor
+    fitted, memory, recompute = _least_recompute(model, gpu, plans, limit)
+    rows: Ints = np.flatnonzero(fitted)
+    closest = None
+    if len(rows) < len(plans):
+        over: Ints = np.flatnonzero(~fitted)
+        ruled_out[TOO_BIG] += len(over)
+        least = int(over[np.argmin(memory[over])])
+        one = replace(plans.take(np.array([least])), recompute=recompute[[least]])
+        closest = (float(memory[least] * memory_factor), peak_memory(model, gpu, one).parts(0), one.plan(0))
+    found = replace(plans.take(rows), recompute=recompute[rows])
+    small = _with_less(model, gpu, plans, smallest, limit, np.where(fitted, recompute, 3))
+    if small is not None:
+        index, few, peak = small
+        order = np.argsort(np.concatenate([rows, index]), kind="stable")
+        found = joined([found, few]).take(order)
+        rows, memory_of = np.concatenate([rows, index])[order], np.concatenate([memory[rows], peak])[order]
+    else:
+        memory_of = memory[rows]
+    return Candidates(found, shape[rows], memory_of * memory_factor, smallest[rows], ruled_out, closest)
+
+
+def _recompute_codes(gpu: GpuFigures) -> tuple[int, ...]:
+    """Indexes into RECOMPUTE, least work first; flash attention keeps no scores, so selective frees nothing."""
+    return (0, 2) if gpu.flash else (0, 1, 2)
+
+
+def _least_recompute(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limit: float, below: Ints | None = None
+) -> tuple[Bools, Floats, Ints]:
+    """(whether it fits, peak bytes, recompute code) of each plan with the least recompute that fits, else the most.
+    `below`: only codes less than these, (N,), are tried."""
+    memory = np.zeros(len(plans))
+    recompute = np.zeros(len(plans), dtype=np.int64)
+    fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
+    open_: Ints = np.arange(len(plans), dtype=np.int64)
+    for code in _recompute_codes(gpu):
+        if below is not None:
+            open_ = open_[below[open_] > code]
+        if not len(open_):
+            break
+        some = plans if len(open_) == len(plans) else plans.take(open_)
+        peak = peak_memory(model, gpu, replace(some, recompute=np.full(len(open_), code, dtype=np.int64))).total
+        memory[open_], recompute[open_] = peak, code
+        fits = peak <= limit
+        fitted[open_[fits]] = True
+        open_ = open_[~fits]
+    return fitted, memory, recompute
+
+
+def _with_less(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, smallest: Ints, limit: float, beaten: Ints
+) -> tuple[Ints, PlanArrays, Floats] | None:
+    """(index, plan, peak) of the plans that at their smallest batch fit with less recompute than `beaten`, each at the
+    largest batch for which that holds. 1F1B holds one micro-batch more for each that it is given, up to pp; with virtual
+    stages that ends before 2 pp. Without a pipeline memory is the same for any batch."""
+    grows_to = np.where(plans.pp > 1, plans.pp * np.where(plans.vpp > 1, 2, 1), 1)
+    index = np.flatnonzero(
+        (smallest < plans.global_batch) & (smallest < plans.dp * plans.micro_batch * grows_to) & (beaten > 0)
+    )
+    if not len(index):
+        return None
+    few = replace(plans.take(index), global_batch=smallest[index])
+    fitted, memory, recompute = _least_recompute(model, gpu, few, limit, below=beaten[index])
+    index, memory = index[fitted], memory[fitted]
+    few = replace(few.take(fitted), recompute=recompute[fitted])
+    if not len(index):
+        return None
+    # between a multiple of the unit that fits and one that does not
+    step = unit(few)
+    good = few.global_batch // step
+    most = np.minimum(plans.global_batch[index], few.dp * few.micro_batch * grows_to[index])
+    bad = np.maximum(good + 1, most // step)
+    while len(open_ := np.flatnonzero(bad - good > 1)):
+        middle = (good[open_] + bad[open_]) // 2
+        peak = peak_memory(model, gpu, replace(few.take(open_), global_batch=middle * step[open_])).total
+        fits = peak <= limit
+        good[open_], bad[open_] = np.where(fits, middle, good[open_]), np.where(fits, bad[open_], middle)
+        memory[open_] = np.where(fits, peak, memory[open_])
+    return index, replace(few, global_batch=good * step), memory
+
+
+def _degrees(
+    model: ModelSpec, shapes: Sequence[Shape], limits: PlanLimits, leave_node: bool, ruled_out: Counter[str]
+) -> tuple[PlanArrays, Ints]:
+    """All (shape, tp, pp, cp, vpp, ep, ZeRO stage, precision) that divide, micro-batch and batch still 1."""
+
+    def ints(values: Sequence[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    tps = ints([limits.tp] if limits.tp else tensor_degrees(model))
+    pps = ints([limits.pp] if limits.pp else divisors(model.layers))
+    cps = ints([limits.cp] if limits.cp else context_degrees(model))
+    gpus, node = ints([s.gpus for s in shapes]), ints([s.gpus_per_node for s in shapes])
+    grid = np.meshgrid(np.arange(len(shapes), dtype=np.int64), tps, pps, cps, indexing="ij")
+    shape, tp, pp, cp = (axis.ravel() for axis in grid)
+    used = tp * pp * cp
+    keep = (used <= gpus[shape]) & (model.seq % (tp * cp) == 0)
+    shape, tp, pp, cp, used = shape[keep], tp[keep], pp[keep], cp[keep], used[keep]
+    divides = gpus[shape] % used == 0
+    # the second look, outside the node, is at the same degrees: they are counted once
+    ruled_out[NOT_GPUS] += 0 if leave_node else int(np.count_nonzero(~divides))
+    local = node[shape]
+    in_node = local % tp == 0
+    fine = (tp > local) & (tp % local == 0) if leave_node else in_node
+    ruled_out[LEAVES_NODE] += int(np.count_nonzero(divides & ~in_node)) if not leave_node else 0
+    keep = divides & fine
+    shape, tp, pp, cp = shape[keep], tp[keep], pp[keep], cp[keep]
+    dp = gpus[shape] // used[keep]
+
+    vpps = ints([limits.vpp] if limits.vpp else divisors(model.layers))
+    eps = ints([limits.ep] if limits.ep else expert_degrees(model))
+    zeros, precisions = ints(limits.zero_stages), ints([PRECISION.index(p) for p in limits.precisions])
+    stages = np.unique(pp)
+    # which vpp each pp allows, then looked up by each row
+    allowed = (model.layers % (stages[:, None] * vpps[None, :]) == 0) & ((stages[:, None] > 1) | (vpps[None, :] == 1))
+    by_vpp = allowed[np.searchsorted(stages, pp)]
+    by_ep = dp[:, None] % eps[None, :] == 0
+    ranks = dp * cp
+    # alone a rank has nothing to share out, so all stages are one
+    by_zero = ((zeros[None, :] < 2) | (pp[:, None] == 1)) & ((ranks[:, None] > 1) | (zeros[None, :] == zeros.min()))
+    free = by_vpp[:, :, None, None, None] & by_ep[:, None, :, None, None] & by_zero[:, None, None, :, None]
+    free = np.broadcast_to(free, (*free.shape[:4], len(precisions)))
+    row, which_vpp, which_ep, which_zero, which_precision = np.nonzero(free)
+    tp, shape = tp[row], shape[row]
+    one = np.ones_like(tp)
+    plans = PlanArrays(
+        tp=tp,
+        pp=pp[row],
+        dp=dp[row],
+        micro_batch=one,
+        global_batch=one,
+        recompute=np.zeros_like(tp),
+        local=node[shape],
+        sequence_parallel=tp > 1,
+        zero_stage=zeros[which_zero],
+        vpp=vpps[which_vpp],
+        cp=cp[row],
+        ep=eps[which_ep],
+        precision=precisions[which_precision],
+    )
+    return plans, shape
+
+
+def _with_batches(
+    plans: PlanArrays, shape: Ints, limits: PlanLimits, ruled_out: Counter[str]
+) -> tuple[PlanArrays, Ints, Ints]:
+    """Each of `plans` with each micro-batch, at the largest batch of the range that is a multiple of its unit; and
+    the smallest such batch."""
+    micro = np.array(micro_batches(limits), dtype=np.int64)
+    share = plans.dp[:, None] * micro[None, :]
+    whole = share * np.where(plans.vpp > 1, plans.pp, 1)[:, None]
+    largest = limits.high // whole * whole
+    fine = largest >= limits.low
+    if limits.cp is None and limits.micro_batch is None:
+        fine &= (plans.cp[:, None] == 1) | (micro[None, :] % 2 == 1)
+    without = limits.high // share * share >= limits.low
+    ruled_out[NOT_BATCH] += int(np.count_nonzero(~without))
+    ruled_out[NOT_INTERLEAVED] += int(np.count_nonzero(without & (largest < limits.low)))
+    which, micro_index = np.nonzero(fine)
+    unit_of = whole[fine]
+    chosen = replace(plans.take(which), micro_batch=micro[micro_index], global_batch=largest[fine])
+    return chosen, shape[which], -(-limits.low // unit_of) * unit_of

@@ -1,0 +1,160 @@
+"""What runs of one program have learnt together: the same user, name and batch range, and steps that agree.
+
+For jobs whose model is not known (plain PyTorch): of the others the next run knows how it scales before its first step, and
+each of them what only others have tried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from synergyd.records import Job, Measurement, Plan, Profile, Shape
+from synergyd.task.learning import rounded
+
+PREFIX = "like:"  # of the keys of what is stored
+_SAME = 0.05  # |log| of two step times that tell nothing new
+_UNLIKE = 0.3  # |log| of two step times, of one plan on one shape, that are of two programs
+_STRIKES = 2  # so many runs that are unlike in a row, and the program has changed
+_KEPT, _KEPT_A_SHAPE = 48, 3
+_RATES = 64.0  # samples a second and GPU that differ by more are of two programs, whatever their plans
+_REPORTS = 3  # a step time takes another's place only after so many
+_PROGRAMS = 10_000
+
+
+def likeness(job: Job, profile: Profile) -> str | None:
+    """The key of runs of the same program: of one user, under one name but for a number at its end, with the same batch
+    range. None for jobs whose model is known, which share by that."""
+    directive = job.directive
+    if directive is None or directive.model or profile.model is not None:
+        return None
+    return _key(job.uid, job.name, directive.global_batch, directive.micro_batch, directive.max_micro_batch)
+
+
+@lru_cache(maxsize=16_384)  # asked of every job in every epoch
+def _key(uid: int, name: str, *batches: object) -> str:
+    stem = name.rstrip("0123456789")
+    if stem != name and stem.endswith(("-", "_", ".")):
+        stem = stem[:-1]
+    return PREFIX + hashlib.sha256(json.dumps([uid, stem, *batches]).encode()).hexdigest()[:24]
+
+
+class SharedProfiles:
+    """What is known of each program, by key; `learn` says what to store."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Profile] = {}
+        self._strikes: dict[str, int] = {}
+        self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
+        self._began: set[int] = set()  # jobs whose first noise scale counts already
+        self._told: dict[int, set[tuple[Plan, Shape]]] = {}  # by job, what it has put in another's place: once each
+
+    def load(self, profiles: Mapping[str, Profile]) -> None:
+        """From the store of a daemon before this one."""
+        self._known |= {key: profile for key, profile in profiles.items() if key.startswith(PREFIX)}
+        self._forget_old()
+
+    def learn(self, job: Job, profile: Profile) -> dict[str, Profile]:
+        """Takes over what a job has measured; what of it is new, by key.
+
+        A job whose steps are unlike is left alone, and if it is not the only one in a row the program has changed: what was
+        known is forgotten. A noise scale is each job's first, for it grows while a job trains.
+        """
+        key = likeness(job, profile)
+        if key is None or not profile.measured or job.job_id in self._unlike:
+            return {}
+        known = self._known.get(key, Profile())
+        agrees = _agrees(known.measured, profile.measured)
+        if agrees is False:
+            self._strikes[key] = self._strikes.get(key, 0) + 1
+            if self._strikes[key] < _STRIKES:
+                self._unlike.add(job.job_id)
+                return {}
+            known = Profile()
+        if agrees is not None:
+            self._strikes[key] = 0
+        noise = known.noise_scale
+        if job.job_id not in self._began and profile.noise_scale is not None and profile.noise_scale > 0:
+            self._began.add(job.job_id)
+            noise = rounded(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
+        told = self._told.setdefault(job.job_id, set())
+        found = replace(known, measured=_joined(known.measured, profile.measured, told), noise_scale=noise, samples=1)
+        if found == self._known.get(key):
+            return {}
+        self._known.pop(key, None)
+        self._known[key] = found
+        self._forget_old()
+        return {key: found}
+
+    def believed(self, job: Job, profile: Profile) -> Profile:
+        """The job's own profile, with what other runs have measured where it has not, and their noise scale until it has one."""
+        key = likeness(job, profile)
+        known = self._known.get(key) if key is not None and job.job_id not in self._unlike else None
+        if known is None:
+            return profile
+        own = {(m.plan, m.shape) for m in profile.measured}
+        others = tuple(m for m in known.measured if (m.plan, m.shape) not in own)
+        noise = profile.noise_scale if profile.noise_scale is not None else known.noise_scale
+        return replace(
+            profile, measured=(*others, *profile.measured), noise_scale=noise, samples=max(1, profile.samples)
+        )
+
+    def forget(self, job_id: int) -> None:
+        """Of a job that is gone; what it has taught stays."""
+        self._unlike.discard(job_id)
+        self._began.discard(job_id)
+        self._told.pop(job_id, None)
+
+    def _forget_old(self) -> None:
+        while len(self._known) > _PROGRAMS:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._strikes.pop(oldest, None)
+
+
+def _agrees(known: Sequence[Measurement], own: Sequence[Measurement]) -> bool | None:
+    """Do the step times of the same plans on the same shapes agree, in the median? Where there are none: None, if at least
+    the rates are alike."""
+    before = {(m.plan, m.shape): m.step_s for m in known}
+    off = sorted(
+        abs(math.log(m.step_s / before[m.plan, m.shape])) for m in own if (m.plan, m.shape) in before and m.step_s > 0
+    )
+    if off:
+        return off[len(off) // 2] <= _UNLIKE
+    theirs, ours = _rates(known), _rates(own)
+    if theirs and ours and max(theirs[-1] / ours[0], ours[-1] / theirs[0]) > _RATES:
+        return False
+    return None
+
+
+def _rates(some: Iterable[Measurement]) -> list[float]:
+    """Samples a second and GPU, ascending."""
+    return sorted(m.plan.global_batch / m.step_s / m.shape.gpus for m in some if m.step_s > 0)
+
+
+def _joined(
+    known: tuple[Measurement, ...], own: Iterable[Measurement], told: set[tuple[Plan, Shape]]
+) -> tuple[Measurement, ...]:
+    """The latest of each plan and shape, a few a shape; in their order as long as they say the same. `told`: what this job has
+    changed already, so that two that differ a little do not take turns."""
+    found = {(m.plan, m.shape): m for m in known}
+    for m in own:
+        key = m.plan, m.shape
+        before = found.get(key)
+        differs = before is not None and m.step_s > 0 and abs(math.log(m.step_s / before.step_s)) > _SAME
+        if m.step_s > 0 and (before is None or (differs and m.samples >= _REPORTS and key not in told)):
+            if before is not None:
+                told.add(key)
+            found.pop(key, None)
+            found[key] = replace(m, step_s=rounded(m.step_s), samples=1)
+    kept: list[Measurement] = []
+    of_shape: dict[object, int] = {}
+    for m in reversed(found.values()):
+        of_shape[m.shape] = of_shape.get(m.shape, 0) + 1
+        if of_shape[m.shape] <= _KEPT_A_SHAPE:
+            kept.append(m)
+    return tuple(reversed(kept[:_KEPT]))

@@ -1,0 +1,99 @@
+"""Jobs whose model is not known (plain PyTorch, vision): Cells from the data-parallel throughput model that their own
+reports have fitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from synergyd.records import Cell, Plan, Shape
+from synergyd.task.cell_search import uncertainty
+from synergyd.task.model.efficiency import batch_points, goodput
+from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.throughput import Throughput
+from synergyd.task.plan_limits import PlanLimits, divisors
+
+_UNCERTAINTY = 0.6
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """Largest divisor of `n` that is at most `limit` (both >= 1)."""
+    return max(m for m in divisors(n) if m <= limit)
+
+
+def cells(
+    gpu: GpuFigures,
+    shapes: Sequence[Shape],
+    limits: PlanLimits,
+    asked_gpus: int,
+    *,
+    noise_scale: float | None,
+    smallest_batch: int,
+    present_batch: int,
+    throughput: Throughput,
+    speed: float,
+    samples: int,
+) -> list[Cell]:
+    """The best plan of each shape that dp divides; tp and pp as fixed, else 1.
+
+    Memory is not predicted (memory_bytes 0), so no GPU is ever given more samples at once than the directive allows, or
+    than at the size asked for where it says nothing: a larger share is worked off in several passes.
+    """
+    tp, pp = limits.tp or 1, limits.pp or 1
+    asked_replicas = max(1, asked_gpus // (tp * pp))
+    most = limits.micro_batch or limits.max_micro_batch or max(1, -(-present_batch // asked_replicas))
+    rows: list[tuple[int, ...]] = []  # index of the shape, GPUs, nodes, replicas, micro-batch, passes
+    points = batch_points(limits.low, limits.high, limits.points)
+    for index, shape in enumerate(shapes):
+        replicas, rest = divmod(shape.gpus, tp * pp)
+        if not rest and replicas:
+            found = {found for point in points for found in _splits(float(point), replicas, most, limits)}
+            rows += [(index, shape.gpus, shape.nodes, replicas, micro, passes) for micro, passes in sorted(found)]
+    if not rows:
+        return []
+    counts = np.array(rows, dtype=np.int64).T
+    step_s = throughput.steps_s(gpu, counts[1:]) / speed
+    sync_s = np.minimum(throughput.sync_s(gpu, counts[1:]) / speed, step_s)
+    batch = counts[3] * counts[4] * counts[5]
+    rate = batch / step_s
+    good, share = goodput(rate, batch, noise_scale, smallest_batch)
+    sigma = uncertainty(max(_UNCERTAINTY, gpu.uncertainty), samples)
+    best: dict[int, int] = {}
+    for row, index in enumerate(counts[0].tolist()):
+        if index not in best or good[row] > good[best[index]]:
+            best[index] = row
+    return [
+        Cell(
+            shapes[index],
+            Plan(tp, pp, int(counts[3][row]), int(counts[4][row]), int(batch[row]), zero_stage=0),
+            float(rate[row]),
+            float(share[row]),
+            float(good[row]),
+            float(step_s[row]),
+            0,
+            sigma,
+            float(sync_s[row]),
+        )
+        for index, row in best.items()
+    ]
+
+
+def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[tuple[int, int]]:
+    """(micro-batch, passes) whose batch is in the range and next to `batch`: in as few passes as `most` samples at once
+    allow. A fixed batch or micro-batch is kept exactly."""
+    if limits.micro_batch or limits.low == limits.high:
+        unit = replicas * (limits.micro_batch or 1)
+        whole = round(batch / unit) * unit
+        if not limits.low <= whole <= limits.high or whole <= 0:
+            return []
+        micro = limits.micro_batch or largest_divisor(whole // replicas, most)
+        return [(micro, whole // (replicas * micro))]
+    passes = max(1, -(-round(batch) // (replicas * most)))
+    share = batch / (replicas * passes)
+    return [
+        (micro, passes)
+        for micro in {math.floor(share), math.ceil(share)}
+        if 1 <= micro <= most and limits.low <= replicas * micro * passes <= limits.high
+    ]

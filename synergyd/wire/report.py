@@ -1,0 +1,185 @@
+"""Reports of a job to the daemon: one line over TCP, a munge credential around a JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+from typing import Any
+
+from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan, Report
+from synergyd.wire import munge
+from synergyd.wire.plan_file import PRECISIONS, plan_from, plan_from_text, plan_text, shown
+
+MAX_BYTES = 64 * 1024
+_MAX_ANSWER = 4096
+_MAX_NODES = 16
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
+_LIMITS: dict[str, tuple[float, float]] = {
+    "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
+    "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
+    "job_id": (1, 2**32), "stalled_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
+}  # fmt: skip
+_WHOLE = frozenset(
+    {"job_id", "restarts", "step", "tokens", "peak_memory_bytes", "checkpoint_step", "checkpoint_requests"}
+)
+
+
+def to_json(report: Report) -> bytes:
+    """A report as the bytes that go into the credential."""
+    return json.dumps(dataclasses.asdict(report), separators=(",", ":")).encode()
+
+
+def from_json(payload: bytes) -> Report:
+    """Reads a report a stranger sent; every number within bounds. Raises UsageError naming the field."""
+    if len(payload) > MAX_BYTES:
+        raise UsageError("report", f"has {len(payload)} bytes", f"expected at most {MAX_BYTES}")
+    try:
+        data = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("report", f"is no JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise UsageError("report", "is no JSON object")
+    values: dict[str, Any] = {}
+    for name, (low, high) in _LIMITS.items():
+        value = data.get(name)
+        if value is None:
+            if name in ("job_id", "restarts", "step"):
+                raise UsageError("report", f"{name} is missing")
+            continue
+        if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
+            raise UsageError("report", f"{name} is {shown(value)}", "expected a number")
+        if not low <= value <= high:  # false for NaN too; a comparison takes whole numbers that no float holds
+            raise UsageError("report", f"{name} is {value!r:.40}", f"expected {low:g} to {high:g}")
+        values[name] = value
+    plan = data.get("plan")
+    values["plan"] = plan_from(plan, "report") if plan is not None else None
+    values["model"] = _model(data.get("model"))
+    values["resharding"] = data.get("resharding") is True
+    values["accepts"] = accepts_from(data.get("accepts"))
+    values["rebatching"] = data.get("rebatching") is True
+    values["note"] = _note(data.get("note"))
+    values["slow_nodes"] = _nodes(data.get("slow_nodes"))
+    return Report(**values)
+
+
+def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Report:
+    """A training process's status file as a report; values out of bounds are left out rather than refused."""
+    kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
+    for name, (low, high) in _LIMITS.items():
+        value: Any = status.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in ("job_id", "restarts") and number and low <= value <= high:
+            kept[name] = int(value) if name in _WHOLE else float(value)
+    try:
+        plan: Plan | None = plan_from(status["plan"], "status") if status.get("plan") else None
+        model = _model(status.get("model"))
+    except UsageError:
+        plan, model = None, None
+    return Report(
+        **kept,
+        plan=plan,
+        model=model,
+        resharding=status.get("resharding") is True,
+        accepts=accepts_from(status.get("accepts")),
+        rebatching=status.get("rebatching") is True,
+        note=_note(status.get("note")),
+        slow_nodes=_nodes(status.get("slow_nodes")),
+    )
+
+
+def answer_line(plan: Plan | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:
+    """What the daemon says to a report it took: `ok`, and the plan whose batch this incarnation should go on with.
+
+    A plan is said in a munge credential, so that whoever else listens on the port can say nothing but `ok`, which
+    changes nothing; most answers have none and cost nothing. Raises UnavailableError.
+    """
+    if plan is None:
+        return b"ok\n"
+    return b"ok " + munge.encode(_words(plan, job_id, restarts).encode(), munge_socket).encode() + b"\n"
+
+
+def plan_of_answer(line: bytes, to: Report, by: int | None) -> Plan | None:
+    """The plan that an answer to the report `to` names, where munge vouches that the daemon's user `by`, or root, said
+    it for this very incarnation; None for anything else."""
+    word, _, text = line.decode("ascii", "replace").strip().partition(" ")
+    if word != "ok" or not text.startswith("MUNGE:"):
+        return None
+    try:
+        credential = munge.decode(text)
+        said = credential.payload.decode("ascii")
+        plan = plan_from_text(said.rpartition(" ")[2], "answer")
+    except (SynergyError, UnicodeDecodeError):
+        return None
+    trusted = credential.uid in (0, by)
+    return plan if trusted and said == _words(plan, to.job_id, to.restarts) else None
+
+
+def _words(plan: Plan, job_id: int, restarts: int) -> str:
+    return f"synergy-answer {job_id} {restarts} {plan_text(plan)}"
+
+
+def send(report: Report, address: str, by: int | None = None, timeout_s: float = 5.0) -> Plan | None:
+    """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it says one.
+
+    `by`: the daemon's uid; only it and root are believed. Raises UnavailableError; the job never depends on it.
+    """
+    host, _, port = address.rpartition(":")
+    line = munge.encode(to_json(report)).encode() + b"\n"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while b"\n" not in answer and len(answer) < _MAX_ANSWER and (more := connection.recv(_MAX_ANSWER)):
+                answer += more
+            return plan_of_answer(answer, report, by)
+    except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
+        raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
+
+
+def accepts_from(data: Any) -> Accepts:
+    """What a mapping says of a script's degrees; anything that is not clearly there counts as not accepted."""
+    if not isinstance(data, dict):
+        return NOTHING_MORE
+    precision = data.get("precision")
+    known = isinstance(precision, str) and precision in PRECISIONS
+    said = {name: data.get(name) is True for name in ("vpp", "cp", "ep")}
+    return Accepts(said["vpp"], said["cp"], said["ep"], str(precision) if known else "")
+
+
+def _note(data: Any) -> str:
+    return one_line(data[:300], 300) if isinstance(data, str) else ""
+
+
+def _nodes(data: Any) -> tuple[str, ...]:
+    """Node names, without anything that is none."""
+    names = data[:_MAX_NODES] if isinstance(data, list) else []
+    return tuple(n for n in names if isinstance(n, str) and _NODE.match(n))
+
+
+def _model(data: Any) -> ModelSpec | None:
+    if data is None:
+        return None
+    if not isinstance(data, dict):
+        raise UsageError("report", f"model is {shown(data)}", "expected a mapping")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(ModelSpec):
+        value = data.get(field.name, field.default)
+        if field.name == "name":
+            if not isinstance(value, str):
+                raise UsageError("report", "model's name is no text")
+            value = one_line(value, 100)
+        elif field.type == "bool":
+            value = value is True
+        elif isinstance(value, bool) or not isinstance(value, int) or not _least(field) <= value <= 10_000_000:
+            right = f"expected a whole number of {_least(field)} or more"
+            raise UsageError("report", f"model's {field.name} is {shown(value)}", right)
+        values[field.name] = value
+    return ModelSpec(**values)
+
+
+def _least(field: dataclasses.Field[Any]) -> int:
+    return 0 if field.default == 0 else 1  # such as experts: 0 is a dense model

@@ -1,0 +1,278 @@
+"""The three commands from outside: help, versions, completion, exit codes, JSON, and what strangers may write into a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from synergyd import __version__
+from synergyd.cli.context import Context, guarded
+from synergyd.cli.synergyctl import VERBS, cli
+from synergyd.errors import UnavailableError, UsageError
+from synergyd.records import Action, Alternative, Cell, Decision, Plan, Report, Shape, SharedLink, Sharing
+from synergyd.settings import Settings
+from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
+from synergyd.store.store import open_store
+
+ROOT = Path(__file__).parents[3]
+EVIL = "\x1b]0;owned\x07\x1b[2J[bold]x[/bold]\nrow \u202e"
+CELL = Cell(Shape("a100", 1, 4), Plan(tp=2, dp=2, micro_batch=1, global_batch=8), 10.0, 0.9, 9.0, 0.8, 2**33)
+PROGRAMS = {
+    "synergyctl": "synergyd.cli.synergyctl",
+    "synergyd": "synergyd.cli.synergyd",
+    "synergy-launch": "synergy_launch.launcher.command",
+}
+
+
+def program(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SYNERGY", "_SYNERGY"))}
+    return subprocess.run([sys.executable, "-m", PROGRAMS[name], *words], cwd=ROOT, env={**kept, **environment}, capture_output=True,
+                          text=True, timeout=30)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_version_and_completion(name: str) -> None:
+    told = program(name, "--help")
+    assert told.returncode == 0 and len(told.stdout.splitlines()) > 15 and "completion" in told.stdout
+    version = program(name, "--version")
+    assert (version.returncode, version.stdout) == (0, f"{name}, version {__version__}\n")
+    variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
+    script = program(name, **{variable: "bash_source"})
+    assert script.returncode == 0 and "complete" in script.stdout and name in script.stdout
+    assert subprocess.run(["bash", "-n"], input=script.stdout, text=True, check=False).returncode == 0
+    offered = program(name, **{variable: "bash_complete", "COMP_WORDS": f"{name} --ver", "COMP_CWORD": "1"})
+    assert "--version" in offered.stdout
+    wrong = program(name, "--nonsense")
+    assert wrong.returncode == 2 and "--nonsense" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_completion_offers_the_verbs() -> None:
+    found = program("synergyctl", _SYNERGYCTL_COMPLETE="bash_complete", COMP_WORDS="synergyctl ", COMP_CWORD="1")
+    assert {line.partition(",")[2] for line in found.stdout.splitlines()} == set(VERBS)
+
+
+def test_help_alone_needs_no_heavy_import() -> None:
+    words = (
+        "import sys; from synergyd.cli.synergyctl import cli; cli(['--help'], standalone_mode=False); "
+        "sys.exit(bool({'scipy', 'sqlalchemy', 'rich'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, timeout=30).returncode == 0
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 's.db'}"
+
+
+@pytest.fixture
+def filled(url: str) -> str:
+    """One job with everything that a stranger may name himself."""
+    decision = Decision(7, Action.RESIZE, CELL, ("n1",), f"grows {EVIL}", 1.5, (Alternative(CELL, f"less {EVIL}"),))
+    row = {"job_id": 7, "name": EVIL, "user": EVIL, "state": "RUNNING", "lifecycle": "RUNNING", "gpus": 2, "asked_gpus": 2,
+           "plan": {"tp": 1, "pp": 1, "dp": 2, "micro_batch": 1}, "global_batch": 8, "restarts": 1, "step": 3, "loss": 0.25,
+           "wanted_gpus": 4, "wanted_nodes": ["n1"], "action": "resize", "why": EVIL, "relative_goodput": 1.5, "paused": False,
+           "held": False}  # fmt: skip
+    with open_store(url, create=True) as store:
+        store.save_epoch(EpochRecord(1000.0, 0.1, False, (decision,), present=(row,)))
+        store.append_events([StoredEvent(7, 1000.0, "RUNNING", "Observed", f"started {EVIL}")])
+        store.put_lifecycles([StoredLifecycle(7, 0.0, "CHECKPOINTING", {}, 1000.0)])
+        store.put_reports([StoredReport(Report(7, 1, 44, loss=1.25, note=EVIL), 1000.0)])
+    return url
+
+
+def ctl(url: str, *words: str) -> Result:
+    """As `guarded` runs it, in this process."""
+    return CliRunner().invoke(cli, ["--database", url, *words])
+
+
+def shown(result: Result) -> str:
+    assert result.exception is None or isinstance(result.exception, SystemExit | UsageError), result.exception
+    return result.output + (str(result.exception) if isinstance(result.exception, UsageError) else "")
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "7"], ["explain", "7"]])
+def test_nothing_of_a_strangers_reaches_the_terminal_as_it_is(filled: str, words: list[str]) -> None:
+    result = ctl(filled, *words)
+    assert result.exit_code == 0
+    assert all(c.isprintable() or c == "\n" for c in result.output)
+    assert "\\x1b" in result.output and "\nrow" not in result.output
+
+
+@pytest.mark.parametrize("words", [["status", "--json"], ["status", "7", "--json"], ["explain", "7", "--json"]])
+def test_json_is_whole_and_printable(filled: str, words: list[str]) -> None:
+    result = ctl(filled, *words)
+    assert result.exit_code == 0 and result.output.isascii() and "\x1b" not in result.output
+    data = json.loads(result.output)
+    if words[0] == "status":
+        (job,) = data["jobs"]
+        assert (job["name"], job["lifecycle"], job["step"], job["loss"]) == (EVIL, "CHECKPOINTING", 44, 1.25)
+        assert (job["wanted_gpus"], job["action"], job["relative_goodput"]) == (4, "checkpoint awaited", 1.5)
+    else:
+        assert (
+            data["decision"]["action"] == "resize"
+            and data["lifecycle"] == "CHECKPOINTING"
+            and len(data["alternatives"]) == 1
+        )
+        assert data["story"][0]["event"] == "Observed" and data["report"]["step"] == 44
+
+
+def test_explain_tells_decision_alternatives_and_story(filled: str) -> None:
+    text = ctl(filled, "explain", "7").output
+    for words in (
+        "job 7, CHECKPOINTING",
+        "resize",
+        "tp 2, pp 1, dp 2",
+        "goodput 9",
+        "1.50 times",
+        "alternatives",
+        "the job says",
+        "story",
+    ):
+        assert words in text
+
+
+def test_explain_tells_who_shares_links(url: str) -> None:
+    cost = Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)), SharedLink(f"leaf:{EVIL}", (8, 9))))
+    with open_store(url, create=True) as store:
+        decision = Decision(7, Action.KEEP, CELL, ("n1", "n2"), "keeps", sharing=cost)
+        store.save_epoch(EpochRecord(1000.0, 0.1, False, (decision, Decision(8, Action.KEEP, CELL, ("n1",), "keeps"))))
+    text = ctl(url, "explain", "7").output
+    assert "links     shares the network of n1 with job 8" in text and "with jobs 8, 9" in text
+    assert "steps take 1.25 times as long: goodput 7.2 in place of 9 sequences/s" in text
+    assert json.loads(ctl(url, "explain", "7", "--json").output)["decision"]["sharing"]["slowdown"] == 1.25
+    assert EVIL not in text and "links" not in ctl(url, "explain", "8").output
+
+
+def test_status_without_an_epoch(url: str) -> None:
+    open_store(url, create=True).close()
+    assert "no epoch yet" in ctl(url, "status").output
+    assert json.loads(ctl(url, "status", "--json").output) == {"epoch_s": None, "dry_run": False, "jobs": []}
+
+
+def test_pause_and_resume(filled: str) -> None:
+    assert ctl(filled, "pause", "7").exit_code == 0
+    with open_store(filled) as store:
+        assert store.paused() == {7}
+    assert "paused" in ctl(filled, "explain", "7").output
+    assert ctl(filled, "resume", "7").exit_code == 0
+    with open_store(filled) as store:
+        assert store.paused() == frozenset()
+
+
+@pytest.mark.parametrize("verb", ["status", "explain", "pause", "resume", "render"])
+def test_a_job_nobody_knows_is_one_line(filled: str, verb: str) -> None:
+    result = ctl(filled, verb, "8")
+    assert (
+        isinstance(result.exception, UsageError)
+        and "job 8" in str(result.exception)
+        and "\n" not in str(result.exception)
+    )
+
+
+@pytest.mark.parametrize("verb", ["status", "explain", "pause", "resume", "render"])
+@pytest.mark.parametrize("job", ["x", "0", "-1", "99999999999999999999", "4294967296", "7_1"])
+def test_no_job_id(filled: str, verb: str, job: str) -> None:
+    result = ctl(filled, verb, "--", job)
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit) and "JOB" in result.output
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sqlite:////nowhere/x.db", "nowhere"),
+        ("nonsense", "URL"),
+        ("sqlite:///", ""),
+        ("mysql://u:secret@h/d", "mysql"),
+    ],
+)
+def test_a_wrong_database_is_one_line_without_its_password(url: str, says: str) -> None:
+    result = ctl(url, "status")
+    assert (
+        isinstance(result.exception, UsageError)
+        and says in str(result.exception)
+        and "secret" not in str(result.exception)
+    )
+
+
+def test_an_unknown_verb_and_no_verb() -> None:
+    result = CliRunner().invoke(cli, ["stauts"])
+    assert result.exit_code == 2 and "No such command 'stauts'" in result.output
+    assert set(VERBS) <= set(CliRunner().invoke(cli, []).output.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str) -> None:
+    result = CliRunner().invoke(cli, [verb, "--help"])
+    assert result.exit_code == 0 and len(result.output.splitlines()) >= 6
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    for error, code in (
+        (UsageError("a", "b", "c"), 2),
+        (UnavailableError("a", "b\x1b", "c"), 1),
+        (BrokenPipeError(), 0),
+    ):
+
+        def fails(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(SystemExit) as end:
+            guarded("synergyctl", fails)
+        assert end.value.code == code
+    assert capsys.readouterr().err == "synergyctl: a: b; c\nsynergyctl: a: b\\x1b; c\n"
+
+
+def test_no_slurm_conf_is_one_line_from_both_commands(tmp_path: Path) -> None:
+    for name, words in (("synergyctl", ["status"]), ("synergyd", ["--once"]), ("synergyctl", ["config", "check"])):
+        done = program(name, *words, SLURM_CONF=str(tmp_path / "missing.conf"), PATH="/nowhere")
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "missing.conf" in done.stderr
+
+
+def test_conf_of_the_command_line_reaches_every_verb(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"ClusterName=x\n#SYNERGY StateDir={tmp_path} Epoch=77\n")
+    told = json.loads(CliRunner().invoke(cli, ["--conf", str(conf), "config", "check", "--json"]).output)
+    assert told["conf"] == str(conf) and {"key": "Epoch", "value": "77s", "origin": f"{conf}:2"} in told["settings"]
+    made = CliRunner().invoke(cli, ["--conf", str(conf), "db", "upgrade"])
+    assert made.exit_code == 0 and (tmp_path / "synergy.db").exists()
+    assert CliRunner().invoke(cli, ["--conf", str(conf), "status"]).exit_code == 0
+    conf.write_text("#SYNERGY Epoch=soon\n")
+    wrong = CliRunner().invoke(cli, ["--conf", str(conf), "status"])
+    assert isinstance(wrong.exception, UsageError) and f"{conf}:1" in str(wrong.exception)
+
+
+def test_render(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slurm:
+        script: str | None = (
+            "#!/bin/bash\n#SYNERGY checkpoint=/ck\nsrun synergy-launch 'my train.py' --a 1 2>&1 | tee log\n"
+        )
+
+        def batch_script(self, job_id: int) -> str | None:
+            return self.script
+
+        def job(self, job_id: int) -> None:
+            return None
+
+    monkeypatch.setattr("synergyd.cli.render.CommandLine", Slurm)
+    text = ctl(filled, "render", "7").output
+    assert "'my train.py' \\\n  --a 1\n" in text and "tee" not in text and "SYNERGY_CHECKPOINT_DIR=/ck" in text
+    assert all(c.isprintable() or c == "\n" for c in text) and "#SBATCH --gres=gpu:a100:4" in text
+    Slurm.script = None
+    assert "Slurm has no script" in shown(ctl(filled, "render", "7"))
+    Slurm.script = "#!/bin/bash\ntorchrun x\n"
+    assert "synergy-launch" in shown(ctl(filled, "render", "7"))
+
+
+def test_context_reads_settings_only_when_needed(filled: str) -> None:
+    context = Context(Path("/nowhere/slurm.conf"), filled)
+    with context.store() as store:
+        assert store.lifecycles()
+    with pytest.raises(UsageError, match="nowhere"):
+        _ = context.settings
+    assert Settings().database_url() == "sqlite:////var/lib/synergy/synergy.db"

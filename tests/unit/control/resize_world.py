@@ -1,0 +1,242 @@
+"""A job, its agent, a user, nodes that fail, and a daemon that may be killed: what the lifecycle's property tests drive.
+
+The daemon is `advance` with the real actuator over `FakeSlurm`; it stores what it is about to do, or (a store that is away) does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synergyd.control.resize import (
+    Acknowledged,
+    AskCheckpoint,
+    CarriedOut,
+    Event,
+    Instruction,
+    JobLifecycle,
+    Observed,
+    Preempted,
+    Refused,
+    Requeue,
+    ResizeState,
+    ResizeTimes,
+    Target,
+    Tick,
+    Unwanted,
+    Update,
+    Wanted,
+    advance,
+    validate,
+)
+from synergyd.records import Directive, Plan, Shape
+from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.observe import Known
+from tests.unit.slurm.fake_slurm import FakeSlurm, row
+
+JOB = 1
+LIMITS = ResizeTimes(checkpoint_timeout_s=30, resend_s=5, park_s=60, release_timeout_s=20, attempts=3, retry_s=20)
+SMALL = Target(Shape("a100", 1, 2), ("n1",), Plan(dp=2, global_batch=8))
+LARGE = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(tp=2, dp=2, global_batch=8))
+FREE = Target(Shape("a100", 3, 1), (), None)
+TARGETS = (SMALL, LARGE, FREE)
+
+
+class World:
+    """Every invariant that holds at each step is asserted as the world moves."""
+
+    def __init__(self, folder: Path, slurm: FakeSlurm | None = None) -> None:
+        self.slurm = slurm or FakeSlurm(jobs={JOB: row(JOB)})
+        known = Known(Directive(), "", Shape("", 1, 2), 8, "")
+        self.actuator = Actuator(self.slurm, folder, "ctl:7321", {JOB: known})
+        self.life = self.stored = JobLifecycle(JOB, 0.0)
+        self.store_away = False
+        self.story: list[str] = []
+        self.acks: dict[int, int] = {}  # agent's count of checkpoints by incarnation
+        self.asked: dict[int, float] = {}  # when an incarnation was first signalled for the present resize
+        self.delayed: list[Instruction] = []
+        self.late: list[Event] = []
+        self.lose_instructions = self.lose_answers = self.delay_instructions = self.delay_answers = self.twice = False
+
+    @property
+    def now_s(self) -> float:
+        return self.slurm.now_s
+
+    # -- the daemon ------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """One event and all that follows."""
+        assert self.slurm.failed == [], "started in the second of its revocation"
+        queue = [event]
+        while queue:
+            event, before = queue.pop(0), self.life
+            step = advance(before, event, self.now_s, LIMITS)
+            assert validate(step.life) == "", (event, step)
+            for text in step.story:
+                assert text and "\n" not in text and "None" not in text
+            self.life = step.life
+            self.story += step.story
+            if not self.store_away:
+                self.stored = self.life
+            for instruction in step.instructions:
+                self._check(before, event, instruction)
+                queue += self._send(instruction)
+
+    def _check(self, before: JobLifecycle, event: Event, instruction: Instruction) -> None:
+        assert instruction.job_id == JOB
+        if isinstance(instruction, Requeue):
+            assert instruction.restarts == before.restarts
+            if before.state is ResizeState.CHECKPOINTING:
+                acknowledged = (
+                    isinstance(event, Acknowledged)
+                    and event.restarts == before.restarts
+                    and before.acks_before < event.count <= self.acks[before.restarts]
+                )
+                asked_s = [t for _, r, t in self.slurm.signals if r == before.restarts and t >= before.since_s]
+                timed_out = asked_s and self.now_s - asked_s[0] >= LIMITS.checkpoint_timeout_s
+                assert acknowledged or (timed_out and not before.stopping), (before, event)
+            else:
+                assert before.state is ResizeState.REQUEUING, before
+        if isinstance(instruction, Update):
+            assert instruction.target in (self.life.target, self.life.origin)
+
+    def _send(self, instruction: Instruction) -> list[Event]:
+        if self.lose_instructions:
+            return []
+        if self.delay_instructions:
+            self.delayed.append(instruction)
+            return []
+        answers: list[Event] = [self._carry_out(instruction) for _ in range(1 + self.twice)]
+        if self.delay_answers:
+            self.late += answers
+            return []
+        return [] if self.lose_answers else answers
+
+    def _carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
+        before = len(self.slurm.requeued)
+        answer = self.actuator.carry_out(instruction)
+        for _, restarts in self.slurm.requeued[before:]:
+            assert isinstance(instruction, Requeue) and restarts == instruction.restarts
+        if isinstance(instruction, AskCheckpoint) and isinstance(answer, CarriedOut):
+            assert self.slurm.signals[-1][:2] == (JOB, instruction.restarts)
+        return answer
+
+    def deliver(self) -> None:
+        """What was under way arrives, in order."""
+        instructions, self.delayed = self.delayed, []
+        for instruction in instructions:
+            answer = self._carry_out(instruction)
+            self.tell(answer)
+        events, self.late = self.late, []
+        for event in events:
+            self.tell(event)
+
+    def kill_daemon(self) -> None:
+        """kill -9: what was not stored, and every answer under way, is lost; what Slurm was told may still arrive."""
+        self.life = self.stored
+        self.late = []
+
+    def round(self, seconds: float = 5.0) -> None:
+        """One turn of the daemon's loop."""
+        self.slurm.pass_time(seconds)
+        if not self.slurm.away:
+            self.tell(self.slurm.observe(JOB))
+        self.tell(Tick())
+
+    def want(self, target: Target) -> None:
+        job = self.slurm.jobs.get(JOB)
+        if job is None or job.state not in ("PENDING", "RUNNING"):
+            return
+        shape = Shape("a100", job.num_nodes, 2)
+        present = Target(shape, (), self.life.plan)
+        self.tell(Wanted(target, "more goodput", self.acks.get(self.life.restarts, 0), present))
+
+    def preempt(self) -> None:
+        self.tell(Preempted("its GPUs go to others", self.acks.get(self.life.restarts, 0)))
+
+    def unwant(self) -> None:
+        self.tell(Unwanted("a newer decision keeps it"))
+
+    # -- the job and its surroundings ------------------------------------------------------------------------------
+
+    def checkpoint(self, *, report: bool = True) -> None:
+        """The running job's agent finishes a checkpoint if it was asked for one, and (`report`) says so."""
+        job = self.slurm.jobs.get(JOB)
+        if job is None or job.state != "RUNNING":
+            return
+        if any(r == job.restarts for _, r, _ in self.slurm.signals):
+            self.acks[job.restarts] = self.acks.get(job.restarts, 0) + 1
+        if report:
+            self.tell(Acknowledged(job.restarts, self.acks.get(job.restarts, 0)))
+
+    def old_report(self) -> None:
+        """A report of an incarnation that has ended arrives late."""
+        for restarts, count in list(self.acks.items())[:1]:
+            self.tell(Acknowledged(restarts, count))
+
+    def suspend(self) -> None:
+        job = self.slurm.jobs.get(JOB)
+        if job is not None and job.state in ("RUNNING", "SUSPENDED"):
+            self.slurm.set(JOB, state="SUSPENDED" if job.state == "RUNNING" else "RUNNING")
+
+    def hold(self) -> None:
+        job = self.slurm.jobs.get(JOB)
+        if job is not None and job.state == "PENDING":
+            self.slurm.set(JOB, priority=0 if job.priority else 100)
+
+    def reach(self, state: ResizeState, target: Target = LARGE) -> None:
+        """Brings the running job's resize into `state` and no further."""
+        self.start()
+        assert self.life.state is ResizeState.RUNNING
+        self.want(target)
+        if state is ResizeState.CHECKPOINTING:
+            return
+        self.slurm.pass_time(5)
+        self.checkpoint()
+        if state is ResizeState.REQUEUING:
+            return
+        self.lose_instructions = True
+        for _ in range(4):
+            self.slurm.pass_time(2)
+            self.tell(self.slurm.observe(JOB))
+        self.lose_instructions = False
+        if state is ResizeState.HELD:
+            return
+        self.lose_instructions = state is ResizeState.RESIZED
+        update = Update(JOB, target, LIMITS.park_s)
+        self.tell(self._carry_out(update))
+        self.lose_instructions = False
+        assert state in (ResizeState.RESIZED, ResizeState.RELEASED)
+
+    def start(self) -> None:
+        """The job starts as a plain one."""
+        self.slurm.pass_time(1)
+        self.tell(self.slurm.observe(JOB))
+
+    def settle(self, rounds: int = 80) -> None:
+        """Faults are over: the daemon's loop and a well-behaved agent go on until the job runs, or is gone, as the machine believes."""
+        self.lose_instructions = self.lose_answers = self.delay_instructions = self.delay_answers = self.twice = False
+        self.store_away = self.slurm.away = self.slurm.full = False
+        job = self.slurm.jobs.get(JOB)
+        if job is not None and job.state == "SUSPENDED":
+            self.slurm.set(JOB, state="RUNNING")
+        if job is not None and job.priority == 0:
+            self.slurm.set(JOB, priority=100)
+        self.deliver()
+        for _ in range(rounds):
+            self.round()
+            if self.life.state is ResizeState.CHECKPOINTING:
+                self.checkpoint()
+            if self.settled:
+                return
+        raise AssertionError(f"not settled: {self.life} but {self.slurm.jobs.get(JOB)}\n" + "\n".join(self.story[-20:]))
+
+    @property
+    def settled(self) -> bool:
+        """Slurm and the machine agree that it runs, or that it is gone."""
+        job = self.slurm.jobs.get(JOB)
+        if job is None:
+            return self.life.state is ResizeState.GONE
+        return job.state == "RUNNING" and self.life.state is ResizeState.RUNNING and job.restarts == self.life.restarts
+
+
+__all__ = ["FREE", "JOB", "LARGE", "LIMITS", "SMALL", "TARGETS", "Observed", "World"]

@@ -1,0 +1,54 @@
+"""A job in mid-resize keeps what it was promised, whatever state Slurm shows it in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from synergyd.control.gpus_free import gpus_free
+from synergyd.control.in_transit import arrived
+from synergyd.records import Action, Decision, Job, JobState
+from synergyd.scheduler.decide import decide
+from synergyd.settings import Settings
+from tests.unit.scheduler.builders import cells, job, node, snapshot
+
+GOOD = cells(1.0, 1.9, 3.6)
+SHRINK = Decision(1, Action.RESIZE, GOOD[1], ("n0",), "")
+RUNS = job(1, nodes=("n0",), gpus=4)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        RUNS,
+        replace(RUNS, state=JobState.COMPLETING),
+        job(1, held=True, reason="JobHeldAdmin"),
+        job(1, reason="BeginTime"),
+    ],
+)
+def test_others_get_only_what_it_gives_up(shown: Job) -> None:
+    true = snapshot([node("n0")], [shown, job(2)])
+    found = {d.job_id: d for d in decide(arrived(true, {1: SHRINK}), Settings(), {1: GOOD, 2: GOOD}, {})}
+    assert found[1].action is Action.KEEP and found[1].cell == GOOD[1] and "being carried out" in found[1].why
+    assert (found[2].action, found[2].cell, found[2].node_names) == (Action.START, GOOD[1], ("n0",))
+    # Acted on only once the GPUs are free in truth.
+    assert gpus_free(found[2], true) == (not shown.node_names)
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.COMPLETING])
+def test_a_job_that_makes_way_waits_already(state: JobState) -> None:
+    true = snapshot([node("n0")], [replace(RUNS, state=state), job(2)])
+    seen = arrived(true, {1: Decision(1, Action.WAIT, None, (), "")})
+    assert [(j.state, j.node_names) for j in seen.jobs] == [(JobState.PENDING, ())] * 2
+    assert seen.cluster.nodes[0].gpus_used == 0 and true.cluster.nodes[0].gpus_used == 4
+
+
+def test_without_it_the_held_job_would_lose_its_gpus() -> None:
+    true = snapshot([node("n0")], [job(1, held=True), job(2)])
+    assert decide(true, Settings(), {1: GOOD, 2: GOOD}, {})[1].cell == GOOD[2]
+
+
+def test_ended_jobs_and_waits_change_nothing() -> None:
+    true = snapshot([node("n0")], [job(1, state=JobState.DONE), job(2)])
+    assert arrived(true, {1: SHRINK, 2: Decision(2, Action.WAIT, None, (), "")}) == true

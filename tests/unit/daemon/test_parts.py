@@ -1,0 +1,328 @@
+"""Heartbeat, inbox, forecast, metrics, and the service around the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from synergyd.daemon import forecast, heartbeat, service
+from synergyd.daemon.forecast import Forecast
+from synergyd.daemon.loop import Daemon
+from synergyd.daemon.metrics import PrometheusMetrics
+from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.errors import UnavailableError, UsageError
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Report, Shape
+from synergyd.settings import Settings
+from synergyd.slurm.client import SlurmError
+from synergyd.wire import munge
+from synergyd.wire.report import to_json
+from tests.unit.daemon.daemon_world import Site
+
+CLUSTER = Cluster((Node("n1", "a100", 4),))
+JOB = Job(
+    1, "train", "ann", os.getuid(), "main", JobState.PENDING, "", 0.0, None, None, 0, Shape("a100", 1, 2), Shape("a100", 1, 2),
+    directive=Directive(model="gpt2", global_batch=(64, 64)),
+)  # fmt: skip
+
+
+def test_heartbeat_is_whole_readable_and_goes(tmp_path: Path) -> None:
+    heartbeat.write(tmp_path, 1234.9, 0.2)
+    path = tmp_path / "heartbeat"
+    assert path.read_text() == "1234 1\n" and path.stat().st_mode & 0o777 == 0o644
+    heartbeat.write(tmp_path, 1300.0, 30.0)
+    assert path.read_text() == "1300 30\n" and [p.name for p in tmp_path.iterdir()] == ["heartbeat"]
+    heartbeat.remove(tmp_path)
+    heartbeat.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- inbox -------------------------------------------------------------------------------------------------------------
+
+
+def decode(line: str, _socket: str) -> munge.Credential:
+    """`uid:hex of the payload` stands for a credential."""
+    uid, _, payload = line.partition(":")
+    if not uid.isdecimal():
+        raise UnavailableError("munge", "Invalid credential format")
+    return munge.Credential(bytes.fromhex(payload), int(uid), 0)
+
+
+@pytest.fixture
+def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("synergyd.daemon.report_inbox.munge.decode", decode)
+    made = ReportInbox("127.0.0.1", 0)
+    yield made
+    made.close()
+
+
+def send(port: int, line: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(64)
+
+
+def test_a_report_arrives_with_its_senders_uid(inbox: ReportInbox) -> None:
+    report = Report(7, 1, 5, step_s=0.5, plan=Plan(dp=2, global_batch=2))
+    assert send(inbox.port, b"1000:" + to_json(report).hex().encode() + b"\n") == b"ok\n"
+    assert inbox.arrived.wait(5)
+    (received,) = inbox.take()
+    assert (received.report, received.uid) == (report, 1000)
+    assert inbox.take() == [] and not inbox.arrived.is_set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"nonsense\n",
+        b"\xff\xfe\n",
+        b"5:00\n",
+        b"5:" + b"7b7d" + b"\n",
+        b"x" * 200_000,
+        b"5:" + b"5b" * 30_000,
+    ],
+)
+def test_what_is_no_report_is_refused_and_the_next_one_taken(
+    inbox: ReportInbox, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.suppress(OSError):  # it did not read all of it
+        assert send(inbox.port, line) == b""
+    assert send(inbox.port, b"5:" + to_json(Report(7, 0, 1)).hex().encode()) == b"ok\n"
+    assert [r.uid for r in inbox.take()] == [5]
+    end = time.monotonic() + 5
+    while not (refused := [r.message for r in caplog.records if "refused" in r.message]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "\n" not in refused[0]
+
+
+def test_only_the_owners_report_is_answered_with_the_plan(inbox: ReportInbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(dp=2, global_batch=8)
+    inbox.answers = {(7, 0): (1000, plan)}
+    signed: list[bytes] = []
+
+    def encode(payload: bytes, socket: str = "") -> str:
+        if signed:
+            raise UnavailableError("munge", "munged is away")
+        signed.append(payload)
+        return "MUNGE:x:"
+
+    monkeypatch.setattr("synergyd.daemon.report_inbox.munge.encode", encode)
+    line = to_json(Report(7, 0, 1)).hex().encode() + b"\n"
+    assert send(inbox.port, b"1001:" + line) == b"ok\n" and not signed
+    assert send(inbox.port, b"1000:" + line) == b"ok MUNGE:x:\n"
+    assert signed == [b"synergy-answer 7 0 tp:1,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1"]
+    assert send(inbox.port, b"1000:" + line) == b"ok\n"  # the report was taken all the same
+    assert len(inbox.take()) == 3
+
+
+def test_no_more_connections_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synergyd.daemon.report_inbox.munge.decode", decode)
+    monkeypatch.setattr("synergyd.daemon.report_inbox.MAX_OPEN", 2)
+    inbox = ReportInbox("127.0.0.1", 0)
+    idle = [socket.create_connection(("127.0.0.1", inbox.port), timeout=5) for _ in range(6)]
+    closed = 0
+    for connection in idle:
+        connection.settimeout(0.3)
+        try:
+            closed += connection.recv(1) == b""
+        except (TimeoutError, ConnectionResetError) as error:
+            closed += isinstance(error, ConnectionResetError)
+    for connection in idle:
+        connection.close()
+    assert closed == 4
+    answer, end = b"", time.monotonic() + 5
+    while answer != b"ok\n":
+        with contextlib.suppress(OSError):  # the room of the closed ones is not free yet
+            answer = send(inbox.port, b"5:" + to_json(Report(7, 0, 1)).hex().encode())
+        assert time.monotonic() < end
+    inbox.close()
+
+
+def test_a_port_in_use_is_one_line(inbox: ReportInbox) -> None:
+    with pytest.raises(UsageError, match=f"ReportPort: can't listen on port {inbox.port}"):
+        ReportInbox("127.0.0.1", inbox.port)
+
+
+# -- forecast ----------------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_worked_out_anew_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Forecast(Settings())
+    first = made.cells(JOB, Profile(), None, CLUSTER)
+    assert first.cells and made.cells(replace(JOB, reason="Priority"), Profile(), None, CLUSTER) is first
+    for other in (
+        made.cells(JOB, Profile(speed=2.0, samples=9), None, CLUSTER),
+        made.cells(JOB, Profile(), Plan(dp=2, global_batch=64), CLUSTER),
+        made.cells(JOB, Profile(), None, Cluster((Node("n1", "a100", 8),))),
+        made.cells(replace(JOB, directive=Directive(model="gpt2", tp=2)), Profile(), None, CLUSTER),
+    ):
+        assert other is not first and other.cells
+    # a like job is given the same, one that asks for another size is not
+    assert made.cells(replace(JOB, job_id=2, name="other"), Profile(), None, CLUSTER) is first
+    assert made.cells(replace(JOB, job_id=3, asked=Shape("a100", 1, 1)), Profile(), None, CLUSTER) is not first
+    monkeypatch.setattr(forecast, "_LIKE", 0)
+    made.cells(replace(JOB, job_id=4, asked=Shape("a100", 1, 2)), Profile(), None, CLUSTER)
+    for job_id in (1, 2, 3, 4):
+        made.forget(job_id)
+    for other_job in range(5, 12):
+        made.cells(replace(JOB, job_id=other_job, asked=Shape("a100", 1, 2)), Profile(), None, CLUSTER)
+    again = made.cells(JOB, Profile(), None, CLUSTER)
+    assert again is not first and again == first
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("no-such-model", "no-such-model"),
+        ("/nowhere/config.json", "can't be read"),
+        ("./config.json", "config.json"),
+        ("/dev/zero", "no plain"),
+    ],
+)
+def test_a_model_that_can_not_be_had_is_told(model: str, says: str) -> None:
+    found = Forecast(Settings()).cells(replace(JOB, directive=Directive(model=model)), Profile(), None, CLUSTER)
+    assert found.cells == () and says in found.why_none and "\n" not in found.why_none
+
+
+def test_a_users_path_opens_no_file_of_others(tmp_path: Path) -> None:
+    secret, link, folder = tmp_path / "secret.json", tmp_path / "config.json", tmp_path / "link"
+    secret.write_text('{"root": "hunter2"}')
+    secret.chmod(0o600)
+    link.symlink_to(secret)
+    folder.symlink_to(tmp_path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (link, pipe, tmp_path):
+        found = Forecast(Settings()).cells(replace(JOB, directive=Directive(model=str(path))), Profile(), None, CLUSTER)
+        assert found.cells == () and "hunter2" not in found.why_none and f"model {path}: " in found.why_none
+    for path in (secret, folder / "secret.json"):
+        other = replace(JOB, uid=os.getuid() + 1, directive=Directive(model=str(path)))
+        assert "not readable by all" in Forecast(Settings()).cells(other, Profile(), None, CLUSTER).why_none
+
+
+def test_prediction_of_a_report() -> None:
+    made = Forecast(Settings())
+    made.cells(JOB, Profile(), None, CLUSTER)
+    step_s, peak = made.predicted(Report(1, 0, 1, plan=Plan(dp=2, global_batch=64)), JOB, Profile()) or (0.0, 0)
+    assert step_s > 0 and peak > 0
+    assert made.predicted(Report(1, 0, 1), JOB, Profile()) is None
+    assert made.predicted(Report(1, 0, 1, plan=Plan()), None, Profile()) is None
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    made, site = PrometheusMetrics(port), Site(tmp_path)
+    site.slurm.submit(1)
+    made.epoch(site.daemon.epoch(), site.daemon)
+    made.failure()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    for line in ('synergy_jobs{state="RELEASED"} 1.0', 'synergy_decisions_total{action="start"} 1.0', "synergy_epoch_failures_total 1.0",
+                 "synergy_store_healthy 1.0"):  # fmt: skip
+        assert line in text
+    with pytest.raises(UsageError, match=f"MetricsPort {port}"):
+        PrometheusMetrics(port)
+
+
+# -- service -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """`service.run` works on this cluster."""
+    made = Site(tmp_path / "state")
+    reader = made.daemon.tools.reader
+    monkeypatch.setattr(service, "CommandLine", lambda: made.slurm)
+    monkeypatch.setattr(service, "open_reader", lambda _: (reader, "in memory"))
+    return made
+
+
+def test_one_epoch_and_no_heartbeat_left(site: Site) -> None:
+    site.slurm.submit(1)
+    site.slurm.submit(2, "#!/bin/sh\n")
+    seen: list[bool] = []
+
+    def on_epoch(daemon: Daemon) -> None:
+        seen.append((site.folder / "heartbeat").exists())
+        site.slurm.pass_time(1)
+
+    assert service.run(site.settings, once=True, on_epoch=on_epoch) == 0
+    assert seen == [True] and not (site.folder / "heartbeat").exists()
+    assert site.slurm.jobs[1].state == "RUNNING" and site.slurm.written_to() == {1}
+
+
+def test_a_dry_run_neither_leads_nor_acts(site: Site) -> None:
+    site.slurm.submit(1)
+    held: list[bool] = []
+
+    def on_epoch(_: Daemon) -> None:
+        from synergyd.store.leader import Leader
+
+        other = Leader(site.url, clock=time.time)
+        held.append(other.try_lead())
+        other.release()
+
+    assert service.run(replace(site.settings, dry_run=True), once=True, on_epoch=on_epoch) == 0
+    assert held == [True] and site.slurm.calls == []
+
+
+def test_once_with_slurm_away_is_exit_code_one(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.slurm.away = True
+    assert service.run(site.settings, once=True) == 1
+    assert "Unable to contact slurm controller" in caplog.text
+
+
+def test_an_outage_of_any_length_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop:
+        turns = 0
+        now_s = 0.0
+
+        def is_set(self) -> bool:
+            self.turns += 1
+            return self.turns > 1200
+
+        def wait(self, seconds: float) -> None:
+            assert 0 < seconds <= 2.0
+            Stop.now_s += 301
+
+    def away() -> None:
+        raise SlurmError("squeue", "Unable to contact", transient=True)
+
+    tools = SimpleNamespace(store=SimpleNamespace(refresh=lambda: True), leads=lambda: True, inbox=None)
+    daemon = SimpleNamespace(settings=Settings(), tools=tools, busy=False, epoch=away, tick=away)
+    leadership = SimpleNamespace(try_lead=lambda: True, problem="")
+    monkeypatch.setattr(service.time, "monotonic", lambda: Stop.now_s)
+    monkeypatch.setattr(service.log, "disabled", True)
+    stop = Stop()
+    assert service._loop(daemon, leadership, PrometheusMetrics(0), stop, False, None) == 0  # type: ignore[arg-type]
+    assert stop.turns == 1201
+
+
+def test_jobs_can_read_their_plans_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        service.prepare(Settings(state_dir=tmp_path / "a"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "plans").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_state_folder_that_can_not_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"StateDir .*file"):
+        service.prepare(Settings(state_dir=tmp_path / "file"))

@@ -1,0 +1,45 @@
+"""The daemon under policies that Synergy is compared with: whatever they do on paper, no job is stopped or lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synergyd.control.resize import ResizeState
+from synergyd.records import Action, Plan
+from tests.unit.daemon.daemon_world import Site
+
+
+@pytest.mark.parametrize("policy", ["srsf", "tiresias", "pollux", "sia", "optimus", "crius"])  # they stop or resize
+def test_jobs_come_and_go_and_none_is_lost(policy: str, tmp_path: Path) -> None:
+    """One node of four GPUs; jobs that each ask for two arrive, the first leaves: then the third has its turn."""
+    site = Site(tmp_path, policy=policy)
+    site.slurm.gpus = {"n1": 4}
+    site.slurm.submit(1)
+    ran: set[int] = set()
+    for turn in range(9):
+        if turn in (2, 3):
+            site.slurm.submit(turn)
+        if turn == 5:
+            site.slurm.cancel(1)
+        for job_id, job in site.slurm.jobs.items():
+            if job.state == "RUNNING" and job_id in site.daemon.lives:
+                plan = site.life(job_id).plan or Plan(dp=2, micro_batch=8, global_batch=256)
+                asked = sum(s[:2] == (job_id, job.restarts) for s in site.slurm.signals)
+                site.report(job_id, plan=plan, checkpoint_requests=asked)
+        running = {i for i, job in site.slurm.jobs.items() if job.state == "RUNNING"}
+        for job_id, decision in site.epoch(60).items():
+            assert job_id not in running or decision.action in (Action.KEEP, Action.RESIZE), decision.why
+        for _ in range(12):
+            for job_id in list(site.slurm.jobs):
+                if job_id in site.daemon.lives and site.life(job_id).state is ResizeState.CHECKPOINTING:
+                    site.report(job_id, checkpoint_requests=1)
+            site.tick(2)
+        held = [int(j.tres_per_node.rpartition(":")[2]) for j in site.slurm.jobs.values() if j.state == "RUNNING"]
+        assert sum(held) <= 4
+        now = {i for i, job in site.slurm.jobs.items() if job.state == "RUNNING"}
+        # Who runs once runs on; a resize is over within these ticks.
+        assert ran & set(site.slurm.jobs) <= now
+        ran |= now
+    assert ran == {1, 2, 3} and {i: j.state for i, j in site.slurm.jobs.items()} == {2: "RUNNING", 3: "RUNNING"}

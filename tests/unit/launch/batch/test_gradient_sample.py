@@ -1,0 +1,60 @@
+"""The bounded sample by which two consecutive gradients are compared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from synergy_launch.batch.gradient_sample import GradientSample, stride_of  # noqa: E402
+
+
+def test_small_gradients_are_kept_whole_and_the_product_is_exact() -> None:
+    torch.manual_seed(0)
+    a, b = [torch.randn(7, 5), torch.randn(3)], [torch.randn(7, 5), torch.randn(3)]
+    sample = GradientSample(a, [1.0, 0.5])
+    exact = float((a[0] * b[0]).sum() + 0.5 * (a[1] * b[1]).sum())
+    assert sample.product(sample.take(a), sample.take(b)) == pytest.approx(exact, rel=1e-5)
+
+
+def test_what_is_kept_is_a_copy_within_the_budget() -> None:
+    gradients = [torch.ones(1000, 512), torch.ones(512), torch.ones(2000, 768)]
+    sample = GradientSample(gradients, budget=50_000)
+    kept = sample.take(gradients, 2.0)
+    gradients[0].zero_()
+    assert 30_000 < sum(k.numel() for k in kept) <= 50_000
+    assert all(bool((k == 2.0).all()) for k in kept)
+    assert kept[1].numel() == 512  # a small one stands for itself
+
+
+@pytest.mark.parametrize("shape", [(512, 512), (1000, 768), (4096, 3), (100_000,), (64, 16, 3, 3)])
+def test_every_column_is_seen(shape: tuple[int, ...]) -> None:
+    tensor = torch.zeros(shape)
+    stride = stride_of(tensor, 1 / 16)
+    assert stride >= 16
+    if len(shape) > 1:
+        columns = torch.arange(shape[-1]).expand(shape).reshape(-1)[::stride]
+        assert len(set(columns.tolist())) == shape[-1]
+
+
+def test_the_noise_scale_of_a_large_gradient_is_right_from_a_sample_of_it() -> None:
+    """Gradients of a mean that differs from layer to layer, and noise: S / |G|^2 as the two steps' pair gives it."""
+    torch.manual_seed(1)
+    shapes = [(400, 300), (300,), (300, 800), (800,)]
+    mean = [torch.randn(shape) * (1 + i) for i, shape in enumerate(shapes)]
+    deviations = [30.0, 5.0, 20.0, 40.0]
+    square = sum(float(m.square().sum()) for m in mean)
+    trace = sum(d * d * math.prod(shape) for d, shape in zip(deviations, shapes, strict=True))
+    sample = GradientSample(mean, budget=20_000)
+    products, squares = [], []
+    for _ in range(40):
+        pair = [
+            sample.take([m + torch.randn(m.shape) * d / 8 for m, d in zip(mean, deviations, strict=True)]) for _ in "ab"
+        ]
+        products.append(sample.product(*pair))
+        squares.append(sum(sample.product(x, x) for x in pair) / 2)
+    g2, small = sum(products) / 40, sum(squares) / 40
+    # batch 64 of per-example noise: E small = |G|^2 + S / 64, E product = |G|^2
+    assert (small - g2) * 64 / g2 == pytest.approx(trace / square, rel=0.1)

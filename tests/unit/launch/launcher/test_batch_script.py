@@ -1,0 +1,151 @@
+"""`synergyctl render`'s scripts: golden files, bash's own opinion of them, and the words that reach torchrun.
+
+After a change that is meant: `python -m tests.unit.launch.launcher.test_batch_script` writes the golden files anew; read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan, Shape
+
+GOLDEN = Path(__file__).parents[3] / "cases" / "golden"
+PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=1, global_batch=16, recompute="selective", sequence_parallel=True)
+HOSTILE = ("$(touch owned)", "`touch owned`", "'; touch owned; '", '"; touch owned; "', "a\nb\ttouch owned\n", "ünï中\u202e", "",
+           "-n", "--x=$HOME", "\\", "\\\n", "!!", "*", "~", "#SBATCH --uid=0", "| touch owned", "> owned")  # fmt: skip
+REQUESTS = {
+    "single_node": ScriptRequest("gpt", ("train.py", "--steps", "10", "data.bin"), Shape("a100", 1, 4), Plan(dp=4, global_batch=8)),
+    "multi_node": ScriptRequest(
+        "gpt", ("train.py", "--steps", "10"), Shape("a100", 2, 4), Plan(dp=8, global_batch=8), ("n1", "n2"), "/ckpt", why="grows"
+    ),
+    "module": ScriptRequest("gpt", ("-m", "my.package", "run", "--steps", "10", "20"), Shape("", 1, 1)),
+    "megatron": ScriptRequest(
+        "llama", ("pretrain_gpt.py", "--num-layers", "4", "--num-attention-heads=8", "--tensor-model-parallel-size", "8",
+                  "--data-path", "0.3", "a b", "0.7", "c", "--lr", "1e-4"),
+        Shape("h100", 2, 4), PLAN, ("n1", "n2"), "/scratch/ck pt",
+    ),
+    "hostile": ScriptRequest(
+        "x\n#SBATCH --uid=0\n$(touch owned) 'é\" \x1b[31m", ("tr'ain $(touch owned).py", "--name", *HOSTILE), Shape("a100", 1, 2),
+        Plan(dp=2, global_batch=2), ("n'1", "$(touch owned)"), "/ck'pt\n$(touch owned)", why="because\nrm -rf / \x1b]0;owned\x07",
+        environment={"A": "'\n$(touch owned)"},
+    ),
+    "hostile_module": ScriptRequest("m", ("-m", "pa'ckage", *HOSTILE), Shape("a100", 2, 1), None, (), "-rf"),
+}  # fmt: skip
+STUBS = {
+    "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
+    "torchrun": 'printf "%s\\0" "$@" > "$OUT"; printf "%s\\0" "${SYNERGY_CHECKPOINT_DIR-}" "${A-}" > "$OUT.env"\n',
+    "scontrol": "echo n1; echo n2\n",
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_golden(name: str) -> None:
+    assert render(REQUESTS[name]) == (GOLDEN / f"{name}.sh").read_text()
+
+
+def test_degrees_beyond_the_usual_are_told_and_reach_megatron() -> None:
+    plan = Plan(tp=2, pp=2, vpp=2, cp=2, dp=1, micro_batch=1, global_batch=16)
+    words = ("pretrain_gpt.py", "--num-layers", "8", "--num-attention-heads", "8")
+    text = render(ScriptRequest("llama", words, Shape("h100", 1, 8), plan))
+    assert "# plan: tp 2, pp 2, vpp 2, cp 2, dp 1, micro-batch 1" in text
+    assert "--context-parallel-size 2" in text and "--num-layers-per-virtual-pipeline-stage 2" in text
+
+
+def test_every_golden_file_is_tested() -> None:
+    assert {p.stem for p in GOLDEN.glob("*.sh")} == set(REQUESTS)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_bash_reads_it_and_every_word_arrives_as_it_was(name: str, tmp_path: Path) -> None:
+    request, text = REQUESTS[name], render(REQUESTS[name])
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for program, body in STUBS.items():
+        (programs / program).write_text(f"#!/bin/bash\n{body}")
+        (programs / program).chmod(0o755)
+    script, out, work = tmp_path / "job.sh", tmp_path / "out", tmp_path / "work"
+    script.write_text(text)
+    work.mkdir()
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "SLURM_NODEID": "1",
+                   "SLURM_JOB_NODELIST": "n[1-2]", "OUT": str(out), "HOME": "/expanded"}  # fmt: skip
+    subprocess.run(["bash", str(script)], cwd=work, env=environment, check=True, timeout=20)
+    words = out.read_bytes().decode().split("\0")[:-1]
+    own = words.index(request.command[0])
+    assert list(work.iterdir()) == []  # nothing was run that should only have been said
+    if name != "megatron":
+        assert tuple(words[own:]) == request.command
+    options = words[:own]
+    assert options[:4] == ["--nnodes", str(request.shape.nodes), "--nproc-per-node", str(request.shape.gpus_per_node)]
+    many = ["--node-rank", "1", "--master-addr", "n1", "--master-port", "15005"]
+    assert options[4:] == (many if request.shape.nodes > 1 else ["--standalone"])
+    checkpoint, a, _ = (tmp_path / "out.env").read_bytes().decode().split("\0")
+    assert (checkpoint, a) == (request.checkpoint, request.environment.get("A", ""))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_options_for_slurm_stay_on_lines_of_their_own(name: str) -> None:
+    lines = render(REQUESTS[name]).splitlines()
+    options = [line for line in lines[: lines.index("set -euo pipefail")] if line.startswith("#SBATCH")]
+    assert len(options) == 5 + bool(REQUESTS[name].nodes)
+    assert not any("uid=0" in line and not line.startswith("#SBATCH --job-name='x\\n") for line in options)
+    assert all(c.isprintable() for line in lines for c in line)  # safe to look at on a terminal
+
+
+def test_a_variables_name_is_no_place_for_commands() -> None:
+    for name in ("A;touch owned", "A=1 B", "", "1A", "Ä"):
+        with pytest.raises(UsageError, match="no variable's name"):
+            render(ScriptRequest("x", ("t.py",), Shape("", 1, 1), environment={name: ""}))
+
+
+@pytest.mark.parametrize(
+    ("line", "argv"),
+    [
+        ("srun synergy-launch train.py --a 1", ("train.py", "--a", "1")),
+        ("srun -n2 \\\n  synergy-launch \\\n train.py \\\n --a 'b c'", ("train.py", "--a", "b c")),
+        ("/opt/x/synergy-launch --checkpoint /c --style=env -- train.py -m", ("train.py", "-m")),
+        ("synergy-launch -m pkg.train --x", ("-m", "pkg.train", "--x")),
+        ("synergy-launch train.py 2>&1 | tee log.txt", ("train.py",)),
+        ("cd /x && A=1 srun synergy-launch train.py --q 'a|b;c' \"d&e\" f\\;g > log || exit 1", ("train.py", "--q", "a|b;c", "d&e", "f;g")),
+        ("if ! synergy-launch train.py --n 2; then exit 3; fi", ("train.py", "--n", "2")),
+        ("echo it | synergy-launch train.py $DATA \"$(nproc | head)\" &", ("train.py", "$DATA", "$(nproc | head)")),
+        ("synergy-launch train.py # 'a remark", ("train.py",)),
+        ("#synergy-launch no.py\necho synergy-launcher\nsynergy-launch yes.py", ("yes.py",)),
+        ("synergy-launch train.py --id 5>log", ("train.py", "--id")),  # bash takes the 5 for a file descriptor too
+    ],
+)  # fmt: skip
+def test_command_of_a_batch_script(line: str, argv: tuple[str, ...]) -> None:
+    assert command_in(f"#!/bin/bash\n#SYNERGY model=x\nmodule load y\n{line}\nwait\n") == argv
+
+
+@pytest.mark.parametrize(
+    "script", ["", "#!/bin/bash\ntorchrun train.py\n", "synergy-launch\n", "synergy-launch --runner python\n"]
+)
+def test_no_command(script: str) -> None:
+    with pytest.raises(UsageError, match="has no line with synergy-launch"):
+        command_in(script)
+
+
+@pytest.mark.parametrize("script", ["synergy-launch 'x\n", 'synergy-launch "x\n', "ls | synergy-launch x '"])
+def test_quotes_that_do_not_close_name_the_line(script: str) -> None:
+    with pytest.raises(UsageError, match="line 2"):
+        command_in(f"#!/bin/bash\n{script}")
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_rendering_what_was_read_gives_the_words_back(word: str) -> None:
+    if "\n" not in word:
+        assert command_in(f"srun synergy-launch train.py --a {shlex.quote(word)} | cat") == ("train.py", "--a", word)
+
+
+if __name__ == "__main__":
+    for golden, made in REQUESTS.items():
+        (GOLDEN / f"{golden}.sh").write_text(render(made))

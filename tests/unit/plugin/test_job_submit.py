@@ -1,0 +1,338 @@
+"""slurm_plugins/synergy.lua and its hook on whole jobs, in each Lua there is, with a stand-in for Slurm's tables.
+
+The stand-in's fields and unset values are those of job_submit/lua in Slurm 22.05: setting a field that Slurm does not
+know fails here too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.plugin.lua_runtimes import PLUGIN, literal, runtime
+
+HOOK = PLUGIN.with_name("job_submit.hook.lua")
+STAND_IN = b"""
+local values, environment, log = ...
+local known = {script=1, admin_comment=1, comment=1, requeue=1, begin_time=1, array_inx=1, het_job_offset=1,
+  tres_per_node=1, tres_per_job=1, tres_per_socket=1, tres_per_task=1, ntasks_per_node=1, ntasks_per_tres=1, name=1}
+slurm = {SUCCESS = 0, ERROR = -1, FAILURE = -1, NO_VAL = 4294967294, NO_VAL16 = 65534}
+for _, name in ipairs{"log_user", "log_error", "log_info"} do
+  slurm[name] = function(...) log[#log + 1] = name .. ":" .. string.format((unpack or table.unpack)({...})) end
+end
+local env = setmetatable({}, {__index = environment, __newindex = function(_, name, value)
+  if not environment then error("no environment") end
+  environment[name] = value
+end})
+return setmetatable({}, {
+  __index = function(_, name) if name == "environment" then return env end return values[name] end,
+  __newindex = function(_, name, value)
+    if not known[name] then error("_set_job_field: unrecognized field: " .. name) end
+    values[name] = value
+  end,
+})
+"""
+RESIZABLE = "gres:gpu:a100:4"
+SCRIPT = "#!/bin/bash\n#SYNERGY model=llama2-7b max_gpus=16\nsrun synergy-launch train.py\n"
+
+
+@dataclass
+class Outcome:
+    rc: int
+    said: list[str]  # what reached the user's terminal
+    logged: list[str]
+    job: dict[str, Any]
+    environment: dict[str, str]
+
+
+class Controller:
+    """A Lua state as slurmctld has one; `hook` is the text of job_submit.lua, by default the module alone."""
+
+    def __init__(self, lua: str, hook: str = "") -> None:
+        self.state = runtime(lua)
+        if self.state is None:
+            pytest.skip(f"lupa has no {lua} here")
+        self.state.execute(b"slurm = {SUCCESS = 0, ERROR = -1}")
+        if hook:
+            self.state.execute(hook.encode())
+            self._submit = self.state.globals()[b"slurm_job_submit"]
+            self._modify = self.state.globals()[b"slurm_job_modify"]
+        else:
+            self.module = self.state.execute(b"return dofile(" + literal(str(PLUGIN)) + b")")
+            self._submit, self._modify = self.module[b"submit"], self.module[b"modify"]
+
+    def configure(self, **options: object) -> None:
+        self.module[b"configure"](self.state.execute(b"return " + literal(options)))
+
+    def submit(self, script: str | None, environment: bool = True, **fields: object) -> Outcome:
+        job: dict[str, object] = {
+            "het_job_offset": 4294967294.0,
+            "ntasks_per_node": 65534.0,
+            "ntasks_per_tres": 65534.0,
+            "requeue": 65534.0,
+            "begin_time": 0.0,
+            "tres_per_node": RESIZABLE,
+            "comment": "theirs",
+        }
+        job |= {"script": script, **fields}
+        return self._call(self._submit, job, environment, lambda desc: (desc, None, 1000.0))
+
+    def modify(self, stamp: str | None, **fields: object) -> Outcome:
+        record = self.state.execute(b"return " + literal({"admin_comment": stamp}))
+        return self._call(self._modify, fields, False, lambda desc: (desc, record, None, 1000.0))
+
+    def _call(self, function: Any, job: dict[str, Any], environment: bool, arguments: Callable[[Any], Any]) -> Outcome:
+        values = self.state.execute(b"return " + literal(job))
+        env = self.state.execute(b"return {}") if environment else None
+        log = self.state.execute(b"return {}")
+        desc = self.state.eval(b"function(...) " + STAND_IN + b" end")(values, env, log)
+        rc = function(*arguments(desc))
+        lines = [line.decode() for line in log.values()]
+        return Outcome(
+            int(rc),
+            [line[9:] for line in lines if line.startswith("log_user:")],
+            [line for line in lines if not line.startswith("log_user:")],
+            {k.decode(): v.decode() if isinstance(v, bytes) else v for k, v in values.items()},
+            {k.decode(): v.decode() for k, v in env.items()} if env else {},
+        )
+
+
+@pytest.fixture(params=["lua51", "lua53", "lua54"])
+def lua(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def slurm(lua: str, tmp_path: Path) -> Controller:
+    """A controller with a live daemon that asks for 20 s of grace."""
+    controller = Controller(lua)
+    (tmp_path / "heartbeat").write_text(f"{int(time.time())} 20\n")
+    controller.configure(state_dir=str(tmp_path))
+    return controller
+
+
+def test_a_good_job_is_stamped_and_put_off(slurm: Controller, tmp_path: Path) -> None:
+    before = time.time()
+    outcome = slurm.submit(SCRIPT)
+    assert (outcome.rc, outcome.said) == (0, [])
+    assert outcome.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16"
+    assert outcome.job["comment"] == "theirs"
+    assert outcome.job["requeue"] == 1
+    assert int(before) + 20 <= outcome.job["begin_time"] <= time.time() + 20
+    assert outcome.environment == {"SYNERGY_STATE_DIR": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "script", [None, "", "#!/bin/sh\nsrun x\n", "#!/bin/sh\necho\n#SYNERGY tp=no\n", "# SYNERGY x\n"]
+)
+def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str | None) -> None:
+    fields = {
+        "array_inx": "1-9",
+        "tres_per_job": "gres:gpu:8",
+        "ntasks_per_node": 8.0,
+        "requeue": 0.0,
+        "het_job_offset": 0.0,
+    }
+    outcome = slurm.submit(script, **fields)
+    assert (outcome.rc, outcome.said, outcome.logged, outcome.environment) == (0, [], [], {})
+    left = {"comment": "theirs", "tres_per_node": RESIZABLE, "begin_time": 0.0, "ntasks_per_tres": 65534.0, **fields}
+    assert outcome.job == left | ({"script": script} if script is not None else {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"array_inx": "0-3"}, "job arrays are not resized by Synergy; submit single jobs, or drop the #SYNERGY lines"),
+        (
+            {"het_job_offset": 0.0},
+            "heterogeneous jobs are not resized by Synergy; submit one component, or drop the #SYNERGY lines",
+        ),
+        (
+            {"ntasks_per_node": 8.0},
+            "--ntasks-per-node=8 can't be resized; write --ntasks-per-node=1 (synergy-launch starts one process per "
+            "GPU itself), or resize=no",
+        ),
+        (
+            {"ntasks_per_tres": 1.0},
+            "--ntasks-per-gpu=1 can't be resized; write --ntasks-per-node=1 (synergy-launch starts one process per GPU "
+            "itself), or resize=no",
+        ),
+        (
+            {"tres_per_job": "gres:gpu:8"},
+            "--gpus can't be resized; write --gres=gpu:N (GPUs per node) with --nodes, or resize=no",
+        ),
+        (
+            {"tres_per_task": "gres:gpu:1", "tres_per_node": None},
+            "--gpus-per-task can't be resized; write --gres=gpu:N (GPUs per node) with --nodes, or resize=no",
+        ),
+        (
+            {"tres_per_socket": "gres/gpu:2"},
+            "--gpus-per-socket can't be resized; write --gres=gpu:N (GPUs per node) with --nodes, or resize=no",
+        ),
+        ({"tres_per_node": None}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
+        ({"tres_per_node": "gres:nic:1"}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
+        (
+            {"tres_per_node": "gres:gpu:a100:2,gres:gpu:h100:2"},
+            "the job asks for several kinds of GPU at once; write one --gres=gpu:TYPE:N, or resize=no",
+        ),
+        ({"requeue": 0.0}, "--no-requeue keeps Synergy from resizing; drop --no-requeue, or write resize=no"),
+    ],
+)
+def test_jobs_that_can_not_be_resized_are_refused(slurm: Controller, fields: dict[str, Any], line: str) -> None:
+    before = slurm.submit("#!/bin/sh\n", **fields).job
+    outcome = slurm.submit(SCRIPT, **fields)
+    assert (outcome.rc, outcome.said) == (-1, ["#SYNERGY in script line 2: " + line])
+    assert outcome.job == before | {"script": SCRIPT}
+
+
+def test_without_resize_only_arrays_and_het_jobs_are_refused(slurm: Controller) -> None:
+    script = "#SYNERGY resize=no\n"
+    fields = {"tres_per_job": "gres:gpu:8", "tres_per_node": None, "ntasks_per_node": 8.0, "requeue": 0.0}
+    outcome = slurm.submit(script, **fields)
+    assert (outcome.rc, outcome.job["admin_comment"], outcome.job["requeue"]) == (0, "synergy:1 resize=no", 0.0)
+    assert slurm.submit(script, array_inx="1-2").rc == -1
+    assert slurm.submit(script, het_job_offset=1.0).rc == -1
+
+
+def test_a_wrong_directive_is_refused_with_its_line(slurm: Controller) -> None:
+    outcome = slurm.submit("#!/bin/sh\n#SYNERGY min_gpus=4\n#SYNERGY max_gpus=2\n")
+    line = "#SYNERGY in script line 3: min_gpus=4 is above max_gpus=2; let min_gpus be at most max_gpus"
+    assert (outcome.rc, outcome.said) == (-1, [line])
+    assert "admin_comment" not in outcome.job and outcome.job["begin_time"] == 0.0
+
+
+def test_percent_signs_reach_the_user_as_they_are(slurm: Controller) -> None:
+    assert "'%s%n%d'" in slurm.submit("#SYNERGY tp=%s%n%d").said[0]
+
+
+def test_a_later_begin_time_is_kept(slurm: Controller) -> None:
+    later = float(int(time.time()) + 3600)
+    assert slurm.submit(SCRIPT, begin_time=later).job["begin_time"] == later
+    assert slurm.submit(SCRIPT, begin_time=1.0).job["begin_time"] > time.time()
+
+
+def test_an_operators_admin_comment_is_kept_behind_the_stamp(slurm: Controller) -> None:
+    outcome = slurm.submit(SCRIPT, admin_comment="ticket 7 | synergy:1")
+    assert outcome.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16 | note=ticket%207%20%7C%20synergy:1"
+
+
+def test_an_environment_that_can_not_be_written_stops_nothing(slurm: Controller) -> None:
+    outcome = slurm.submit(SCRIPT, environment=False)
+    assert (outcome.rc, outcome.said) == (0, [])
+    assert outcome.job["admin_comment"].startswith("synergy:1 ")
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        None,
+        "",
+        "yesterday 20\n",
+        "{now} 20",
+        "{old} 20\n",
+        "{ahead} 20\n",
+        "{now} -5\n",
+        "9" * 60,
+        "{now} 1e9\n",
+        "\0\0 1\n",
+    ],
+)
+def test_with_a_dead_daemon_jobs_are_only_checked(lua: str, tmp_path: Path, beat: str | None) -> None:
+    now = int(time.time())
+    if beat is not None:
+        (tmp_path / "heartbeat").write_text(beat.format(now=now, old=now - 200, ahead=now + 200))
+    controller = Controller(lua)
+    controller.configure(state_dir=str(tmp_path), heartbeat_max_age_s=180)
+    outcome = controller.submit(SCRIPT)
+    assert (outcome.rc, outcome.said, outcome.environment) == (0, [], {})
+    assert "admin_comment" not in outcome.job
+    assert (outcome.job["requeue"], outcome.job["begin_time"]) == (65534.0, 0.0)
+    assert controller.submit("#SYNERGY tp=0").rc == -1
+
+
+def test_a_module_that_was_not_configured_only_checks(lua: str) -> None:
+    controller = Controller(lua)
+    assert "admin_comment" not in controller.submit(SCRIPT).job
+    assert controller.submit("#SYNERGY tp=0").rc == -1
+
+
+def test_grace_of_the_hook_goes_before_the_daemons_and_is_bounded(slurm: Controller, tmp_path: Path) -> None:
+    slurm.configure(grace_s=5)
+    assert slurm.submit(SCRIPT).job["begin_time"] <= time.time() + 5
+    slurm.configure(grace_s=10**7)
+    assert slurm.submit(SCRIPT).job["begin_time"] <= time.time() + 3600
+
+
+@pytest.mark.parametrize("options", [{"statedir": "/x"}, {"state_dir": 1}, {"grace_s": "20"}])
+def test_a_wrong_option_of_the_hook_is_an_error(lua: str, options: dict[str, object]) -> None:
+    with pytest.raises(Exception, match=r"synergy\.configure: "):
+        Controller(lua).configure(**options)
+
+
+def test_a_failure_of_the_module_refuses_jobs_with_a_directive_only(slurm: Controller) -> None:
+    slurm.state.execute(b"table.concat = nil")  # any runtime error inside the module
+    outcome = slurm.submit(SCRIPT)
+    assert outcome.rc == -1
+    assert len(outcome.said) == 1 and outcome.said[0].startswith("#SYNERGY in script line 1: the Synergy plugin failed")
+    assert any("uid 1000" in line for line in outcome.logged)
+    assert "admin_comment" not in outcome.job
+    untouched = slurm.submit("#!/bin/sh\nsrun x\n")
+    assert (untouched.rc, untouched.said, untouched.logged) == (0, [], [])
+
+
+def test_even_a_broken_string_library_lets_no_directive_through(slurm: Controller) -> None:
+    slurm.state.execute(b"string.sub = nil")
+    refused = slurm.submit(SCRIPT)
+    assert (refused.rc, len(refused.said)) == (-1, 1)
+    assert slurm.submit("#!/bin/sh\necho '#SYNERGY'\n").rc == 0
+
+
+def test_a_long_script_is_read_to_its_directive(slurm: Controller) -> None:
+    outcome = slurm.submit("#!/bin/sh\n" + "# words\n" * 100_000 + "#SYNERGY tp=2\n")
+    assert (outcome.rc, outcome.job["admin_comment"]) == (0, "synergy:1 tp=2")
+
+
+def test_modify_refuses_nothing_and_warns_of_a_lost_requeue(slurm: Controller) -> None:
+    assert slurm.modify("synergy:1 tp=2", requeue=0.0).said == [
+        "Synergy can't resize a job with Requeue=0; it keeps the size it has"
+    ]
+    for stamp, fields in (("synergy:1", {}), (None, {"requeue": 0.0}), ("other", {"requeue": 0.0})):
+        outcome = slurm.modify(stamp, **fields)
+        assert (outcome.rc, outcome.said) == (0, [])
+
+
+def hook_text(module: Path, state_dir: Path) -> str:
+    text = HOOK.read_text().replace("/etc/slurm/synergy/synergy.lua", str(module))
+    return text.replace('state_dir = "/var/lib/synergy"', f'state_dir = "{state_dir}"')
+
+
+def test_the_hook_as_shipped(lua: str, tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").write_text(f"{int(time.time())} 20\n")
+    controller = Controller(lua, hook_text(PLUGIN, tmp_path))
+    assert controller.submit(SCRIPT).job["admin_comment"].startswith("synergy:1 ")
+    assert controller.submit("#SYNERGY tp=0").rc == -1
+    assert controller.submit("#!/bin/sh\n").rc == 0
+    assert controller.submit(None).rc == 0
+    assert controller.modify("synergy:1", requeue=0.0).rc == 0
+
+
+@pytest.mark.parametrize("broken", ["absent", "syntax", "no grammar"])
+def test_the_hook_without_a_module_refuses_jobs_with_a_directive_only(lua: str, tmp_path: Path, broken: str) -> None:
+    module = tmp_path / "synergy.lua"
+    if broken == "syntax":
+        module.write_text("local = 1")
+    elif broken == "no grammar":
+        module.write_bytes(PLUGIN.read_bytes())
+    controller = Controller(lua, hook_text(module, tmp_path))
+    refused = controller.submit(SCRIPT)
+    assert refused.rc == -1
+    assert refused.said == ["the Synergy plugin could not be loaded; tell your admins, or drop the #SYNERGY lines"]
+    assert any("synergy: not loaded: " in line for line in refused.logged)
+    assert controller.submit("#!/bin/sh\nsrun x\n").rc == 0
+    assert controller.submit(None).rc == 0
+    assert controller.modify("synergy:1 tp=2", requeue=0.0).rc == 0

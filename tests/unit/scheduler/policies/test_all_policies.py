@@ -1,0 +1,119 @@
+"""What holds for every policy, whatever it goes by."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergyd import settings as synergy_settings
+from synergyd.records import Action, JobState, Snapshot
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.policies.pollux import PolluxPolicy
+from synergyd.scheduler.policies.registry import POLICIES, policy_named
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem, Progress
+from synergyd.scheduler.problem.utility import beyond_growth
+from tests.unit.scheduler.builders import Cells, random_problem
+from tests.unit.scheduler.test_decide import SETTINGS, epochs
+
+OTHERS = sorted(set(POLICIES) - {"synergy", "exact"})
+
+
+def made(name: str) -> Policy:
+    return PolluxPolicy(population=12, generations=6) if name == "pollux" else policy_named(name)
+
+
+def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
+    """Within capacity, placeable, allowed: each job by what is open to it."""
+    placed = place(problem.rooms, requests_of(problem, found))
+    assert not placed.failed
+    used: Counter[str] = Counter()
+    rooms = {room.name: room for room in problem.rooms}
+    for i, cell, stays in found.taken(problem):
+        asked, names = problem.asks[i], placed.nodes[problem.asks[i].job_id]
+        assert len(set(names)) == cell.shape.nodes
+        for name in names:
+            # of a node that went down under its jobs nothing is handed out, but they may stay
+            used[name] += 0 if stays and not rooms[name].free else cell.shape.gpus_per_node
+        if stays:
+            assert names == asked.nodes
+        else:
+            assert all(rooms[n].gpu_type == cell.shape.gpu_type and rooms[n].admits(asked.partition) for n in names)
+            assert found.choice[i] not in asked.banned
+        choice = found.choice[i]
+        if not policy.sizes_fixed and choice is not None and choice != asked.current:
+            assert not beyond_growth(asked, choice, problem.terms)
+    assert all(used[name] <= room.free for name, room in rooms.items())
+    stopped = [a for a, c in zip(problem.asks, found.choice, strict=True) if a.current is not None and c is None]
+    assert policy.preempts or not stopped
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), partitions=st.sampled_from([("",), ("p", "q"), ("p", "q", "p,q", "")]))
+def test_every_allocation_is_sound_and_the_same_twice(name: str, seed: int, partitions: tuple[str, ...]) -> None:
+    rnd = random.Random(seed)
+    problem = random_problem(rnd, rnd.randint(0, 12), rnd.randint(1, 6), partitions)
+    policy = made(name)
+    found = policy.allocate(problem)
+    assert len(found.choice) == len(problem.asks)
+    sound(problem, found, policy)
+    assert made(name).allocate(problem) == found
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("may_stop", [False, True])
+@settings(max_examples=15, deadline=None)
+@given(epoch=epochs())
+def test_whole_epochs_lose_no_job(name: str, may_stop: bool, epoch: tuple[Snapshot, dict[int, Cells]]) -> None:
+    """A running job keeps nodes, or is stopped where that is allowed; nobody gets GPUs of others or of a node that is
+    down."""
+    snap, offers = epoch
+    left = {j.job_id: Progress(1e4 * j.job_id, 1e4 / (1 + j.job_id) if j.job_id % 3 else None) for j in snap.jobs}
+    found = decide(snap, replace(SETTINGS, preemption=may_stop), offers, {}, policy=made(name), progress=left)
+    used = Counter({n.name: n.gpus_used for n in snap.cluster.nodes})
+    up = {n.name for n in snap.cluster.nodes if n.up}
+    for job, decision in zip(snap.jobs, found, strict=True):
+        assert decision.job_id == job.job_id and decision.why.endswith((".", ")"))
+        assert all(a.why_not for a in decision.alternatives)
+        used.subtract({n: job.shape.gpus_per_node for n in job.node_names})
+        size = decision.cell.shape if decision.cell else job.shape
+        used.update({n: size.gpus_per_node for n in decision.node_names})
+        if job.state is JobState.RUNNING and decision.action is Action.WAIT:
+            assert (
+                may_stop
+                and (made(name).preempts or name in ("synergy", "exact"))
+                and decision.why.startswith("Preempted: ")
+            )
+            assert decision.node_names == () and not job.paused
+        elif job.state is JobState.RUNNING:
+            assert decision.action in (Action.KEEP, Action.RESIZE) and decision.node_names
+        if decision.action is Action.KEEP:
+            assert decision.node_names == job.node_names
+        if decision.action in (Action.START, Action.RESIZE):
+            assert len(set(decision.node_names)) == size.nodes and set(decision.node_names) <= up
+    assert all(used[n.name] <= n.gpus for n in snap.cluster.nodes)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_two_hundred_jobs(name: str) -> None:
+    problem = random_problem(random.Random(7), 200, 40)
+    policy = made(name)
+    sound(problem, policy.allocate(problem), policy)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_nobody_and_nothing(name: str) -> None:
+    assert made(name).allocate(Problem((), ())).choice == ()
+    problem = random_problem(random.Random(1), 3, 2)
+    empty = Problem(tuple(a for a in problem.asks if a.current is None), ())
+    assert set(made(name).allocate(empty).choice) <= {None}
+
+
+def test_the_settings_reader_knows_the_same_names() -> None:
+    assert set(synergy_settings.POLICIES) == set(POLICIES)

@@ -1,0 +1,286 @@
+"""Weights, deadlines, limits and finish-time fairness: what each does to an epoch, and that it can be switched off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from synergyd.errors import UsageError
+from synergyd.records import Action, Directive, JobState
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.policies.fifo import FifoPolicy
+from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
+from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights
+from synergyd.scheduler.problem.records import GpuLimit, NodeCapacity, Objective, Problem, Progress
+from synergyd.scheduler.problem.utility import change_value, parts, restart_factor, stay_value
+from synergyd.settings import Settings
+from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
+
+PLAIN = Settings()
+ROOMS = (NodeCapacity("n0", "a100", 8),)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_directive_times_qos_times_priority() -> None:
+    jobs = [
+        job(1, directive=Directive(weight=2.0), qos="high", priority=100.0),
+        job(2, qos="low", priority=300.0),
+        job(3, qos="", priority=1e9),
+        job(4, directive=Directive(weight=math.nan), priority=0.0),
+    ]
+    assert weights(jobs, PLAIN) == {1: 2.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert weights(jobs, Settings(qos_weights={"high": 3.0})) == {1: 6.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    # the median priority is 300; the third is cut at ten times it, and a held job (0) keeps its own weight
+    by_priority = weights(jobs, Settings(priority_weight=True))
+    assert by_priority == {1: pytest.approx(2 / 3), 2: 1.0, 3: 10.0, 4: 1.0}
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------
+
+
+def due(job_id: int, left: float, in_s: float, **changes: object):
+    made = ask(job_id, cells(1.0, 1.8, 3.2), progress=Progress(remaining=left), deadline_s=NOW + in_s)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "need"),
+    [
+        (due(1, 100.0, 100.0), 1.0),
+        (due(1, 300.0, 100.0), 3.0),
+        (due(1, 400.0, 100.0), 0.0),  # out of reach: 3.2 is its best
+        (due(1, 100.0, -5.0), 0.0),  # over
+        (due(1, 0.0, 100.0), 0.0),  # done
+        (replace(due(1, 1.0, 100.0), progress=Progress()), 0.0),  # nobody knows how much is left
+        (due(1, 310.0, 100.0, current=0, nodes=("n0",)), 0.0),  # 3.1 as it is, 7.75 after a restart of 60 s
+    ],
+)
+def test_a_deadline_needs_the_goodput_that_still_meets_it(one, need: float) -> None:
+    (found,), _ = claimed([one], ROOMS, Objective(), PLAIN, NOW)
+    assert found.need == pytest.approx(need)
+    assert bool(found.need_why) == (need > 0)
+    assert claimed([one], ROOMS, Objective(), Settings(deadlines=False), NOW)[0][0].need == 0.0
+
+
+def test_a_restart_makes_the_deadline_nearer() -> None:
+    (found,), _ = claimed([due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), PLAIN, NOW)
+    assert (found.need, found.need_anew) == (pytest.approx(1.2), pytest.approx(3.0))
+
+
+def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
+    site = snapshot(
+        [node("n0", 4)], [job(i, 1, directive=Directive(deadline_s=NOW + 100 if i == 9 else None)) for i in (1, 2, 9)]
+    )
+    offers = {i: cells(1.0, 1.8, 3.2) for i in (1, 2, 9)}
+    late = {9: Progress(remaining=300.0)}
+    plain = {
+        d.job_id: d.cell and d.cell.shape.gpus
+        for d in decide(site, Settings(deadlines=False), offers, {}, progress=late)
+    }
+    assert sorted(g or 0 for g in plain.values()) == [1, 1, 2]
+    first = {d.job_id: d for d in decide(site, PLAIN, offers, {}, progress=late)}
+    assert first[9].cell is not None and first[9].cell.shape.gpus == 4
+    assert first[1].action is first[2].action is Action.WAIT
+    assert "deadline" in first[9].why and dict(first[9].worth)["need"] > 3 * math.log(32)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_less_what_others_hold_and_never_below_what_is_held() -> None:
+    asks = [ask(1, cells(1.0, 1.8, 3.2), current=1, nodes=("n0",), account="chem"), ask(2, cells(1.0), account="chem")]
+    others = [
+        job(1, nodes=("n0",), gpus=2, account="chem"),  # takes part itself
+        job(7, nodes=("n1",), gpus=3, account="chem"),
+        job(8, nodes=("n1",), gpus=1, account="bio", partition="gpu,debug"),
+        job(9, account="chem", state=JobState.PENDING),
+    ]
+    settings = Settings(account_limits={"chem": 8, "bio": 0}, partition_limits={"debug": 4})
+    found = limits(asks, others, settings)
+    assert found == (
+        GpuLimit("account", "chem", 5, 8),
+        GpuLimit("account", "bio", 0),
+        GpuLimit("partition", "debug", 3, 4),
+    )
+    assert limits(asks, others, Settings(account_limits={"chem": 3})) == (GpuLimit("account", "chem", 2, 3),)
+    assert limits(asks, others, PLAIN) == ()
+
+
+def test_an_account_at_its_limit_waits_and_is_told_so() -> None:
+    jobs = [job(i, 1, account="chem" if i < 3 else "bio") for i in (1, 2, 3)]
+    site = snapshot([node("n0", 8)], jobs)
+    offers = {i: cells(1.0, 1.8, 3.2) for i in (1, 2, 3)}
+    found = {d.job_id: d for d in decide(site, Settings(account_limits={"chem": 1}), offers, {})}
+    assert sorted(found[i].action.value for i in (1, 2)) == ["start", "wait"]
+    waits = next(d for d in found.values() if d.action is Action.WAIT)
+    assert "account chem" in waits.why and "limit" in waits.why
+    assert found[3].cell is not None and found[3].cell.shape.gpus == 4
+
+
+def test_policies_that_know_no_limits_are_held_to_them() -> None:
+    asks = [ask(i, cells(1.0), account="chem") for i in range(3)]
+    problem = Problem(tuple(asks), ROOMS, limits=(GpuLimit("account", "chem", 2),))
+    free = FifoPolicy().allocate(problem)
+    assert free.choice == (0, 0, 0)
+    assert within_limits(problem, free).choice == (0, 0, None)
+    assert within_limits(replace(problem, limits=()), free) is free
+
+
+# -- fairness ----------------------------------------------------------------------------------------------------------
+
+
+def test_equal_share_interpolates_over_sizes_and_types() -> None:
+    offers = (*cells(1.0, 1.8, 3.2), *cells(2.0, 3.0, 4.0, kind="h100"))
+    assert equal_share(offers[:3], {"a100": 8}, 4) == pytest.approx(1.8)  # 2 GPUs each
+    assert equal_share(offers[:3], {"a100": 6}, 2) == pytest.approx(2.5)  # 3: between 1.8 and 3.2
+    assert equal_share(offers[:3], {"a100": 4}, 8) == pytest.approx(0.5)  # half a GPU: half the time
+    assert equal_share(offers[:3], {"a100": 80}, 2) == pytest.approx(3.2)
+    assert equal_share(offers, {"a100": 6, "h100": 2}, 4) == pytest.approx(0.75 * 1.8 + 0.25 * 3.0)
+    assert equal_share(offers[:3], {"h100": 8}, 4) == equal_share((), {"a100": 8}, 4) == 0.0
+
+
+def test_finish_time_fairness_by_hand() -> None:
+    # 1000 s old, 500 done, 1500 left at 3/s: ends at 1500 s; an equal share of 2/s would have taken 1000 s
+    assert finish_time_fairness(1000.0, Progress(done=500.0, remaining=1500.0), 3.0, 2.0) == pytest.approx(1.5)
+    assert finish_time_fairness(1000.0, Progress(done=500.0), 3.0, 2.0) == pytest.approx(4.0)
+    assert finish_time_fairness(1000.0, Progress(), 3.0, 2.0) is None
+    assert finish_time_fairness(1000.0, Progress(done=0.0), 3.0, 2.0) is None
+    assert finish_time_fairness(0.0, Progress(done=0.0, remaining=10.0), 0.0, 2.0) is None
+    assert finish_time_fairness(9.0, Progress(done=5e-324), 3.0, 2.0) is None
+    assert finish_time_fairness(1e300, Progress(done=1e-306), 3.0, 2.0) is None
+
+
+def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
+    site = snapshot([node("n0", 4), node("n1", 1)], [job(1, 4), job(2, 1)])
+    # the second job scales badly: it gains nothing from more than one GPU, the first gains all the way
+    offers = {1: cells(1.0, 2.0, 4.0), 2: cells(1.0, 1.05, 1.1)}
+    done = {2: Progress(done=10.0)}
+
+    def of(settings: Settings) -> dict[int, int]:
+        found = decide(site, settings, offers, {}, ages_s={2: 1000.0}, progress=done)
+        return {d.job_id: d.cell.shape.gpus if d.cell else 0 for d in found}
+
+    assert of(PLAIN) == {1: 4, 2: 1}
+    share = equal_share(offers[2], {"a100": 5}, 2)
+    bounded = decide(site, Settings(fairness_bound=1.5), offers, {}, ages_s={2: 1000.0}, progress=done)
+    assert bounded[1].cell is not None and bounded[1].cell.goodput >= share
+    assert bounded[1].fairness == pytest.approx(1000.0 / (10.0 / share)) and bounded[0].fairness is None
+    assert "equal share" in bounded[1].why
+
+
+# -- objectives --------------------------------------------------------------------------------------------------------
+
+
+def test_the_objectives_by_name() -> None:
+    assert terms_of(Settings(fairness=-1.0)) == Objective(exponent=-1.0)
+    assert terms_of(Settings(objective="sia", max_growth=2.0)) == Objective(-0.5, 2.0, form="sia", reference="smallest")
+    assert terms_of(Settings(objective="pollux")).reference == "share"
+    assert terms_of(Settings(objective="max-min")).exponent == -3.0
+    with pytest.raises(UsageError, match="one of: power, sia, pollux, max-min"):
+        terms_of(Settings(objective="best"))
+
+
+def test_sia_by_hand() -> None:
+    """SOSP'23, section 3.4: rows over their minimum times min GPUs, to the power -0.5, waiting costs 1.1."""
+    terms = terms_of(Settings(objective="sia"))
+    (one,), _ = claimed([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, PLAIN, NOW)
+    assert tuple(one.relative) == pytest.approx((1.0, 1.5, 4.0))
+    assert stay_value(one, terms) == pytest.approx(-1.1)
+    assert [change_value(one, i, terms) for i in range(3)] == pytest.approx([-1.0, -(1.5**-0.5), -0.5])
+    running = replace(one, current=0, nodes=("n0",), discount=0.5)
+    assert change_value(running, 2, terms) == pytest.approx(-(2.0**-0.5))
+
+
+def test_pollux_measures_against_an_equal_share() -> None:
+    terms = terms_of(Settings(objective="pollux"))
+    two = [ask(1, cells(2.0, 3.0, 8.0)), ask(2, cells(1.0))]
+    (one, _), _ = claimed(two, ROOMS, terms, PLAIN, NOW)
+    assert tuple(one.relative) == pytest.approx((2 / 8, 3 / 8, 1.0))  # 4 GPUs each
+
+
+def test_max_min_lifts_the_worst_off() -> None:
+    """6 GPUs: by the sum of goodput the good scaler takes all it can; max-min gives both the same."""
+    site = snapshot([node("n0", 4), node("n1", 2)], [job(1, 1), job(2, 1)])
+    offers = {1: cells(1.0, 2.0, 4.0), 2: cells(1.0, 1.6, 2.2)}
+
+    def of(settings: Settings) -> list[int]:
+        return [d.cell.shape.gpus if d.cell else 0 for d in decide(site, settings, offers, {})]
+
+    assert of(Settings(fairness=1.0)) == [4, 2]
+    assert of(Settings(objective="max-min")) == [2, 4]
+
+
+def test_the_terms_of_a_job_add_up_to_what_it_is_worth() -> None:
+    terms = Objective(need_bonus=50.0)
+    one = ask(1, cells(1.0, 1.8, 3.2), weight=2.0, current=0, nodes=("n0",), discount=0.5, need=3.0, need_anew=3.1)
+    assert dict(parts(one, 2, False, terms)) == pytest.approx(
+        {"goodput": math.log(3.2), "restart": math.log(0.5), "need": 50.0, "weight": math.log(1.6)}
+    )
+    assert sum(v for _, v in parts(one, 2, False, terms)) == pytest.approx(change_value(one, 2, terms))
+    assert sum(v for _, v in parts(one, 0, True, terms)) == pytest.approx(stay_value(one, terms))
+    waits = replace(one, current=None, nodes=())
+    assert sum(v for _, v in parts(waits, None, False, terms)) == pytest.approx(stay_value(waits, terms))
+    assert dict(parts(waits, None, False, terms)).keys() == {"waiting", "weight"}
+
+
+def test_a_job_that_soon_ends_is_not_worth_a_restart() -> None:
+    one = ask(1, cells(1.0, 1.9, 3.6), current=0, nodes=("n0",), drag=60.0 / 30.0)
+    # 30 sequences at 3.6/s after 60 s without any: 30/(60 + 8.33) = 0.439/s
+    assert restart_factor(one, 2) * 3.6 == pytest.approx(30 / (60 + 30 / 3.6))
+    assert restart_factor(replace(one, discount=0.1), 2) == 0.1 and restart_factor(replace(one, current=None), 2) == 1.0
+    site = snapshot([node("n0", 4)], [job(1, 1, nodes=("n0",), gpus=1)])
+    offers = {1: cells(1.0, 1.9, 3.6)}
+
+    def action(left: float) -> Action:
+        (found,) = decide(site, PLAIN, offers, {}, ages_s={1: 1e6}, progress={1: Progress(remaining=left)})
+        return found.action
+
+    assert action(1e6) is Action.RESIZE and action(30.0) is Action.KEEP
+
+
+def test_who_has_less_left_weighs_more_within_bounds() -> None:
+    """Median time left of those that tell: job 1's. Job 2 has a quarter of it, job 3 a thousand times as much."""
+    left = {1: 1000.0, 2: 250.0, 3: 1e6, 4: None}
+    four = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(remaining=w), weight=2.0) for i, w in left.items()]
+    found, _ = claimed(four, ROOMS, Objective(), replace(PLAIN, short_first=0.5), NOW)
+    assert [one.weight for one in found] == pytest.approx([2.0, 4.0, 2.0 / 3.0, 2.0])
+    assert [one.short for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
+    told = dict(parts(found[1], 2, False, Objective()))
+    assert told["weight"] == pytest.approx(math.log(4)) and told["short"] == pytest.approx(2 * math.log(4))
+    assert sum(told.values()) == pytest.approx(change_value(found[1], 2, Objective()))
+    same, _ = claimed(four, ROOMS, Objective(), replace(PLAIN, short_first=0.0), NOW)
+    assert [one.weight for one in same] == [2.0] * 4
+
+
+def test_who_does_not_tell_is_held_for_typical_until_it_has_run_for_longer() -> None:
+    """Job 1 tells of 1000 s at an equal share, and is the long one here: without the others it would be the middle."""
+    told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
+    alone, _ = claimed([told], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
+    untold = [
+        ask(i, cells(1.0, 2.0, 4.0), 4, progress=Progress(attained_gpu_s=4 * ran))
+        for i, ran in ((2, 0), (3, 50), (4, 900))
+    ]
+    found, _ = claimed([told, *untold], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW, typical_s=100.0)
+    assert alone[0].weight == 1.0
+    left = equal_share(told.cells, {"a100": sum(r.free for r in ROOMS)}, 4)
+    times = [1000.0 / left, 100.0, 100.0, 900.0]
+    middle = (sorted(times)[1] + sorted(times)[2]) / 2
+    assert [one.weight for one in found] == pytest.approx([min(max(middle / t, 1 / 3), 3.0) for t in times])
+    silent, _ = claimed(untold, ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
+    assert [one.weight for one in silent] == [1.0] * 3
+
+
+def test_of_two_that_are_alike_the_one_that_ends_sooner_gets_more() -> None:
+    site = snapshot([node("n0", 6)], [job(1, 2), job(2, 2)])
+    offers = {i: cells(1.0, 1.9, 3.3) for i in (1, 2)}
+
+    def of(*left: float) -> list[int]:
+        known = {i: Progress(remaining=w) for i, w in enumerate(left, 1)}
+        return [d.cell.shape.gpus if d.cell else 0 for d in decide(site, Settings(), offers, {}, progress=known)]
+
+    assert of(1e6, 1e3) == [2, 4] and of(1e3, 1e6) == [4, 2]

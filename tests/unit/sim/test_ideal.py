@@ -1,0 +1,86 @@
+"""Yardsticks: lower bounds and fairness against numbers worked out by hand, and against every schedule tried."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from synergyd.sim.ideal import Ideals, lower_bound, one_machine
+from synergyd.sim.metrics import fairness, metrics_of
+from synergyd.sim.records import Costs, SimulatedRun
+from synergyd.sim.tiresias_reference import TiresiasReference
+from synergyd.sim.world import World, results_in_order
+from tests.unit.sim.builders import job, scenario
+
+
+def test_srpt_on_one_machine() -> None:
+    # a: 10 s at 0; b: 2 s at 1 takes over; c: 3 s at 2: a has 9 left, b 1, so b, c, a
+    ends, _ = one_machine([0.0, 1.0, 2.0], [10.0, 2.0, 3.0], by_remaining=True)
+    assert ends == [15.0, 3.0, 6.0]
+
+
+def test_mean_busy_times_go_by_whole_lengths() -> None:
+    # a of 4 s has 1 s left when b of 2 s comes at 3: by whole length b still goes first
+    ends, middles = one_machine([0.0, 3.0], [4.0, 2.0], by_remaining=False)
+    assert ends == [6.0, 5.0]
+    assert middles == [(1.5 * 3 + 5.5 * 1) / 4, 4.0]
+    ends, _ = one_machine([0.0, 3.0], [4.0, 2.0], by_remaining=True)
+    assert ends == [4.0, 6.0]
+
+
+def test_bounds_of_two_jobs() -> None:
+    # 4 GPUs; a: 400 GPU s, b: 80 GPU s on at most 1 GPU; no costs
+    found = scenario(job(0.0, 4, 400.0), job(0.0, 1, 80.0, most=1))
+    bound = lower_bound(found, Ideals(found))
+    assert bound.alone_s == (100 + 80) / 2
+    assert bound.work_s == (20 + 120) / 2
+    # busy times: b from 0 to 20, mean 10, then half of its own 80 s; a from 20 to 120, mean 70, and half of 100 s
+    assert bound.both_s == pytest.approx((10 + 40 + 70 + 50) / 2)
+    assert bound.average_s == 90
+
+
+def test_a_start_is_part_of_the_bound() -> None:
+    found = scenario(job(0.0, 4, 400.0), costs=Costs(first_start_s=30.0))
+    assert lower_bound(found, Ideals(found)).alone_s == 130
+
+
+@settings(max_examples=60, deadline=None)
+@example([(1.0000000000000002, 1, 1.0, 1)])
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 500), st.sampled_from([1, 2, 4]), st.floats(1, 2000), st.sampled_from([1, 2, 4])),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_schedule_beats_the_bound(jobs: list[tuple[float, int, float, int]]) -> None:
+    rows = [job(s, g, w, most=m) for s, g, w, m in sorted(jobs, key=lambda j: j[0])]
+    found = scenario(*rows, costs=Costs(first_start_s=10.0), epoch_s=1.0)
+    world = World(found, TiresiasReference(10.0))
+    world.run()
+    results = results_in_order(world)
+    bound = lower_bound(found, Ideals(found))
+    assert sum(r.jct_s for r in results) / len(results) >= bound.average_s - 1e-6
+
+
+def test_metrics_and_fairness_by_hand() -> None:
+    # both want the whole node: a from 60 to 160, b from 180 to 280
+    found = scenario(job(0.0, 4, 400.0), job(0.0, 4, 400.0))
+    world = World(found, TiresiasReference(0.0))
+    world.run()
+    run = SimulatedRun("tiresias", found, results_in_order(world), tuple(world.held), wall_s=2.0)
+    one = metrics_of(run, Ideals(found))
+    assert (one.jobs, one.finished, one.avg_jct_s, one.median_jct_s, one.makespan_s) == (2, 2, 220.0, 220.0, 280.0)
+    assert one.p99_jct_s == pytest.approx(160 + 0.99 * 120)
+    assert one.avg_queueing_s == (60 + 180) / 2
+    assert one.gpu_hours == pytest.approx(800 / 3600)
+    assert one.utilisation == pytest.approx(800 / (4 * 280))
+    assert one.efficiency == 1.0
+    # a: two jobs were there while it was: alone on 2 GPUs it takes 200 s. b: (2 * 160 + 120) / 280 jobs on average
+    share = 4 / ((2 * 160 + 120) / 280)
+    assert share == pytest.approx(2.545, abs=1e-3)
+    assert fairness(run.jobs, 4, Ideals(found)) == [160 / 200, 280 / 200]
+    assert (one.worst_ftf, one.unfair_share) == (1.4, 0.5)
+    # with a start of 50 s each alone takes 250 s
+    assert fairness(run.jobs, 4, Ideals(found), 50.0) == [160 / 250, 280 / 250]

@@ -1,0 +1,152 @@
+"""Synergy in the simulator: the lifecycle's times by hand, and what decides what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan, Shape
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.settings import Settings
+from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
+from synergyd.sim.records import Costs, JobResult, Outage, Scenario, cluster_of
+from synergyd.sim.simulate import policies, simulate
+from synergyd.sim.synergy_director import SynergyDirector
+from synergyd.sim.world import World, results_in_order
+from tests.unit.sim.builders import Linear, job, scenario
+
+COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
+
+
+def run(given: Scenario, policy: str = "exact") -> tuple[World, SynergyDirector, tuple[JobResult, ...]]:
+    settings = Settings(restart_cost_s=given.costs.resize_s)
+    director = SynergyDirector(settings, policy_named(policy), OracleBelief(), rigid=policy == "fifo")
+    world = World(given, director)
+    world.run()
+    return world, director, results_in_order(world)
+
+
+def test_a_job_alone_gets_the_node_at_the_first_epoch() -> None:
+    _, director, (only,) = run(scenario(job(5.0, 2, 400.0), costs=COSTS))
+    assert (only.start_s, only.finish_s, only.idle_s) == (60.0, 60 + 30 + 100, 30.0)
+    assert director.lives == {}
+    assert len(director.decisions_s) == 3
+
+
+def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None:
+    # a has the node's 4 GPUs from 60 (trains from 90). b comes: at 3600 a is asked for its checkpoint, requeued at 3608,
+    # starts on 2 GPUs at 3610, trains from 3630. b's GPUs were not free at 3600, so it starts at 3610 too
+    world, _, (a, b) = run(scenario(job(0.0, 2, 40_000.0), job(3590.0, 2, 200.0), costs=COSTS))
+    held = [(h.start_s, h.end_s, h.gpus) for h in world.held if h.job == 1]
+    assert held[:2] == [(60.0, 3608.0, 4), (3610.0, held[1][1], 2)]
+    assert (b.start_s, b.finish_s, b.restarts) == (3610.0, 3610 + 30 + 100, 0)
+    # b is done at 3740: at 3780 a may grow again, and does if that is worth a restart
+    assert a.restarts == 2
+    assert held[1][1] == 3780.0 + 8
+    trained = 4 * (3600 - 90) + 2 * (3780 - 3630)
+    assert a.finish_s == pytest.approx(3790 + 20 + (40_000 - trained) / 4)
+    assert a.idle_s == 30 + 2 * 28
+
+
+@dataclass(frozen=True)
+class Whole(Linear):
+    """Runs on 4 GPUs or not at all."""
+
+    def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
+        return super().plans(shape, batch) if shape.gpus == 4 else ()
+
+
+def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_where_it_was() -> None:
+    # a trains from 90 to 3600, is asked for its checkpoint and gone at 3608; b starts at 3610 and ends at 3690; a has its GPUs
+    # again at 3720 and trains from 3740
+    long, short = (replace(job(at, 4, work), truth=Whole(work)) for at, work in ((0.0, 40_000.0), (3590.0, 200.0)))
+    _, _, (a, b) = run(scenario(long, short, costs=COSTS))
+    assert (b.start_s, b.finish_s) == (3610.0, 3610 + 30 + 50)
+    assert a.restarts == 1 and a.finish_s == pytest.approx(3720 + 20 + 10_000 - 3510)
+    settings = Settings(preemption=False, restart_cost_s=COSTS.resize_s)
+    kept = World(scenario(long, short, costs=COSTS), SynergyDirector(settings, policy_named("exact"), OracleBelief()))
+    kept.run()
+    assert results_in_order(kept)[0].restarts == 0 and results_in_order(kept)[1].start_s > 10_000
+
+
+def test_a_failed_node_and_a_new_start() -> None:
+    given = scenario(
+        job(0.0, 4, 4000.0), nodes=2, costs=COSTS, outages=(Outage("a100-0", 100.0, 5000.0),), checkpoint_every_s=1e9
+    )
+    world, _, (only,) = run(given, "fifo")
+    # 10 s of training are lost; the other node takes it at the next epoch
+    assert only.restarts == 1
+    assert only.finish_s == 120 + 20 + 1000
+    assert [h.nodes[0][0] for h in world.held] == ["a100-0", "a100-1"]
+
+
+def test_fifo_keeps_sizes_and_order() -> None:
+    _, _, (a, b, c) = run(scenario(job(0.0, 4, 400.0), job(1.0, 2, 100.0), job(2.0, 1, 50.0)), "fifo")
+    assert (a.start_s, b.start_s, c.start_s) == (60.0, 180.0, 180.0)
+    assert a.restarts == b.restarts == c.restarts == 0
+
+
+def test_a_learnt_profile_comes_from_reports_alone() -> None:
+    given = scenario(job(0.0, 2, 4000.0), costs=COSTS)
+    belief = LearntBelief(seed=1)
+    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), belief)
+    world = World(given, director)
+    seen = []
+    world.at(200.0, 3, lambda: seen.append(belief.known()[1]))
+    world.run()
+    profile = seen[0]
+    # it trains from 90: 3 reports by 120 and 6 by 180
+    assert profile.samples == 9
+    held = world.held[0].gpus
+    assert profile.measured[0].step_s == pytest.approx(1.0 / held, rel=0.03)
+    assert belief.known() == {}
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    given = scenario(*[job(7.0 * i, 1 + i % 4, 3000.0) for i in range(6)], nodes=2, costs=COSTS)
+    assert simulate(given, "synergy").jobs == simulate(given, "synergy").jobs
+
+
+def test_every_policy_finishes_every_job() -> None:
+    given = scenario(*[job(7.0 * i, (1, 2, 4)[i % 3], 3000.0) for i in range(6)], nodes=2, costs=COSTS)
+    for name in policies():
+        found = simulate(given, name)
+        assert [r.job for r in found.jobs] == list(given.jobs), name
+        # no GPU is held by two at once, and the cluster's are not exceeded
+        events = sorted([(h.end_s, 0, -h.gpus) for h in found.held] + [(h.start_s, 1, h.gpus) for h in found.held])
+        used = 0
+        for _, _, change in events:
+            used += change
+            assert 0 <= used <= given.gpus, name
+
+
+def test_a_size_that_the_cluster_cannot_hold_is_told_before_anything_runs() -> None:
+    with pytest.raises(UsageError, match=r"trace.csv:2: 9 GPUs of type a100 can't be held by the cluster \(8 a100\)"):
+        simulate(scenario(job(0.0, 9, 10.0), nodes=2), "fifo")
+
+
+def test_the_shape_asked_for_is_even_over_the_fewest_nodes() -> None:
+    cluster = cluster_of({"a100": (3, 4)})
+    for gpus, want in ((3, (1, 3)), (6, (2, 3)), (8, (2, 4)), (9, (3, 3))):
+        found = asked_shape(job(0.0, gpus, 1.0), cluster)
+        assert found is not None and (found.nodes, found.gpus_per_node) == want
+    assert asked_shape(job(0.0, 7, 1.0), cluster) is None
+
+
+def test_plans_of_the_oracle_are_the_truths() -> None:
+    given = scenario(job(0.0, 2, 400.0))
+    world, director = World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleBelief())), OracleBelief()
+    offers = []
+    world.at(65.0, 3, lambda: offers.extend(_cells(world, director)))
+    world.run()
+    assert {(c.shape.gpus, c.goodput) for c in offers} == {(1, 64.0), (2, 128.0), (4, 256.0)}
+    assert all(isinstance(c.plan, Plan) and c.efficiency == 1.0 for c in offers)
+
+
+def _cells(world: World, oracle: OracleBelief) -> tuple:  # type: ignore[type-arg]
+    live = world.jobs[1]
+    director = world.director
+    assert isinstance(director, SynergyDirector)
+    return oracle.cells(live, director._job(world, live), world.scenario.cluster)[0]

@@ -1,0 +1,189 @@
+"""Slurm's jobs in memory, as narrow as the actuator needs: states, start times, restart counts, updates that may fail half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from synergyd.control.resize import Observed
+from synergyd.records import JobState
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.observe import state_of
+from synergyd.slurm.rows import JobRow
+from synergyd.wire.hostlist import expand
+
+COMPLETING_S = 4.0  # from a job's end to its leaving, or to PENDING
+CRED_EXPIRE_S = 121.0  # Slurm's own delay after a requeue
+
+
+def row(job_id: int = 1, **changes: object) -> JobRow:
+    """A resizable job of one node with two untyped GPUs, pending and eligible."""
+    plain = JobRow(
+        job_id=job_id, name="train", user="ann", uid=1000, partition="main", state="PENDING", reason="Priority", num_nodes=1,
+        num_cpus=8, num_tasks=1, tres_per_node="gres:gpu:2", tres_other="", node_names=(), submit_s=0.0, start_s=None,
+        eligible_s=0.0, restarts=0, requeue=True, priority=100, batch=True, array=False, het=False,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeSlurm:
+    """A SlurmWriter over `jobs`. `calls` records each write as the command's words; `requeued` the (job, incarnation) really ended.
+
+    Knobs: `away` (nothing answers), `refuse` (words in a call -> (message, transient)), `ignore` (fields accepted in silence and not
+    set), `full` (nothing can start).
+    """
+
+    now_s: float = 1000.0
+    jobs: dict[int, JobRow] = field(default_factory=dict)
+    required: dict[int, str] = field(default_factory=dict)
+    leaves: dict[str, str] = field(default_factory=dict)
+    comments: dict[int, str] = field(default_factory=dict)
+    calls: list[list[str]] = field(default_factory=list)
+    requeued: list[tuple[int, int]] = field(default_factory=list)
+    signals: list[tuple[int, int, float]] = field(default_factory=list)
+    away: bool = False
+    refuse: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    ignore: set[str] = field(default_factory=set)
+    full: bool = False
+    failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
+    _ends: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    _revoked: dict[int, float] = field(default_factory=dict)
+
+    # -- SlurmWriter -----------------------------------------------------------------------------------------------
+
+    def job(self, job_id: int) -> JobRow | None:
+        self._reach("squeue")
+        return self.jobs.get(job_id)
+
+    def required_nodes(self, job_id: int) -> tuple[str, ...]:
+        self._reach("squeue")
+        return expand(self.required.get(job_id, ""))
+
+    def leaf_switches(self) -> dict[str, str]:
+        self._reach("scontrol show topology")
+        return dict(self.leaves)
+
+    def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        self._reach("squeue --json")
+        return {i: self.comments[i] for i in job_ids if i in self.comments}
+
+    def batch_script(self, job_id: int) -> str | None:
+        self._reach("scontrol write")
+        return None
+
+    def update(self, job_id: int, fields: Mapping[str, str]) -> None:
+        self._write("update", str(job_id), *(f"{k}={v}" for k, v in fields.items()), fields=fields)
+
+    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+        self._reach("update")
+        self.calls.append(["update", ",".join(map(str, job_ids)), f"StartTime=now+{seconds}"])
+        for job_id in job_ids:
+            if (job := self.jobs.get(job_id)) is not None and job.state == "PENDING":
+                self._set_field(job_id, "StartTime", f"now+{seconds}")
+
+    def requeue(self, job_id: int) -> None:
+        self._write("requeue", str(job_id))
+        job = self.jobs[job_id]
+        if job.state in ("RUNNING", "SUSPENDED"):  # `incomplete`: anything else is left alone
+            self.requeued.append((job_id, job.restarts))
+            self.end(job_id, again=True)
+
+    def signal(self, job_id: int, name: str) -> None:
+        self._write("signal", str(job_id), name)
+        self.signals.append((job_id, self.jobs[job_id].restarts, self.now_s))
+
+    # -- what happens on the cluster -------------------------------------------------------------------------------
+
+    def observe(self, job_id: int) -> Observed:
+        """As the daemon's loop sees it."""
+        seen = self.job(job_id)
+        if seen is None or state_of(seen) is JobState.DONE:
+            return Observed("GONE")
+        state = state_of(seen)
+        return Observed(state.value, seen.restarts, seen.eligible_s if state is JobState.PENDING else None)
+
+    def end(self, job_id: int, *, again: bool) -> None:
+        """The job ends: cancelled, done, or (`again`) requeued. The restart count rises at once, as in Slurm 22.05."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state == "COMPLETING":
+            return
+        if job.state == "PENDING":
+            if not again:
+                del self.jobs[job_id]
+            return
+        self.jobs[job_id] = replace(job, state="COMPLETING", restarts=job.restarts + again)
+        self._ends[job_id] = (self.now_s + COMPLETING_S, again)
+
+    def cancel(self, job_id: int) -> None:
+        """scancel: also of a job that is on its way back into the queue."""
+        job = self.jobs.get(job_id)
+        if job is not None and job.state == "COMPLETING":
+            self._ends[job_id] = (self._ends[job_id][0], False)
+        self.end(job_id, again=False)
+
+    def set(self, job_id: int, **changes: object) -> None:
+        self.jobs[job_id] = replace(self.jobs[job_id], **changes)  # type: ignore[arg-type]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        for job_id, (at_s, again) in list(self._ends.items()):
+            if self.now_s >= at_s:
+                del self._ends[job_id]
+                if again:
+                    self._revoked[job_id] = at_s
+                    self.set(job_id, state="PENDING", eligible_s=at_s + CRED_EXPIRE_S, node_names=())
+                else:
+                    del self.jobs[job_id]
+        for job_id, job in list(self.jobs.items()):
+            eligible = job.eligible_s is None or job.eligible_s <= self.now_s
+            if job.state == "PENDING" and eligible and job.priority and not self.full:
+                if int(self.now_s) <= int(self._revoked.get(job_id, -1.0)):  # "Job credential revoked"
+                    self.failed.append(job_id)
+                    del self.jobs[job_id]
+                    continue
+                self.set(job_id, state="RUNNING", start_s=self.now_s)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _reach(self, what: str) -> None:
+        if self.away:
+            raise SlurmError(what, "Unable to contact slurm controller", transient=True)
+
+    def _write(self, *words: str, fields: Mapping[str, str] | None = None) -> None:
+        self._reach(words[0])
+        self.calls.append(list(words))
+        job_id = int(words[1])
+        if job_id not in self.jobs:
+            raise SlurmError(words[0], "Invalid job id specified", transient=False)
+        for key, value in (fields or {}).items():
+            self._refuse(f"{words[0]} {key}={value}")  # the fields before it stay set
+            if key not in self.ignore:
+                self._set_field(job_id, key, value)
+        self._refuse(" ".join(words))
+
+    def _refuse(self, call: str) -> None:
+        for pattern, (message, transient) in self.refuse.items():
+            if pattern in call:
+                raise SlurmError(call, message, transient=transient)
+
+    def _set_field(self, job_id: int, key: str, value: str) -> None:
+        if self.jobs[job_id].state != "PENDING":
+            raise SlurmError("update", "Job is no longer pending execution", transient=False)
+        match key:
+            case "StartTime":
+                self.set(job_id, eligible_s=self.now_s + float(value.removeprefix("now").removeprefix("+") or 0))
+            case "NumNodes":
+                self.set(job_id, num_nodes=int(value.partition("-")[0]))
+            case "NumTasks":
+                self.set(job_id, num_tasks=int(value))
+            case "NumCPUs":
+                self.set(job_id, num_cpus=int(value))
+            case "TresPerNode":
+                self.set(job_id, tres_per_node=value)
+            case "ReqNodeList":
+                self.required[job_id] = value
+            case "AdminComment":
+                self.comments[job_id] = value
+            case _:
+                raise AssertionError(f"no such field: {key}")

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from synergyd.control.resize import (
+    AskCheckpoint,
+    CarriedOut,
+    Instruction,
+    Park,
+    Refused,
+    Release,
+    Requeue,
+    Target,
+    Update,
+)
+from synergyd.records import Directive, Plan, Shape
+from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.observe import Known
+from synergyd.wire import admin_comment, plan_file
+from tests.unit.slurm.fake_slurm import FakeSlurm, row
+
+PLAN = Plan(tp=2, dp=2, global_batch=8)
+TARGET = Target(Shape("a100", 2, 2), ("n1", "n2"), PLAN)
+KNOWN = Known(Directive(checkpoint="/scratch/a b"), "", Shape("a100", 1, 2), 8, "checkpoint=/scratch/a%20b")
+UPDATE = Update(1, TARGET, 900)
+ALL: tuple[Instruction, ...] = (AskCheckpoint(1, 0), Requeue(1, 0), Park(1, 900), UPDATE, Release(1))
+
+
+def make(folder: Path, *, known: Known | None = KNOWN, **changes: object) -> tuple[FakeSlurm, Actuator]:
+    slurm = FakeSlurm(jobs={1: row(1, **changes)})
+    return slurm, Actuator(slurm, folder, "ctl:7321", {1: known} if known else {})
+
+
+def fields(slurm: FakeSlurm) -> dict[str, str]:
+    """Of all updates together."""
+    return dict(w.partition("=")[::2] for call in slurm.calls if call[0] == "update" for w in call[2:])
+
+
+# -- whom it touches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instruction", ALL)
+@pytest.mark.parametrize(
+    "known", [None, replace(KNOWN, directive=None), replace(KNOWN, directive=None, error="line 3: no")]
+)
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_jobs_without_a_sound_directive_are_never_written_to(
+    tmp_path: Path, instruction: Instruction, known: Known | None, state: str
+) -> None:
+    slurm, actuator = make(tmp_path, known=known, state=state)
+    answer = actuator.carry_out(instruction)
+    assert answer == Refused(instruction, "job 1 has no directive: it is not Synergy's", False)
+    assert slurm.calls == [] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("instruction", ALL)
+@pytest.mark.parametrize("part", ["array", "het"])
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_an_id_that_names_several_jobs_is_never_written_to(
+    tmp_path: Path, instruction: Instruction, part: str, state: str
+) -> None:
+    slurm, actuator = make(tmp_path, state=state, **{part: True})
+    answer = actuator.carry_out(instruction)
+    assert isinstance(answer, Refused) and not answer.transient and "several jobs" in answer.error
+    assert slurm.calls == []
+
+
+@pytest.mark.parametrize("instruction", ALL)
+def test_a_job_that_has_left_is_not_written_to(tmp_path: Path, instruction: Instruction) -> None:
+    slurm, actuator = make(tmp_path)
+    slurm.jobs.clear()
+    assert actuator.carry_out(instruction) == Refused(instruction, "it has left the queue", True)
+    assert slurm.calls == []
+
+
+@pytest.mark.parametrize("instruction", ALL)
+def test_a_slurmctld_that_is_away_is_a_transient_refusal(tmp_path: Path, instruction: Instruction) -> None:
+    slurm, actuator = make(tmp_path)
+    slurm.away = True
+    answer = actuator.carry_out(instruction)
+    assert isinstance(answer, Refused) and answer.transient and "Unable to contact" in answer.error
+
+
+# -- each instruction ----------------------------------------------------------------------------------------------
+
+
+def test_asking_for_a_checkpoint_is_a_signal(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    assert actuator.carry_out(AskCheckpoint(1, 0)) == CarriedOut(AskCheckpoint(1, 0))
+    assert slurm.calls == [["signal", "1", "USR2"]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"state": "PENDING"}, {"state": "COMPLETING"}, {"state": "SUSPENDED"}, {"state": "RUNNING", "restarts": 1}],
+)
+def test_only_the_incarnation_meant_is_asked(tmp_path: Path, changes: dict[str, object]) -> None:
+    slurm, actuator = make(tmp_path, **changes)
+    answer = actuator.carry_out(AskCheckpoint(1, 0))
+    assert isinstance(answer, Refused) and answer.transient and slurm.calls == []
+
+
+def test_requeue_ends_the_incarnation_meant(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING", restarts=3)
+    assert actuator.carry_out(Requeue(1, 3)) == CarriedOut(Requeue(1, 3))
+    assert slurm.calls == [["requeue", "1"]] and slurm.requeued == [(1, 3)]
+    actuator.carry_out(Requeue(1, 3))  # it is on its way
+    slurm.pass_time(200)
+    assert slurm.jobs[1].state == "RUNNING" and slurm.jobs[1].restarts == 4
+    assert actuator.carry_out(Requeue(1, 3)) == CarriedOut(Requeue(1, 3))
+    assert slurm.calls == [["requeue", "1"]], "the one that runs now was not meant"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "COMPLETED", "TELEPORTING"])
+def test_what_does_not_run_is_not_requeued(tmp_path: Path, state: str) -> None:
+    slurm, actuator = make(tmp_path, state=state)
+    assert actuator.carry_out(Requeue(1, 0)) == CarriedOut(Requeue(1, 0))
+    assert slurm.calls == []
+
+
+def test_a_suspended_job_is_not_said_to_be_requeued(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="SUSPENDED")
+    assert actuator.carry_out(Requeue(1, 0)) == Refused(Requeue(1, 0), "it is suspended", True)
+    assert slurm.calls == []
+
+
+def test_park_and_release_are_start_times(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path)
+    assert isinstance(actuator.carry_out(Park(1, 900.7)), CarriedOut)
+    assert fields(slurm)["StartTime"] == "now+900" and slurm.jobs[1].eligible_s == slurm.now_s + 900
+    slurm.calls.clear()
+    assert isinstance(actuator.carry_out(Release(1)), CarriedOut)
+    assert slurm.calls == [["update", "1", "StartTime=now"]]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED"])
+def test_a_job_that_is_not_pending_is_not_updated(tmp_path: Path, state: str) -> None:
+    slurm, actuator = make(tmp_path, state=state)
+    for instruction in (Park(1, 900), UPDATE):
+        answer = actuator.carry_out(instruction)
+        assert isinstance(answer, Refused) and answer.transient and answer.error == f"it is {state}"
+    assert isinstance(actuator.carry_out(Release(1)), CarriedOut)
+    assert slurm.calls == [] and list(tmp_path.iterdir()) == []
+
+
+# -- update --------------------------------------------------------------------------------------------------------
+
+
+def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path)
+    assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
+    assert slurm.calls[0] == ["update", "1", "StartTime=now+900"], "parked before anything else"
+    comment = "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1 report=ctl:7321"
+    comment += f" by={os.getuid()}"
+    assert fields(slurm) == {
+        "StartTime": "now+900",
+        "NumTasks": "2",
+        "NumNodes": "2-2",
+        "NumCPUs": "16",
+        "TresPerNode": "gres:gpu:2",
+        "ReqNodeList": "n1,n2",
+        "AdminComment": comment,
+    }
+    given = plan_file.read(plan_file.plan_path(tmp_path, 1), 1)
+    assert given == plan_file.PlanFile(1, PLAN, "ctl:7321", "/scratch/a b", os.getuid())
+    assert admin_comment.read(slurm.comments[1]) == admin_comment.AdminCommentStamp(
+        KNOWN.comment, KNOWN.asked, 8, PLAN, "ctl:7321", by=os.getuid()
+    )
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("gres:gpu:1", "gres:gpu:2"),
+        ("gres:gpu:a100:1", "gres:gpu:a100:2"),
+        ("gpu:a100", "gres:gpu:a100:2"),
+        ("gres:nic:1,gres:gpu:1", "gres:gpu:2,gres:nic:1"),  # what else it asks for is kept
+    ],
+)
+def test_a_typed_request_stays_typed(tmp_path: Path, before: str, after: str) -> None:
+    slurm, actuator = make(tmp_path, tres_per_node=before)
+    assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
+    assert fields(slurm)["TresPerNode"] == after
+
+
+def test_another_type_than_the_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, tres_per_node="gres:gpu:v100:2")
+    answer = actuator.carry_out(UPDATE)
+    assert isinstance(answer, Refused) and not answer.transient and "can't have a100" in answer.error
+    assert slurm.calls == []
+
+
+def test_without_nodes_an_earlier_choice_is_cleared(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path)
+    slurm.required[1] = "n7"
+    free = Update(1, replace(TARGET, nodes=(), plan=None), 900)
+    assert actuator.carry_out(free) == CarriedOut(free)
+    assert slurm.required[1] == "" and "plan=" not in slurm.comments[1]
+
+
+@pytest.mark.parametrize(
+    "changes, own_tasks",
+    [({"num_tasks": 8}, 8), ({"requeue": False}, None), ({"tres_per_node": "", "tres_other": "gres:gpu:8"}, None)],
+)
+def test_a_job_that_keeps_its_size_keeps_its_tasks_too(
+    tmp_path: Path, changes: dict[str, object], own_tasks: int | None
+) -> None:
+    slurm, actuator = make(tmp_path, known=replace(KNOWN, own_tasks=own_tasks), **changes)
+    gpus = 0 if "tres_per_node" in changes else 2
+    same = Update(1, Target(Shape("a100", 1, gpus), ("n1",)), 900)
+    assert actuator.carry_out(same) == CarriedOut(same)
+    assert set(fields(slurm)) == {"StartTime", "ReqNodeList", "AdminComment"}
+    slurm.calls.clear()
+    answer = actuator.carry_out(UPDATE)
+    assert isinstance(answer, Refused) and not answer.transient and "may not be resized" in answer.error
+    assert slurm.calls == []
+
+
+def test_a_task_count_left_by_a_refused_update_is_mended(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path)
+    slurm.refuse["NumNodes=2-2"] = ("no", False)
+    assert isinstance(actuator.carry_out(UPDATE), Refused) and slurm.jobs[1].num_tasks == 2
+    back = Update(1, Target(Shape("a100", 1, 2)), 900)
+    assert actuator.carry_out(back) == CarriedOut(back) and slurm.jobs[1].num_tasks == 1
+
+
+@pytest.mark.parametrize("transient", [False, True])
+def test_a_refused_update_leaves_the_job_parked_and_the_old_plan(tmp_path: Path, transient: bool) -> None:
+    slurm, actuator = make(tmp_path)
+    plan_file.write(plan_file.PlanFile(1, None), tmp_path)
+    slurm.refuse["TresPerNode"] = ("Requested node configuration is not available", transient)
+    answer = actuator.carry_out(UPDATE)
+    assert isinstance(answer, Refused) and answer.transient is transient and "node configuration" in answer.error
+    assert slurm.jobs[1].eligible_s == slurm.now_s + 900
+    assert plan_file.read(plan_file.plan_path(tmp_path, 1), 1).plan is None
+
+
+@pytest.mark.parametrize(
+    "ignored, said",
+    [
+        ("NumNodes", "read back 1 nodes x 2 GPUs, wanted 2 x 2"),
+        ("TresPerNode", "read back 2 nodes x 1 GPUs, wanted 2 x 2"),
+        ("ReqNodeList", "read back ReqNodeList empty, wanted n1,n2"),
+    ],
+)
+def test_a_field_that_is_ignored_in_silence_is_noticed(tmp_path: Path, ignored: str, said: str) -> None:
+    slurm, actuator = make(tmp_path, tres_per_node="gres:gpu:1")
+    slurm.ignore = {ignored}
+    assert actuator.carry_out(UPDATE) == Refused(UPDATE, said, False)
+    assert list(tmp_path.iterdir()) == [], "no plan for a size it does not have"
+
+
+def test_a_job_that_starts_meanwhile_is_noticed(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path)
+
+    class Starts(FakeSlurm):
+        def update(self, job_id: int, fields: object) -> None:
+            super().update(job_id, fields)  # type: ignore[arg-type]
+            if "NumNodes" in str(fields):
+                self.set(job_id, state="RUNNING")
+
+    answer = replace(actuator, slurm=Starts(jobs=slurm.jobs)).carry_out(UPDATE)
+    assert answer == Refused(UPDATE, "it was no longer pending when it was read back", True)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_for_good(tmp_path: Path) -> None:
+    """Called transient, it would park the job again and again."""
+    (tmp_path / "plans").write_text("in the way")
+    _, actuator = make(tmp_path)
+    answer = actuator.carry_out(UPDATE)
+    assert (
+        isinstance(answer, Refused)
+        and not answer.transient
+        and str(tmp_path) in answer.error
+        and "\n" not in answer.error
+    )

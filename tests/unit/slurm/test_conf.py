@@ -1,0 +1,417 @@
+"""Settings out of slurm.conf, the lint beside them, and `synergyctl config check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from synergyd.cli.config import config, rows
+from synergyd.errors import UsageError
+from synergyd.settings import Settings
+from synergyd.slurm import conf
+from synergyd.slurm.conf import SETTINGS, LoadedSettings, find_slurm_conf, load_settings, with_values
+from synergyd.slurm.conf_lint import lint
+from tests.unit.plugin.lua_runtimes import ROOT
+
+GOOD = """\
+ClusterName=test
+JobSubmitPlugins=lua
+GresTypes=gpu
+JobFileAppend=1
+AccountingStorageType=accounting_storage/slurmdbd
+SelectType=select/cons_tres
+NodeName=n[1-8] CPUs=16 Gres=gpu:a100:8
+PartitionName=gpu Nodes=ALL Default=YES
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job_submit.lua").write_text("dofile('synergy.lua')")
+    return tmp_path
+
+
+def load(folder: Path, text: str, **files: str) -> LoadedSettings:
+    (folder / "slurm.conf").write_text(text)
+    for name, content in files.items():
+        (folder / f"{name}.conf").write_text(content)
+    return load_settings(folder / "slurm.conf")
+
+
+def said(loaded: LoadedSettings) -> list[str]:
+    """The problems without the folder."""
+    return [str(problem).replace(str(loaded.files[0].parent) + "/", "") for problem in loaded.problems]
+
+
+def test_without_a_line_all_is_default(folder: Path) -> None:
+    loaded = load(folder, GOOD)
+    assert (loaded.settings, dict(loaded.origins), loaded.problems) == (Settings(), {}, ())
+
+
+def test_every_key(folder: Path) -> None:
+    loaded = load(
+        folder,
+        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,debug Policy=sia\n"
+        "  #SYNERGY\tFairness=-2.5 RestartCost=90 Preemption=no # seconds\n"
+        "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
+        "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
+        "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
+        "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
+        "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
+        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
+        "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
+        "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
+        "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
+    )
+    assert said(loaded) == []
+    assert loaded.settings == Settings(
+        database="postgresql+psycopg://u@h/db",
+        epoch_s=300,
+        partitions=("gpu", "debug"),
+        policy="sia",
+        fairness=-2.5,
+        restart_cost_s=90,
+        preemption=False,
+        dry_run=True,
+        profile=Path("/etc/x.profile"),
+        state_dir=Path("/var/lib/my synergy"),
+        metrics_port=9100,
+        report_port=9101,
+        report_host="ctl.example.org",
+        link_arbiter_port=9102,
+        link_arbiter_rule="srsf-2-time",
+        link_arbiter_wait_s=0.25,
+        checkpoint_timeout_s=150,
+        restart_delay_s=3,
+        park_s=3600,
+        max_growth=2,
+        objective="sia",
+        fairness_bound=1.5,
+        short_first=0.25,
+        deadlines=False,
+        priority_weight=True,
+        qos_weights={"high": 4.0, "low": 0.5},
+        account_limits={"chem": 64},
+        partition_limits={"gpu": 128, "debug": 0},
+        link_aware=True,
+        node_link="2x25gbe",
+        leaf_uplink="100gbe",
+        one_multi_node_job_per_node=True,
+        gpu_figures={
+            "a100": {
+                "peak_tflops": 312,
+                "memory_gib": 80,
+                "bandwidth_gbs": 2000,
+                "intra_gbs": 300,
+                "inter_gbs": 25,
+            },
+            "l4": {"peak_tflops": 121.5},
+        },
+    )
+    assert {setting.field for setting in SETTINGS} | {"gpu_figures.a100", "gpu_figures.l4"} == set(loaded.origins)
+    assert loaded.origins["park_s"] == f"{folder}/slurm.conf:6"
+
+
+def test_every_field_of_settings_has_a_key() -> None:
+    assert {setting.field for setting in SETTINGS} | {"gpu_figures"} == set(Settings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("#SYNERGY Epock=5", "unknown key Epock; did you mean Epoch?"),
+        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, Partitions, Policy, Fairness, "),
+        ("#SYNERGY peak_tflops=3", "unknown key peak_tflops; write GpuType=NAME peak_tflops=... on one line"),
+        ("#SYNERGY Epoch=0", "Epoch=0 is not right; Epoch takes 1 s to 1 day, such as 60, 60s or 5m"),
+        ("#SYNERGY Epoch=5weeks", "Epoch=5weeks is not right; "),
+        ("#SYNERGY Fairness=2", "Fairness=2 is not right; "),
+        ("#SYNERGY Fairness=nan", "Fairness=nan is not right; "),
+        ("#SYNERGY DryRun=maybe", "DryRun=maybe is not right; DryRun takes yes or no"),
+        ("#SYNERGY StateDir=var/lib", "StateDir=var/lib is not right; StateDir takes an absolute path"),
+        ("#SYNERGY StateDir=/var/../etc", "StateDir=/var/../etc is not right; "),
+        ("#SYNERGY MetricsPort=65536", "MetricsPort=65536 is not right; "),
+        ("#SYNERGY ReportHost=$(id)", "ReportHost=$(id) is not right; "),
+        ("#SYNERGY Partitions=a,,b", "Partitions=a,,b is not right; "),
+        ("#SYNERGY Policy=../x", "Policy=../x is not right; "),
+        ("#SYNERGY Objective=best", "Objective=best is not right; Objective takes power, sia, pollux or max-min"),
+        ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
+        ("#SYNERGY QosWeights=high", "QosWeights=high is not right; QosWeights takes QOS:WEIGHT with commas between"),
+        ("#SYNERGY QosWeights=a:1,a:2", "QosWeights=a:1,a:2 is not right; "),
+        ("#SYNERGY AccountLimits=x:1.5", "AccountLimits=x:1.5 is not right; "),
+        ("#SYNERGY Policy=best", "Policy=best is not right; Policy takes one of: synergy, exact, fifo, first-fit, "),
+        ("#SYNERGY NodeLink=2gbe", "NodeLink=2gbe is not right; NodeLink takes 1gbe, 10gbe, 25gbe, 100gbe, ib-edr, "),
+        ("#SYNERGY NodeLink=0x10gbe", "NodeLink=0x10gbe is not right; "),
+        ("#SYNERGY LeafUplink=fast", "LeafUplink=fast is not right; LeafUplink takes none, or 1gbe, "),
+        ("#SYNERGY MaxGrowth=0.5", "MaxGrowth=0.5 is not right; MaxGrowth takes 0 (no bound), or more than 1"),
+        ("#SYNERGY Database=mysql://u:geheim@h/d", "Database is not right; Database takes sqlite:"),
+        ("#SYNERGY Database=geheim", "Database is not right; "),
+        ("#SYNERGY Epoch", "the line can't be read (no value); "),
+        ("#SYNERGY StateDir='/x", "the line can't be read (unclosed); "),
+        ("#SYNERGY Policy=a\x1b[31m", "the line can't be read (character); "),
+        ("#SYNERGY GpuType=a100", "GpuType=a100 has no figures; "),
+        ("#SYNERGY GpuType=a100 tflops=1", "unknown figure tflops of GpuType=a100; known figures: peak_tflops, "),
+        ("#SYNERGY GpuType=a100 memory_gb=1", "unknown figure memory_gb of GpuType=a100; did you mean memory_gib?"),
+        ("#SYNERGY GpuType=a100 memory_gib=0", "memory_gib=0 of GpuType=a100 is not right; "),
+        ("#SYNERGY GpuType=a100 memory_gib=1 memory_gib=2", "memory_gib=2 of GpuType=a100 is not right; "),
+        ("#SYNERGY memory_gib=1 GpuType=a100", "GpuType does not begin the line with a type's name; "),
+        ("#synergy Epoch=5", "the line is not read; write it as #SYNERGY Key=Value"),
+        ("# SYNERGY Epoch=5", "the line is not read; "),
+        ("SYNERGY Epoch=5", "SYNERGY without # stops every Slurm command; "),
+        ("Include *.conf", "Include *.conf: not the name of one file; "),
+        ("Include slurm.conf", "Include slurm.conf: it includes itself; drop this line"),
+        ("Include absent.conf", "Include absent.conf can't be read (No such file or directory); "),
+        ("Include .", "Include . can't be read (not a file); "),
+    ],
+)
+def test_a_wrong_line_is_said_and_has_no_effect(folder: Path, line: str, problem: str) -> None:
+    loaded = load(folder, GOOD + line + "\n")
+    assert loaded.settings == Settings()
+    assert len(loaded.problems) == 1 and loaded.problems[0].severity == "error"
+    assert said(loaded)[0].startswith(f"error: slurm.conf:9: {problem}")
+    assert "geheim" not in said(loaded)[0] and said(loaded)[0].isprintable()
+
+
+def test_the_first_of_two_holds(folder: Path) -> None:
+    loaded = load(
+        folder, "Include a.conf\n#SYNERGY epoch=30\n", a="#SYNERGY Epoch=20\n#SYNERGY GpuType=x memory_gib=1\n" * 2
+    )
+    assert loaded.settings.epoch_s == 20
+    assert [problem.where.rpartition("/")[2] for problem in loaded.problems] == ["a.conf:3", "a.conf:4", "slurm.conf:2"]
+
+
+def test_two_ports_that_are_one(folder: Path) -> None:
+    loaded = load(folder, "#SYNERGY MetricsPort=90\n#SYNERGY ReportPort=90\n")
+    assert (loaded.settings.metrics_port, loaded.settings.report_port) == (0, 90)
+    assert said(loaded) == ["error: slurm.conf:1: MetricsPort=90 is also the ReportPort; give each its own port"]
+
+
+def test_includes_are_read_in_their_place_beside_slurm_conf(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "b.conf").write_text("#SYNERGY Epoch=7\ninclude c.conf\n")
+    absolute = folder / "d.conf"
+    loaded = load(
+        folder, f'Include sub/b.conf # remark\nINCLUDE "{absolute}"\n', c="#SYNERGY Park=8\n", d="#SYNERGY Fairness=1\n"
+    )
+    assert said(loaded) == []
+    assert dict(loaded.origins) == {
+        "epoch_s": f"{folder}/sub/b.conf:1",
+        "park_s": f"{folder}/c.conf:1",
+        "fairness": f"{folder}/d.conf:1",
+    }
+    assert len(loaded.files) == 4
+
+
+def test_a_circle_of_includes_ends(folder: Path) -> None:
+    loaded = load(folder, "Include a.conf\n", a="Include b.conf\n#SYNERGY Epoch=5\n", b="Include a.conf\n")
+    assert loaded.settings.epoch_s == 5
+    assert said(loaded) == ["error: b.conf:1: Include a.conf: it includes itself; drop this line"]
+
+
+def test_links_that_point_at_each_other_are_a_problem_only(folder: Path) -> None:
+    (folder / "x").symlink_to("y")
+    (folder / "y").symlink_to("x")
+    assert len(load(folder, "Include x\n").problems) == 1
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder", "unreadable bytes"])
+def test_slurm_conf_itself(folder: Path, kind: str) -> None:
+    path = folder / "other.conf"
+    if kind == "unreadable bytes":
+        path.write_bytes(b"\xff\xfe#SYNERGY Epoch=5\n#SYNERGY Policy=\xff\n")
+        assert [problem.where for problem in load_settings(path).problems] == [f"{path}:2"]
+        return
+    with pytest.raises(UsageError, match=r"can't be read \(.*\); set SLURM_CONF"):
+        load_settings(path if kind == "absent" else folder)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(
+        st.text(max_size=20)
+        | st.builds(
+            lambda key, value: f"#SYNERGY {key}={value}",
+            st.sampled_from([*conf.KEYS, "GpuType=a memory_gib", ""]),
+            st.text(max_size=12) | st.sampled_from(["1", "60s", "/x", "sqlite://", "yes"]),
+        ),
+        max_size=8,
+    )
+)
+def test_any_file_gives_settings_and_lint(folder: Path, lines: list[str]) -> None:
+    path = folder / "slurm.conf"
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
+    loaded = load_settings(path)
+    for problem in (*loaded.problems, *lint(path, loaded)):
+        assert "\n" not in str(problem)
+    assert len(rows(loaded)) >= len(SETTINGS)
+
+
+def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
+    example = (ROOT / "slurm_plugins" / "synergy.conf").read_text()
+    assert load(folder, "Include synergy.conf\n", synergy=example).origins == {}
+    loaded = load(folder, "Include synergy.conf\n", synergy=example.replace("# #SYNERGY", "#SYNERGY"))
+    assert said(loaded) == []
+    assert {setting.field for setting in SETTINGS} < set(loaded.origins)
+    # without a line: all, this host, built in, none, no weights, no limits
+    free = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
+    free |= {"qos_weights": {}, "account_limits": {}, "partition_limits": {}}
+    shown = {**vars(loaded.settings), **free}
+    assert shown.pop("database") == Settings().database_url()
+    assert shown == {name: value for name, value in vars(Settings()).items() if name != "database"}
+
+
+def test_a_good_slurm_conf_has_no_lint(folder: Path) -> None:
+    loaded = load(folder, GOOD)
+    assert lint(folder / "slurm.conf", loaded) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("JobSubmitPlugins=lua", "", "the job_submit plugin lua is not on"),
+        ("GresTypes=gpu", "GresTypes=nic", "gpu is not a GresTypes"),
+        ("ClusterName", "jobrequeue=0\nClusterName", "JobRequeue=0 takes the right"),
+        ("JobFileAppend=1", "", "without JobFileAppend=1"),
+        ("accounting_storage/slurmdbd", "accounting_storage/none", "without slurmdbd no user can be an Operator"),
+        ("ClusterName", "PriorityType=priority/basic\nClusterName", "priority/basic puts a job"),
+        ("ClusterName", "KillWait=5 ClusterName", "a short KillWait"),
+        ("ClusterName", "PreemptMode=CANCEL\nClusterName", "PreemptMode=CANCEL ends jobs"),
+        ("ClusterName", "PreemptMode=GANG,\\\nSUSPEND\nClusterName", "gang scheduling and suspension"),
+        ("select/cons_tres", "select/cons_res", "this SelectType can't give GPUs"),
+        ("ClusterName", "SchedulerParameters=bf_interval=1,synergy_x=1\nClusterName", "Slurm looks for its own words"),
+        ("ClusterName", "AuthInfo=cred_expire=600\nClusterName", "cred_expire=600 lengthens the wait"),
+        ("ClusterName", "#SYNERGY Partitions=gpus\nClusterName", "no partition is named gpus; did you mean gpu?"),
+        (
+            "ClusterName",
+            "#SYNERGY GpuType=a10 memory_gib=24\nClusterName",
+            "no node has GPUs of type a10; did you mean a100?",
+        ),
+        ("ClusterName", "#SYNERGY Epoch=60 Park=60\nClusterName", "Park (60 s) is under two epochs"),
+        ("ClusterName", "#SYNERGY StateDir=/srv/x\nClusterName", ""),
+    ],
+)
+def test_lint_of_slurm_conf(folder: Path, old: str, new: str, what: str) -> None:
+    loaded = load(folder, GOOD.replace(old, new, 1))
+    found = lint(folder / "slurm.conf", loaded)
+    assert loaded.problems == ()
+    if not what:
+        assert found == ()
+        return
+    assert len(found) == 1 and found[0].severity == "warning"
+    assert what in str(found[0])
+
+
+def test_lint_of_job_submit_lua(folder: Path) -> None:
+    loaded = load(folder, GOOD)
+    script = folder / "job_submit.lua"
+    for text, what in (
+        ("return 0", "it does not load Synergy's module"),
+        ('synergy.configure{state_dir = "/elsewhere"}', "its state_dir is /elsewhere but StateDir is /var/lib/synergy"),
+    ):
+        script.write_text(text)
+        assert [problem.what.startswith(what) for problem in lint(folder / "slurm.conf", loaded)] == [True]
+    script.write_text((ROOT / "slurm_plugins" / "job_submit.hook.lua").read_text())
+    assert lint(folder / "slurm.conf", loaded) == ()
+    script.unlink()
+    assert "this file is absent" in str(lint(folder / "slurm.conf", loaded)[0])
+
+
+def test_lint_of_a_password_that_others_can_read(folder: Path) -> None:
+    loaded = load(folder, GOOD + "#SYNERGY Database=postgresql+psycopg://u:geheim@h/db\n")
+    path = folder / "slurm.conf"
+    path.chmod(0o644)
+    assert ["others can read" in str(problem) for problem in lint(path, loaded)] == [True]
+    path.chmod(0o600)
+    assert lint(path, loaded) == ()
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(config, ["check", *arguments], env={"COLUMNS": "200"})
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+def test_check_shows_values_origins_and_lint(folder: Path) -> None:
+    text = GOOD + "KillWait=5\n#SYNERGY Epoch=5m Database=postgresql+psycopg://u:geheim@h/db?password=geheim\n"
+    load(folder, text + "#SYNERGY Policy=first-fit StateDir='/x/[red]y'\n")
+    code, out = run("--conf", str(folder / "slurm.conf"))
+    assert code == 0
+    lines = out.splitlines()
+    epoch = next(line for line in lines if "Epoch" in line)
+    assert "300s" in epoch and "slurm.conf:10" in epoch
+    assert "default" in next(line for line in lines if "Fairness" in line)
+    assert "[red]y" in out and "geheim" not in out
+    assert any(line.startswith("warning: ") and "KillWait" in line for line in lines)
+    assert lines[-1] == "0 errors, 2 warnings"
+
+
+def test_check_fails_on_errors(folder: Path) -> None:
+    load(folder, GOOD + "#SYNERGY Epoch=never\n")
+    code, out = run("--conf", str(folder / "slurm.conf"))
+    assert code == 2 and "Epoch=never is not right" in out
+
+
+def test_check_as_json(folder: Path) -> None:
+    load(folder, GOOD + "#SYNERGY Database=postgresql+psycopg://u:geheim@h/db Partitions=gpux\n#SYNERGY Epoch=x\n")
+    code, out = run("--json", "--conf", str(folder / "slurm.conf"))
+    shown = json.loads(out)
+    assert code == 2 and "geheim" not in out
+    assert {"key": "Partitions", "value": "gpux", "origin": f"{folder}/slurm.conf:9"} in shown["settings"]
+    assert sorted({problem["severity"] for problem in shown["problems"]}) == ["error", "warning"]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_check_of_an_absent_file_is_one_line(folder: Path, form: list[str]) -> None:
+    code, out = run("--conf", str(folder / "absent.conf"), *form)
+    assert code == 2 and len(out.splitlines()) == 1 and "can't be read (No such file or directory)" in out
+
+
+def test_finding_slurm_conf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "slurm.conf"
+    path.write_text("")
+    other = folder / "other.conf"
+    other.write_text("")
+    monkeypatch.setenv("SLURM_CONF", str(path))
+    assert find_slurm_conf() == path
+    monkeypatch.setenv("SLURM_CONF", str(folder / "none"))
+    with pytest.raises(UsageError, match=r"SLURM_CONF: .*none is no file"):
+        find_slurm_conf()
+    monkeypatch.delenv("SLURM_CONF")
+    # A scontrol that answers as Slurm's does.
+    scontrol = folder / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho 'SLURMCTLD_PORT          = 6817'\necho 'SLURM_CONF              = {path}'\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(conf, "DEFAULT_SLURM_CONF", other)
+    assert find_slurm_conf() == path
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    assert find_slurm_conf() == other
+    other.unlink()
+    with pytest.raises(UsageError, match=r"slurm\.conf: not found"):
+        find_slurm_conf()
+
+
+def test_a_scontrol_that_hangs_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*arguments: object, **options: object) -> None:
+        raise subprocess.TimeoutExpired("scontrol", 10)
+
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(conf, "DEFAULT_SLURM_CONF", folder / "job_submit.lua")
+    assert find_slurm_conf() == folder / "job_submit.lua"
+
+
+def test_values_over_settings_as_slurm_conf_writes_them() -> None:
+    found = with_values(Settings(epoch_s=30), "--set", ["shortfirst=0", "Objective=max-min"])
+    assert found == Settings(epoch_s=30, short_first=0.0, objective="max-min")
+    for text, what in {"ShortFirst": "is no Key=Value", "ShortFirst=3": "ShortFirst=3 is not right"}.items():
+        with pytest.raises(UsageError, match=f"^--set: .*{what}"):
+            with_values(Settings(), "--set", [text])
+    with pytest.raises(UsageError, match="given twice"):
+        with_values(Settings(), "--set", ["Epoch=60", "epoch=30"])

@@ -1,0 +1,91 @@
+"""Leadership beside a SQLite file: it ends with the process, and with the lock file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synergyd.errors import UsageError
+from synergyd.store import connect
+from synergyd.store.leader import Leader
+from synergyd.store.store import open_store
+from tests.unit.store.test_contract import Clock
+
+CHILD = """
+import sys, time
+from synergyd.store.leader import Leader
+leader = Leader(sys.argv[1], clock=time.time)
+print(leader.try_lead(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'x.db'}"
+    open_store(made, create=True).close()
+    return made
+
+
+def test_kill_9_frees_the_lock(url: str) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdin is not None
+    try:
+        assert child.stdout.readline() == "True\n"
+        leader = Leader(url, clock=Clock())
+        assert not leader.try_lead()
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        assert leader.try_lead() and leader.term == 2
+        leader.release()
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        child.stdin.close()
+
+
+def test_a_removed_lock_file_gives_no_two_leaders(url: str, tmp_path: Path) -> None:
+    one, two = Leader(url, clock=Clock()), Leader(url, clock=Clock())
+    assert one.try_lead()
+    (tmp_path / "x.db.leader").unlink()
+    assert two.try_lead()
+    assert not one.try_lead() and not one.leads
+    two.release()
+
+
+def test_a_busy_database_does_not_end_leadership(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "BUSY_S", 0.01)
+    one, two = Leader(url, clock=Clock()), Leader(url, clock=Clock())
+    assert one.try_lead()
+    other = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    assert one.try_lead() and one.away and "locked" in one.problem
+    one.release()
+    assert not two.try_lead() and two.away  # without its term a daemon does not lead
+    other.close()
+    assert two.try_lead() and not two.away
+    two.release()
+
+
+def test_links_to_one_database_are_one_database(url: str, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "x.db")
+    one, two = Leader(url, clock=Clock()), Leader(f"sqlite:///{tmp_path / 'link.db'}", clock=Clock())
+    assert one.try_lead() and not two.try_lead()
+    one.release()
+
+
+def test_impossible_locks_are_said(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in memory has no leader"):
+        Leader("sqlite://", clock=Clock())
+    (tmp_path / "x.db.leader").symlink_to("/etc/passwd")  # never followed
+    with pytest.raises(UsageError, match="can't be locked"):
+        Leader(url, clock=Clock()).try_lead()

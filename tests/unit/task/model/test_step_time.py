@@ -1,0 +1,160 @@
+"""Step time and memory: independent scalar computations, limits and monotony."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergyd.records import Plan
+from synergyd.task.model.arrays import from_plans
+from synergyd.task.model.hardware import figures
+from synergyd.task.model.memory import peak_memory
+from synergyd.task.model.spec import flops_per_step, load_model, parameters
+from synergyd.task.model.step_time import step_time
+
+GPT = load_model("gpt3-6.7b")
+A100 = figures("a100-80")
+NO_EXTRAS = replace(A100, fragmentation=0.0, base_gib=0.0)
+PLANS = [
+    Plan(1, 1, 8, 2, 64),
+    Plan(8, 1, 1, 4, 64, "full", True),
+    Plan(2, 4, 1, 1, 64, "none", True, False),
+    Plan(1, 8, 1, 8, 64, "selective"),
+]
+
+
+def seconds(plan: Plan, gpus_per_node: int = 8, gpu=A100, model=GPT) -> dict[str, float]:
+    return step_time(model, gpu, from_plans([plan], gpus_per_node)).parts(0)
+
+
+def test_an_array_gives_what_its_plans_give_alone() -> None:
+    together = step_time(GPT, A100, from_plans(PLANS, 8))
+    memory = peak_memory(GPT, A100, from_plans(PLANS, 8))
+    for i, plan in enumerate(PLANS):
+        assert together.parts(i) == pytest.approx(seconds(plan), rel=1e-12)
+        alone = peak_memory(GPT, A100, from_plans([plan], 8))
+        assert memory.parts(i) == pytest.approx(alone.parts(0), rel=1e-12)
+        assert together.total[i] == pytest.approx(sum(together.parts(i).values()), rel=1e-12)
+
+
+def test_compute_alone_is_flops_over_peak() -> None:
+    """With nothing but GEMMs of perfect efficiency and full attention left, MFU is 1."""
+    ideal = replace(
+        A100,
+        gemm_efficiency=1.0,
+        attention_efficiency=1.0,
+        bandwidth_gbs=1e12,
+        kernel_s=0.0,
+        launch_s=0.0,
+        fixed_s=0.0,
+        micro_s=0.0,
+        optimizer_s=0.0,
+        flash=False,
+    )
+    parts = seconds(Plan(1, 1, 1, 4, 32), gpu=ideal)
+    assert sum(parts.values()) == pytest.approx(flops_per_step(GPT, 32) / (ideal.peak_tflops * 1e12), rel=1e-6)
+
+
+def test_parts_vanish_with_their_degree() -> None:
+    assert {k for k, v in seconds(Plan(1, 1, 1, 1, 8)).items() if v == 0} == {"bubble", "tp", "pp", "dp"}
+    assert {k for k, v in seconds(Plan(2, 1, 1, 1, 8)).items() if v == 0} == {"bubble", "pp", "dp"}
+    assert {k for k, v in seconds(Plan(1, 2, 1, 1, 8)).items() if v == 0} == {"tp", "dp"}
+    assert {k for k, v in seconds(Plan(1, 1, 2, 1, 8)).items() if v == 0} == {"bubble", "tp", "pp"}
+
+
+def test_bubble_is_p_minus_one_of_m() -> None:
+    """SC'21 section 2.2: bubble over ideal time is (p-1)/m; the logits are not in it."""
+    small_vocab = replace(GPT, vocab=1)
+    few, many = (seconds(Plan(1, 4, 1, 1, m), model=small_vocab) for m in (8, 32))
+    assert few["bubble"] == pytest.approx(many["bubble"])
+    assert few["bubble"] / (few["compute"] + few["pp"]) == pytest.approx(3 / 8, rel=1e-3)
+
+
+def test_tp_traffic_is_that_of_the_all_reduces() -> None:
+    """Shoeybi et al.: 4 all-reduces of 2*T*h bytes a layer, and here one more for the logits."""
+    gpu = replace(A100, intra_latency_s=0.0)
+    plan = Plan(4, 1, 1, 2, 8)
+    size = 2 * 2 * GPT.seq * GPT.hidden
+    wanted = 4 * (4 * GPT.layers + 1) * 2 * (3 / 4) * size / (300e9 * 0.75)
+    assert seconds(plan, gpu=gpu)["tp"] == pytest.approx(wanted, rel=1e-9)
+    recomputed = seconds(replace(plan, recompute="full"), gpu=gpu)["tp"]
+    assert recomputed / wanted == pytest.approx((6 * GPT.layers + 1) / (4 * GPT.layers + 1))
+
+
+def test_a_group_that_leaves_the_node_takes_the_network() -> None:
+    for plan, part in ((Plan(8, 1, 1, 1, 8), "tp"), (Plan(1, 8, 1, 1, 8), "pp"), (Plan(1, 1, 8, 1, 8), "dp")):
+        slow = replace(A100, inter_gbs=5.0)
+        inside, outside = seconds(plan, 8, slow)[part], seconds(plan, 2, slow)[part]
+        assert outside > 2 * inside
+        assert seconds(plan, 8, replace(A100, inter_gbs=1.0))[part] == inside
+    # tensor groups that fit stay on NVLink however many nodes the job has
+    assert seconds(Plan(8, 1, 2, 1, 8), 8)["tp"] == pytest.approx(seconds(Plan(8, 1, 1, 1, 4), 8)["tp"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+    st.sampled_from(["a100", "v100", "cpu"]),
+)
+def test_recompute_trades_time_for_memory(tp, pp, dp, micro, passes, sequence_parallel, gpu_type) -> None:
+    """The search relies on it: less recompute is never slower."""
+    gpu = figures(gpu_type)
+    plan = Plan(tp, pp, dp, micro, dp * micro * passes, "none", sequence_parallel)
+    plans = from_plans([replace(plan, recompute=r) for r in ("none", "selective", "full")], 4)
+    time, memory = step_time(GPT, gpu, plans).total, peak_memory(GPT, gpu, plans).total
+    assert np.all(np.diff(time) >= -1e-12 * time[0])
+    assert time[0] > 0 and np.all(np.isfinite(memory))
+    assert memory[1] <= memory[0] * (1 + 1e-12)
+
+
+def test_memory_of_a_whole_gpt_on_one_gpu() -> None:
+    """Rajbhandari et al.: 18 bytes a parameter; Korthikanti et al.: 34*s*b*h a layer."""
+    s, h, b = GPT.seq, GPT.hidden, 2
+    peak = peak_memory(GPT, NO_EXTRAS, from_plans([Plan(1, 1, 1, b, 8)], 8))
+    assert peak.weights[0] + peak.optimizer[0] == pytest.approx(18 * parameters(GPT))
+    assert peak.activations[0] == pytest.approx(34 * s * b * h * GPT.layers)
+    assert peak.logits[0] == pytest.approx(8 * s * b + s * b * h + 4 * s * b * h * (1 + GPT.vocab / h))
+    unfused = peak_memory(GPT, replace(NO_EXTRAS, flash=False), from_plans([Plan(1, 1, 1, b, 8)], 8))
+    # with the attention term: s*b*h*(34 + 5*a*s/h)
+    assert unfused.activations[0] == pytest.approx(s * b * h * (34 + 5 * GPT.heads * s / h) * GPT.layers)
+
+
+def test_memory_under_tensor_and_sequence_parallel() -> None:
+    """Korthikanti et al.: s*b*h*(10 + 24/t), and 34*s*b*h/t with sequence parallel."""
+    t, b = 8, 1
+    base = GPT.seq * b * GPT.hidden * GPT.layers
+    plans = from_plans([Plan(t, 1, 1, b, 8), Plan(t, 1, 1, b, 8, "none", True)], 8)
+    assert peak_memory(GPT, NO_EXTRAS, plans).activations == pytest.approx([base * (10 + 24 / t), base * 34 / t])
+
+
+def test_distributed_optimizer_and_pipeline_memory() -> None:
+    plans = from_plans([Plan(1, 1, 8, 1, 64), Plan(1, 1, 8, 1, 64, zero_stage=0)], 8)
+    states = peak_memory(GPT, NO_EXTRAS, plans)
+    assert (states.weights + states.optimizer) / parameters(GPT) == pytest.approx([6 + 12 / 8, 18])
+    # 1F1B: the first stage keeps min(m, p) micro-batches, so its activations do not shrink with p
+    deep = peak_memory(GPT, NO_EXTRAS, from_plans([Plan(1, 4, 1, 1, m) for m in (2, 4, 16)], 8)).activations
+    assert deep == pytest.approx([deep[1] / 2, deep[1], deep[1]])
+
+
+def test_gated_model_with_query_groups() -> None:
+    model = load_model("llama3-8b")
+    peak = peak_memory(model, NO_EXTRAS, from_plans([Plan(1, 1, 1, 1, 1)], 8))
+    # norms, q k v (k = 1/4) and core output, gate, up and their product
+    per_layer = 10 + 4 + 4 / 4 + 6 * 14336 / 4096
+    assert peak.activations[0] == pytest.approx(per_layer * model.seq * model.hidden * model.layers)
+    assert math.isfinite(seconds(Plan(8, 1, 1, 1, 8, sequence_parallel=True), model=model)["compute"])
+
+
+def test_small_work_is_launch_bound() -> None:
+    mini = load_model("gpt-mini")
+    one, four = (seconds(Plan(1, 1, 1, b, 4 * b), gpu=A100, model=mini)["compute"] for b in (1, 4))
+    assert one == pytest.approx(four, rel=0.05)
+    assert one >= 4 * 4 * 2 * A100.launch_s

@@ -1,0 +1,98 @@
+"""Pollux's throughput model: its limits, and what a few measured steps teach it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from synergyd.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
+from synergyd.task.job_planner import JobPlanner
+from synergyd.task.model.hardware import figures
+from synergyd.task.model.throughput import Throughput, fitted
+
+GPU = figures("v100")
+SHAPES = [Shape("v100", nodes, per) for nodes, per in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 4), (4, 4))]
+TRUE = Throughput(4e9, 0.05, 3e9, 5e8, 2e-3, 8e-3, 2.0)
+
+
+def steps(constants: Throughput, shapes: list[Shape], batches: tuple[int, ...] = (16, 64)) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(
+            Plan(1, 1, s.gpus, b, s.gpus * b, zero_stage=0), s, constants.step_s(GPU, s, s.gpus, b, 1)
+        )
+        for s in shapes
+        for b in batches
+    )  # fmt: skip
+
+
+def error(found: Throughput, known: tuple[Measurement, ...]) -> float:
+    off = [abs(found.step_s(GPU, m.shape, m.plan.dp, m.plan.micro_batch, 1) / m.step_s - 1) for m in known]
+    return sum(off) / len(off)
+
+
+def test_limits_of_the_formula() -> None:
+    one = Shape("v100", 1, 1)
+    rate = GPU.peak_tflops * 1e12 * 0.3
+    alone = TRUE.step_s(GPU, one, 1, 32, 1)
+    assert alone == pytest.approx(0.05 + 4e9 * 32 / rate)
+    # passes before the last are not waited for by anyone else
+    assert TRUE.step_s(GPU, one, 1, 32, 3) == pytest.approx(3 * alone)
+    two, grad = Shape("v100", 2, 1), alone
+    sync = 5e8 / (GPU.inter_gbs * 1e9 * GPU.link_efficiency)
+    assert replace(TRUE, gamma=1.0).step_s(GPU, two, 2, 32, 1) == pytest.approx(grad + sync, rel=1e-4)
+    assert replace(TRUE, gamma=10.0).step_s(GPU, two, 2, 32, 1) == pytest.approx(max(grad, sync), rel=0.1)
+    # Pollux: T_sync grows with K - 2
+    many = replace(TRUE, gamma=1.0).step_s(GPU, Shape("v100", 4, 4), 16, 32, 1)
+    assert many == pytest.approx(grad + sync + 14 * 8e-3, rel=1e-4)
+
+
+def test_a_few_measured_steps_tell_the_rest() -> None:
+    everything = steps(TRUE, SHAPES)
+    few = steps(TRUE, [SHAPES[0], SHAPES[2], SHAPES[4]])
+    assert error(Throughput(), everything) > 0.3
+    assert error(fitted(few, (GPU,) * len(few)), everything) < 0.1
+    assert fitted((), ()) == Throughput()
+
+
+def test_one_odd_step_breaks_nothing() -> None:
+    few = steps(TRUE, SHAPES[:5])
+    odd = (*few[:3], replace(few[3], step_s=20 * few[3].step_s), *few[4:])
+    assert error(fitted(odd, (GPU,) * len(odd)), few) < 0.1
+
+
+def test_what_was_learnt_on_one_type_carries_over() -> None:
+    few = steps(TRUE, SHAPES[:3])
+    found = fitted(few, (GPU,) * len(few))
+    a100, one = figures("a100"), Shape("a100", 1, 1)
+    assert found.step_s(a100, one, 1, 64, 1) == pytest.approx(TRUE.step_s(a100, one, 1, 64, 1), rel=0.1)
+
+
+def test_a_plain_jobs_cells_follow_its_reports() -> None:
+    """The network is slow for this job: what it measured across nodes keeps it inside one."""
+    usual = replace(TRUE, sample_flops=4e10)
+    slow = replace(usual, network_bytes=5e10)
+    held = Shape("v100", 1, 4)
+    job = Job(1, "n", "u", 1, "main", JobState.PENDING, "", 0.0, None, None, 0, held, held,
+              directive=Directive(global_batch=(256, 256)))  # fmt: skip
+    nodes = Cluster(tuple(Node(f"n{i}", "v100", 4) for i in range(4)))
+
+    def best(profile: Profile) -> Shape:
+        return max(JobPlanner(job, profile, None, {"v100": GPU}).cells(nodes), key=lambda c: c.goodput).shape
+
+    known = steps(slow, [SHAPES[0], SHAPES[2], SHAPES[4]])
+    assert best(Profile(samples=6, measured=steps(usual, SHAPES[:1]))).gpus == 16
+    assert best(Profile(samples=6, measured=known)) == held
+    told = JobPlanner(job, Profile(samples=6, speed=0.1, measured=known), None, {"v100": GPU}).cells(nodes)
+    assert {c.step_s for c in told} == {
+        c.step_s for c in JobPlanner(job, Profile(samples=6, measured=known), None, {"v100": GPU}).cells(nodes)
+    }
+
+
+def test_fitting_is_quick_and_remembered() -> None:
+    known = steps(TRUE, SHAPES)
+    began = time.process_time()
+    first = fitted(known, (GPU,) * len(known))
+    assert time.process_time() - began < 2.0
+    assert fitted(known, (GPU,) * len(known)) is first

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+import threading
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergyd.errors import UnavailableError, UsageError, one_line
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Report
+from synergyd.wire import munge, report
+from synergyd.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
+from tests.unit.wire.test_admin_comment import plans
+
+BASE: dict[str, Any] = {"job_id": 7, "restarts": 0, "step": 1}
+MODEL: dict[str, Any] = {
+    "name": "m",
+    "layers": 2,
+    "hidden": 8,
+    "heads": 2,
+    "kv_heads": 2,
+    "ffn": 16,
+    "vocab": 99,
+    "seq": 32,
+}
+
+
+def load(**values: Any) -> Report:
+    return from_json(json.dumps({**BASE, **values}).encode())
+
+
+_sizes = st.integers(1, 10_000_000)
+models = st.builds(
+    ModelSpec,
+    st.text(alphabet="abcXYZ-_ 12", max_size=30),
+    *[_sizes] * 7,
+    gated=st.booleans(),
+    tied_embeddings=st.booleans(),
+)
+reports = st.builds(
+    Report,
+    job_id=st.integers(1, 2**32),
+    restarts=st.integers(0, 10**6),
+    step=st.integers(0, 10**12),
+    step_s=st.none() | st.floats(1e-6, 86_400),
+    loss=st.none() | st.floats(-1e9, 1e9),
+    tokens=st.none() | st.integers(0, 10**18),
+    noise_scale=st.none() | st.floats(1e-6, 1e12),
+    peak_memory_bytes=st.none() | st.integers(0, 10**13),
+    checkpoint_step=st.none() | st.integers(0, 10**12),
+    checkpoint_requests=st.integers(0, 10**6),
+    plan=st.none() | plans,
+    resharding=st.booleans(),
+    model=st.none() | models,
+    done=st.none() | st.floats(0, 1e15),
+    total=st.none() | st.floats(0, 1e15),
+    accepts=st.builds(
+        Accepts, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["", "bf16", "fp16", "fp32", "fp8"])
+    ),
+    note=st.text(alphabet="abc ü'\"$()", max_size=60),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(reports)
+def test_round_trip(sent: Report) -> None:
+    payload = to_json(sent)
+    assert from_json(payload) == sent and len(payload) <= MAX_BYTES
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(list(asdict(Report(1, 0, 0)))),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["tp", "dp", "name", "layers", "x"]), inner, max_size=3)
+            ),
+            max_leaves=6,
+        ),
+    )
+)
+def test_no_json_does_worse_than_a_usage_error(data: dict[str, Any]) -> None:
+    for values in (data, {**BASE, **data}):
+        try:
+            found = from_json(json.dumps(values).encode())
+        except UsageError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600
+        else:
+            assert all(v is None or math.isfinite(v) for v in (found.loss, found.step_s, found.noise_scale))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"null", b"[]", b"7", b'"x"', b"\xff\xfe{}", b"\x00", b"[" * 60_000, b'{"a":' * 10_000, b"{}" + b" " * MAX_BYTES,
+     b'{"job_id": ' + b"9" * 5000 + b"}"],
+)  # fmt: skip
+def test_hostile_bytes(payload: bytes) -> None:
+    with pytest.raises(UsageError) as error:
+        from_json(payload)
+    assert str(error.value).startswith("report: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["job_id", "restarts", "step"])
+def test_what_every_report_needs(missing: str) -> None:
+    with pytest.raises(UsageError, match=f"{missing} is missing"):
+        load(**{missing: None})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("job_id", 0), ("job_id", -1), ("job_id", 2**32 + 1), ("job_id", "7"), ("job_id", 7.0), ("job_id", True), ("restarts", -1),
+        ("restarts", 10**7), ("step", -1), ("step", 1.5), ("step", [1]), ("step", {"a": 1}), ("step", 10**400), ("loss", math.nan),
+        ("loss", math.inf), ("loss", -math.inf), ("loss", 1e300), ("loss", 10**400), ("loss", "1"), ("loss", False), ("step_s", 0),
+        ("step_s", -1.0), ("step_s", 1e6), ("noise_scale", 0), ("noise_scale", math.nan), ("tokens", 2**63), ("tokens", 1e3),
+        ("peak_memory_bytes", -5), ("peak_memory_bytes", 10**14), ("checkpoint_requests", 10**9), ("checkpoint_step", "last"),
+    ],
+)  # fmt: skip
+def test_out_of_bounds_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UsageError) as error:
+        load(**{name: value})
+    assert f"report: {name} is " in str(error.value) and len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "name, value", [("step_s", 1e-6), ("step_s", 86_400), ("loss", -1e9), ("tokens", 10**18), ("step", 0), ("loss", 3)]
+)
+def test_the_bounds_themselves_are_within(name: str, value: float) -> None:
+    assert getattr(load(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [[], 0, "x", {"tp": 0}, {"tp": 10**400}, {"tp": 10**12}, {"tp": True}, {"recompute": "x" * 1000},
+     {"sequence_parallel": [[]]}],
+)  # fmt: skip
+def test_a_plan_out_of_bounds_is_refused(plan: object) -> None:
+    with pytest.raises(UsageError) as error:
+        load(plan=plan)
+    assert "report: plan" in str(error.value) and len(str(error.value)) < 200
+
+
+def test_a_plan_that_does_not_divide_its_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match="global batch 4 is no multiple of dp 3 x micro-batch 1"):
+        load(plan={"dp": 3, "global_batch": 4})
+
+
+@pytest.mark.parametrize("field", ["loss", "note", "plan", "model", "resharding", "future"])
+def test_whatever_depth_json_can_read_is_answered(field: str) -> None:
+    for depth in (200, 600, 900, 960, 980, 990, 5000):
+        for inner in ("[" * depth + "]" * depth, '{"tp":' + "[" * depth + "]" * depth + "}"):
+            payload = f'{{"job_id":7,"restarts":0,"step":1,"{field}":{inner}}}'.encode()
+            with contextlib.suppress(UsageError):
+                assert from_json(payload).note == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": 7}, {"name": None}, {"layers": 0}, {"layers": True}, {"layers": "2"}, {"hidden": 10**8}, {"heads": 10**400}, {"vocab": None},
+     {"seq": 1.5}],
+)  # fmt: skip
+def test_a_model_out_of_bounds_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="report: model's " + next(iter(change))):
+        load(model={**MODEL, **change})
+
+
+def test_a_model_with_fields_missing_or_of_the_wrong_kind_is_refused() -> None:
+    for model in ({}, {"name": "m"}, {k: v for k, v in MODEL.items() if k != "name"}, [], "gpt", 7):
+        with pytest.raises(UsageError, match="model"):
+            load(model=model)
+    assert load(model=MODEL).model == ModelSpec(**MODEL)
+
+
+def test_text_is_cut_and_made_harmless() -> None:
+    found = load(note="\x1b[2J\n" + "n" * 10_000, model={**MODEL, "name": "m\n" * 500})
+    assert found.note.isprintable() and len(found.note) <= 300 and "\\n" in found.note
+    assert found.model is not None and found.model.name.isprintable() and len(found.model.name) <= 100
+    assert from_json(b'{"job_id":7,"restarts":0,"step":1,"note":"\\ud800"}').note == "\\ud800"
+    assert load(note=["a"]).note == "" and load(resharding="yes").resharding is False
+    assert load(accepts=[1]).accepts == load(accepts={"vpp": 1, "precision": "int4"}).accepts == NOTHING_MORE
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert load(future={"x": 1}) == Report(7, 0, 1)
+
+
+# -- a training process's status -----------------------------------------------------------------------------------
+
+
+def test_a_status_keeps_what_is_within_bounds() -> None:
+    status = {
+        "step": 5, "step_s": 0.5, "loss": math.nan, "tokens": 10**400, "noise_scale": math.inf, "peak_memory_bytes": 2.0**30, "job_id": 99,
+        "restarts": 99, "checkpoint_requests": True, "checkpoint_step": "x", "plan": {"tp": 0}, "note": None, "resharding": 1,
+    }  # fmt: skip
+    found = status_to_report(status, 7, 3)
+    assert found == Report(7, 3, 5, step_s=0.5, peak_memory_bytes=2**30)
+    assert isinstance(found.peak_memory_bytes, int)
+
+
+@settings(max_examples=80, deadline=None)
+@given(reports)
+def test_a_status_of_an_agent_is_the_report(sent: Report) -> None:
+    found = status_to_report(json.loads(to_json(sent)), sent.job_id, sent.restarts)
+    assert found == sent
+    assert from_json(to_json(found)) == found
+
+
+# -- sending -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_munge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(munge, "encode", lambda payload: "CRED:" + payload.decode())
+
+
+def test_send_is_one_line(no_munge: None) -> None:
+    got: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            with connection:
+                got.append(b"".join(iter(lambda: connection.recv(4096), b"")))
+                connection.sendall(b"ok\n")
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        send(Report(7, 0, 1), f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join(5)
+    assert got[0].count(b"\n") == 1 and got[0].startswith(b"CRED:{") and got[0].endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", "127.0.0.1:x", "127.0.0.1:99999", "127.0.0.1:-1", ":" * 5, "a" * 70 + ".invalid:1", "127.0.0.1:1"],
+)
+def test_an_address_that_does_not_answer_is_one_clear_line(no_munge: None, address: str) -> None:
+    with pytest.raises(UnavailableError) as error:
+        send(Report(7, 0, 1), address, timeout_s=1)
+    assert "report not delivered" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_line_is_what_bounds_text() -> None:
+    assert one_line("a\x00\u202eb\ud800", 300).isprintable()
+    assert report.MAX_BYTES == 65536
