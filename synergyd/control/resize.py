@@ -14,10 +14,23 @@ its answer, is mended by sending it again after `resend_s`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from synergyd.records import Plan, Shape
+from synergyd.control.events import (
+    Acknowledged,
+    CarriedOut,
+    Observed,
+    Preempted,
+    Refused,
+    ResizeEvent,
+    Tick,
+    Unwanted,
+    Wanted,
+)
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.records import Plan
 
 
 class ResizeState(StrEnum):
@@ -38,15 +51,6 @@ IN_TRANSIT = frozenset(
 )
 # Those of them in which it still holds GPUs that it is to give back.
 LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a resize is to reach. `nodes` may be empty: Slurm chooses. `plan` None: the launcher chooses."""
-
-    shape: Shape
-    nodes: tuple[str, ...] = ()
-    plan: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -87,119 +91,6 @@ class JobLifecycle:
     stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
 
 
-# -- events --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Observed:
-    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue."""
-
-    state: str
-    restarts: int = 0
-    begin_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A decision to start or resize."""
-
-    target: Target
-    cause: str
-    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
-    present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
-
-
-@dataclass(frozen=True)
-class Preempted:
-    """A decision that the running job gives all its GPUs back and waits for another."""
-
-    cause: str
-    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
-
-
-@dataclass(frozen=True)
-class Unwanted:
-    """The target can't be reached any more: a running job goes on as it is, a pending one waits for a new decision."""
-
-    cause: str
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """The job's agent says how many requested checkpoints of this incarnation are complete."""
-
-    restarts: int
-    count: int
-
-
-@dataclass(frozen=True)
-class CarriedOut:
-    """An instruction was carried out and read back."""
-
-    instruction: Instruction
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An instruction failed. `transient`: the same may work a little later."""
-
-    instruction: Instruction
-    error: str
-    transient: bool
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick
-
-
-# -- instructions --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AskCheckpoint:
-    job_id: int
-    restarts: int
-
-
-@dataclass(frozen=True)
-class Requeue:
-    """End incarnation `restarts` and put the job back into the queue, ineligible for `park_s`."""
-
-    job_id: int
-    restarts: int
-
-
-@dataclass(frozen=True)
-class Park:
-    """Make the pending job ineligible until `park_s` from now."""
-
-    job_id: int
-    park_s: float
-
-
-@dataclass(frozen=True)
-class Update:
-    """Give the pending job `target`'s size, nodes and plan; parks it too; done only when all of it reads back."""
-
-    job_id: int
-    target: Target
-    park_s: float
-
-
-@dataclass(frozen=True)
-class Release:
-    """Make the pending job eligible now."""
-
-    job_id: int
-
-
-Instruction = AskCheckpoint | Requeue | Park | Update | Release
-
-
 @dataclass(frozen=True)
 class Step:
     """The answer to one event: the new life, what to do, and lines of the job's story."""
@@ -209,7 +100,7 @@ class Step:
     story: tuple[str, ...] = ()
 
 
-def advance(life: JobLifecycle, event: Event, now_s: float, limits: ResizeTimes) -> Step:
+def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: ResizeTimes) -> Step:
     """One event. Total: any event in any state gives an answer, and never raises."""
     if life.state is ResizeState.GONE:
         return Step(life)
@@ -364,7 +255,7 @@ def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTim
         return Step(life)  # a late answer, or one that another instruction makes good
     tried = replace(life, attempts=life.attempts + 1)
     # a refusal that is called transient and yet lasts as long as a job may be parked is none
-    give_up = now_s - life.since_s >= limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
+    give_up = now_s >= life.since_s + limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
     back = replace(tried, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
     match event.instruction:
         case Update() if give_up and life.origin is not None and life.target != life.origin:
@@ -402,35 +293,35 @@ def _awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]
 
 
 def _tick(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> Step:
-    late = now_s - life.sent_s >= limits.resend_s
+    over = now_s >= wait_ends_s(life, limits)
     sent = replace(life, sent_s=now_s)
     match life.state:
-        case ResizeState.CHECKPOINTING if (
-            life.stopping and life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s
-        ):
+        case ResizeState.CHECKPOINTING if over and life.stopping and life.asked_s:
             # nobody's wait is worth the work that would be lost
             again_s = limits.retry_s * 2 ** min(life.unanswered, _PATIENCE)
             back = replace(life, stopping=False, retry_after_s=now_s + again_s, unanswered=life.unanswered + 1)
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
             return _to(back, ResizeState.RUNNING, now_s, text)
-        case ResizeState.CHECKPOINTING if life.asked_s and now_s - life.asked_s >= limits.checkpoint_timeout_s:
+        case ResizeState.CHECKPOINTING if over and life.asked_s:
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
             return _to_requeuing(life, now_s, text)
-        case ResizeState.CHECKPOINTING if not life.asked_s and now_s - life.since_s >= limits.checkpoint_timeout_s:
+        case ResizeState.CHECKPOINTING if over:
             # a job that was never asked must not lose the work since its last checkpoint
             back = replace(life, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
             return _to(
                 back, ResizeState.RUNNING, now_s, "its checkpoint could not be asked for in time: resize given up"
             )
-        case ResizeState.HELD if now_s - life.since_s >= 2 * limits.park_s:
+        case ResizeState.HELD if over:
             # each update parks the job anew: one that never gets an answer must not hold it for ever
             back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
             return _to_unchanged(back, now_s, limits, "no update was answered")
         case ResizeState.RESIZED if not _settled(life, now_s, limits):
             return Step(life)
-        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.HELD | ResizeState.RESIZED if late:
+        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.HELD | ResizeState.RESIZED if (
+            not life.sent_s or now_s >= life.sent_s + limits.resend_s
+        ):
             return Step(sent, _awaited(life, limits))
-        case ResizeState.RELEASED if now_s - life.since_s >= limits.release_timeout_s:
+        case ResizeState.RELEASED if over:
             # its GPUs went to someone else or a node is away: decide anew
             return _to(
                 replace(life, target=None), ResizeState.QUEUED, now_s, "did not start in time: waits for a new decision"
@@ -480,8 +371,27 @@ def _to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str
     return _to(replace(life, sent_s=0.0), ResizeState.RESIZED, now_s, text)
 
 
+def wait_ends_s(life: JobLifecycle, limits: ResizeTimes) -> float:
+    """When the present state has lasted too long; inf where it may last. Compared as a sum, so that a tick at this very time
+    is not a rounding error too early (now - since >= timeout may be false where now >= since + timeout is true)."""
+    match life.state:
+        case ResizeState.CHECKPOINTING:
+            return (life.asked_s or life.since_s) + limits.checkpoint_timeout_s
+        case ResizeState.HELD:
+            return life.since_s + 2 * limits.park_s
+        case ResizeState.RELEASED:
+            return life.since_s + limits.release_timeout_s
+        case _:
+            return math.inf
+
+
+def settles_s(life: JobLifecycle, limits: ResizeTimes) -> float:
+    """From when on the job's next incarnation may start."""
+    return life.ended_s + limits.restart_delay_s
+
+
 def _settled(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> bool:
-    return not 0.0 <= now_s - life.ended_s < limits.restart_delay_s  # a clock set back must not keep it waiting
+    return not life.ended_s <= now_s < settles_s(life, limits)  # a clock set back must not keep it waiting
 
 
 def _words(target: Target) -> str:

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from synergyd.control.resize import JobLifecycle, ResizeState, Target, validate
+from synergyd.control.instructions import Target
+from synergyd.control.resize import JobLifecycle, ResizeState, validate
 from synergyd.errors import UsageError
 from synergyd.records import Shape
 from synergyd.wire.plan_file import plan_from

@@ -10,28 +10,15 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.control.decision_log import DecisionLog, present
+from synergyd.control.events import Acknowledged, Observed, Preempted, ResizeEvent, Tick, Unwanted, Wanted
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.health import warnings
 from synergyd.control.in_transit import arrived, under_way
+from synergyd.control.instructions import Target
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.progress import attained, progress_of
 from synergyd.control.rebatch import better_batch
-from synergyd.control.resize import (
-    IN_TRANSIT,
-    LEAVING,
-    Acknowledged,
-    Event,
-    JobLifecycle,
-    Observed,
-    Preempted,
-    ResizeState,
-    ResizeTimes,
-    Target,
-    Tick,
-    Unwanted,
-    Wanted,
-    advance,
-)
+from synergyd.control.resize import IN_TRANSIT, LEAVING, JobLifecycle, ResizeState, ResizeTimes, advance
 from synergyd.daemon import heartbeat, lives
 from synergyd.daemon.adoption import Adoption, remove_plan
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
@@ -470,9 +457,9 @@ class Daemon:
         report = self.reports.get(life.job_id)
         return report.checkpoint_requests if report and report.restarts == life.restarts else 0
 
-    def _advance(self, job_id: int, event: Event) -> None:
+    def _advance(self, job_id: int, event: ResizeEvent) -> None:
         """One event, and all that follows from it. What is intended is stored before it is done."""
-        queue: list[Event] = [event]
+        queue: list[ResizeEvent] = [event]
         while queue:
             life = self.lives.get(job_id)
             if life is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from synergyd.control.resize import JobLifecycle, Park, Refused, ResizeState
+from synergyd.control.events import Refused
+from synergyd.control.instructions import Park
+from synergyd.control.resize import JobLifecycle, ResizeState
 from synergyd.records import Job
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.rows import JobRow

@@ -16,32 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from synergyd.control.events import Acknowledged, CarriedOut, Observed, Preempted, ResizeEvent, Tick, Unwanted, Wanted
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived, under_way
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.rebatch import better_batch
-from synergyd.control.resize import (
-    IN_TRANSIT,
-    Acknowledged,
-    AskCheckpoint,
-    CarriedOut,
-    Event,
-    Instruction,
-    JobLifecycle,
-    Observed,
-    Park,
-    Preempted,
-    Release,
-    Requeue,
-    ResizeState,
-    ResizeTimes,
-    Target,
-    Tick,
-    Unwanted,
-    Update,
-    Wanted,
-    advance,
-)
+from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, ResizeTimes, advance
 from synergyd.errors import UsageError
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
@@ -260,9 +241,9 @@ class SynergyDirector:
         acks = self._acks.get(job.job_id, 0)
         self._advance(world, job.job_id, Wanted(target, decision.action.value, acks, present))
 
-    def _advance(self, world: World, job_id: int, event: Event) -> None:
+    def _advance(self, world: World, job_id: int, event: ResizeEvent) -> None:
         """One event, and all that follows from it at this instant."""
-        queue: list[Event] = [event]
+        queue: list[ResizeEvent] = [event]
         limits = self.limits(world)
         while queue:
             life = self.lives.get(job_id)

@@ -9,17 +9,8 @@ from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
 
-from synergyd.control.resize import (
-    AskCheckpoint,
-    CarriedOut,
-    Instruction,
-    Park,
-    Refused,
-    Release,
-    Requeue,
-    Target,
-    Update,
-)
+from synergyd.control.events import CarriedOut, Refused
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.errors import UsageError
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import SlurmError, SlurmWriter

@@ -7,27 +7,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergyd.control.resize import (
+from synergyd.control.events import (
     Acknowledged,
-    AskCheckpoint,
     CarriedOut,
-    Event,
-    Instruction,
-    JobLifecycle,
     Observed,
     Preempted,
     Refused,
-    Requeue,
-    ResizeState,
-    ResizeTimes,
-    Target,
+    ResizeEvent,
     Tick,
     Unwanted,
-    Update,
     Wanted,
-    advance,
-    validate,
 )
+from synergyd.control.instructions import AskCheckpoint, Instruction, Requeue, Target, Update
+from synergyd.control.resize import JobLifecycle, ResizeState, ResizeTimes, advance, validate
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.observe import Known
@@ -54,7 +46,7 @@ class World:
         self.acks: dict[int, int] = {}  # agent's count of checkpoints by incarnation
         self.asked: dict[int, float] = {}  # when an incarnation was first signalled for the present resize
         self.delayed: list[Instruction] = []
-        self.late: list[Event] = []
+        self.late: list[ResizeEvent] = []
         self.lose_instructions = self.lose_answers = self.delay_instructions = self.delay_answers = self.twice = False
 
     @property
@@ -63,7 +55,7 @@ class World:
 
     # -- the daemon ------------------------------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: ResizeEvent) -> None:
         """One event and all that follows."""
         assert self.slurm.failed == [], "started in the second of its revocation"
         queue = [event]
@@ -81,7 +73,7 @@ class World:
                 self._check(before, event, instruction)
                 queue += self._send(instruction)
 
-    def _check(self, before: JobLifecycle, event: Event, instruction: Instruction) -> None:
+    def _check(self, before: JobLifecycle, event: ResizeEvent, instruction: Instruction) -> None:
         assert instruction.job_id == JOB
         if isinstance(instruction, Requeue):
             assert instruction.restarts == before.restarts
@@ -99,13 +91,13 @@ class World:
         if isinstance(instruction, Update):
             assert instruction.target in (self.life.target, self.life.origin)
 
-    def _send(self, instruction: Instruction) -> list[Event]:
+    def _send(self, instruction: Instruction) -> list[ResizeEvent]:
         if self.lose_instructions:
             return []
         if self.delay_instructions:
             self.delayed.append(instruction)
             return []
-        answers: list[Event] = [self._carry_out(instruction) for _ in range(1 + self.twice)]
+        answers: list[ResizeEvent] = [self._carry_out(instruction) for _ in range(1 + self.twice)]
         if self.delay_answers:
             self.late += answers
             return []

@@ -12,30 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from synergyd.control.resize import (
-    IN_TRANSIT,
+from synergyd.control.events import (
     Acknowledged,
-    AskCheckpoint,
     CarriedOut,
-    Event,
-    Instruction,
-    JobLifecycle,
     Observed,
-    Park,
     Preempted,
     Refused,
-    Release,
-    Requeue,
-    ResizeState,
-    ResizeTimes,
-    Target,
+    ResizeEvent,
     Tick,
     Unwanted,
-    Update,
     Wanted,
-    advance,
-    validate,
 )
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, ResizeTimes, advance, validate
 from synergyd.records import Plan, Shape
 from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, SMALL, TARGETS, World
 
@@ -580,7 +569,7 @@ _instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Update, st.just(JOB), _targets, st.just(LIMITS.park_s)),
     st.builds(Release, st.just(JOB)),
 )
-_events: st.SearchStrategy[Event] = st.one_of(
+_events: st.SearchStrategy[ResizeEvent] = st.one_of(
     st.builds(
         Observed,
         st.sampled_from(["PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "GONE", "", "NEW STATE"]),
@@ -598,7 +587,7 @@ _events: st.SearchStrategy[Event] = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(_lives, _events, _times)
-def test_any_event_in_any_valid_life_has_a_sound_answer(life: JobLifecycle, event: Event, now_s: float) -> None:
+def test_any_event_in_any_valid_life_has_a_sound_answer(life: JobLifecycle, event: ResizeEvent, now_s: float) -> None:
     step = advance(life, event, now_s, LIMITS)
     assert validate(step.life) == ""
     assert (step.life.job_id, step.life.submit_s) == (life.job_id, life.submit_s)
@@ -615,7 +604,7 @@ def test_any_event_in_any_valid_life_has_a_sound_answer(life: JobLifecycle, even
 
 @settings(max_examples=60, deadline=None)
 @given(_lives, _events, _times)
-def test_an_event_told_twice_starts_nothing_twice(life: JobLifecycle, event: Event, now_s: float) -> None:
+def test_an_event_told_twice_starts_nothing_twice(life: JobLifecycle, event: ResizeEvent, now_s: float) -> None:
     """What the same event at the same time adds is at most the same instruction, which says what should be."""
     once = advance(life, event, now_s, LIMITS)
     again = advance(once.life, event, now_s, LIMITS)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.resize import JobLifecycle, ResizeState, Target
+from synergyd.control.instructions import Target
+from synergyd.control.resize import JobLifecycle, ResizeState
 from synergyd.daemon import lives
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.report_inbox import ReceivedReport

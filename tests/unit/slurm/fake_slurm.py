@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.resize import Observed
+from synergyd.control.events import Observed
 from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.observe import state_of

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.resize import (
-    AskCheckpoint,
-    CarriedOut,
-    Instruction,
-    Park,
-    Refused,
-    Release,
-    Requeue,
-    Target,
-    Update,
-)
+from synergyd.control.events import CarriedOut, Refused
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.observe import Known

@@ -1,0 +1,201 @@
+"""What the controller is told. The first group is about one job's resize (resize.py), the second about all jobs (controller.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergyd.control.instructions import Instruction, Target
+from synergyd.records import Cell, Decision, Job, Report, Shape
+
+# -- one job's resize ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue."""
+
+    state: str
+    restarts: int = 0
+    begin_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A decision to start or resize."""
+
+    target: Target
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+    present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A decision that the running job gives all its GPUs back and waits for another."""
+
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    """The target can't be reached any more: a running job goes on as it is, a pending one waits for a new decision."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """The job's agent says how many requested checkpoints of this incarnation are complete."""
+
+    restarts: int
+    count: int
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """An instruction was carried out and read back."""
+
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An instruction failed. `transient`: the same may work a little later."""
+
+    instruction: Instruction
+    error: str
+    transient: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick
+
+# -- all jobs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobObserved:
+    """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now."""
+
+    job_id: int
+    submit_s: float
+    observed: Observed
+
+
+@dataclass(frozen=True)
+class QueueRead:
+    """The whole queue was read: tracked jobs that are not among `here` have left it."""
+
+    here: frozenset[int]
+
+
+@dataclass(frozen=True)
+class NodesRead:
+    """The nodes that take jobs now. A resize to any other could not start: it gets a new decision."""
+
+    up: frozenset[str]
+
+
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """The jobs as the epoch that follows sees them, `passed_s` seconds after the epoch before."""
+
+    jobs: tuple[Job, ...]
+    passed_s: float
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Reports of one job, bounds and sender checked, oldest first.
+
+    `predicted`: (step seconds, peak bytes) that the bare model predicts of the reported plan on `shape`; None where unknown.
+    """
+
+    reports: tuple[Report, ...]
+    predicted: tuple[float, int] | None = None
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class GpuTimeKnown:
+    """The job has had so many GPU seconds: better known than by adding up what snapshots showed."""
+
+    job_id: int
+    gpu_s: float
+
+
+@dataclass(frozen=True)
+class CheckpointTaken:
+    """Incarnation `restarts` of the job has completed `count` checkpoints that it was asked for."""
+
+    job_id: int
+    restarts: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Decided:
+    """An epoch's decision for one job. `schedulable`: it has a Cell, so it must not start by itself while it waits."""
+
+    decision: Decision
+    schedulable: bool = True
+
+
+@dataclass(frozen=True)
+class Unblocked:
+    """The GPUs of a decision that had to wait are free. `job`: as it is now; None where it is not as it was decided about."""
+
+    job_id: int
+    job: Job | None
+
+
+@dataclass(frozen=True)
+class BatchReviewed:
+    """What the running job could do on the GPUs it holds. `report` and `noise_scale` (sequences), where given, are better
+    known than the latest ones that the controller was told."""
+
+    job_id: int
+    cells: tuple[Cell, ...]
+    report: Report | None = None
+    noise_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class HealthReviewed:
+    """An epoch has passed: running jobs are looked at for steps that stopped, slow nodes and silence."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of an instruction."""
+
+    answer: CarriedOut | Refused
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time has passed for the job."""
+
+    job_id: int
+
+
+ControlEvent = (
+    JobObserved
+    | QueueRead
+    | NodesRead
+    | SnapshotTaken
+    | Reported
+    | GpuTimeKnown
+    | CheckpointTaken
+    | Decided
+    | Unblocked
+    | BatchReviewed
+    | HealthReviewed
+    | Answered
+    | Ticked
+)

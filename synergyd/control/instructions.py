@@ -1,0 +1,62 @@
+"""What a resize wants done through Slurm. Each says what should be, not what to change, so any of them may be sent again.
+
+Each is answered with `CarriedOut` or `Refused` (events.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergyd.records import Plan, Shape
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a resize is to reach. `nodes` may be empty: Slurm chooses. `plan` None: the launcher chooses."""
+
+    shape: Shape
+    nodes: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class AskCheckpoint:
+    """Signal incarnation `restarts` of the job for a checkpoint."""
+
+    job_id: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """End incarnation `restarts` and put the job back into the queue; nothing where that incarnation is over."""
+
+    job_id: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Park:
+    """Make the pending job ineligible until `park_s` from now."""
+
+    job_id: int
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """Give the pending job `target`'s size, nodes and plan; parks it too; done only when all of it reads back."""
+
+    job_id: int
+    target: Target
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Release:
+    """Make the pending job eligible now."""
+
+    job_id: int
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release
