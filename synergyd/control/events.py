@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synergyd.control.instructions import Instruction, Target
-from synergyd.records import Cell, Decision, Job, Report, Shape
+from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 
 # -- one job's resize ----------------------------------------------------------------------------------------------
 
@@ -103,20 +103,21 @@ class NodesRead:
 
 @dataclass(frozen=True)
 class SnapshotTaken:
-    """The jobs as the epoch that follows sees them, `passed_s` seconds after the epoch before."""
+    """The cluster as an epoch sees it, `passed_s` seconds after the epoch before."""
 
-    jobs: tuple[Job, ...]
+    snapshot: Snapshot
     passed_s: float
 
 
 @dataclass(frozen=True)
 class Reported:
-    """Reports of one job, bounds and sender checked, oldest first.
+    """Reports of one job, bounds and sender checked, oldest first. `shown_restarts`: the incarnation that Slurm showed last.
 
     `predicted`: (step seconds, peak bytes) that the bare model predicts of the reported plan on `shape`; None where unknown.
     """
 
     reports: tuple[Report, ...]
+    shown_restarts: int
     predicted: tuple[float, int] | None = None
     shape: Shape | None = None
 
@@ -136,6 +137,13 @@ class CheckpointTaken:
     job_id: int
     restarts: int
     count: int
+
+
+@dataclass(frozen=True)
+class EpochDecided:
+    """A new epoch's decisions: what the one before could not do yet is void. `Decided` follows for each of them."""
+
+    decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,7 @@ ControlEvent = (
     | Reported
     | GpuTimeKnown
     | CheckpointTaken
+    | EpochDecided
     | Decided
     | Unblocked
     | BatchReviewed

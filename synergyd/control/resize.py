@@ -31,6 +31,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.records import Plan
+from synergyd.settings import Settings
 
 
 class ResizeState(StrEnum):
@@ -66,6 +67,16 @@ class ResizeTimes:
     # from the end of an incarnation to the start of the next: slurmd refuses, and Slurm then fails, a job whose
     # credential is of the same whole second as the revocation of the one before
     restart_delay_s: float = 2.0
+
+
+def times_of(settings: Settings) -> ResizeTimes:
+    """As the admin set them."""
+    return ResizeTimes(
+        checkpoint_timeout_s=settings.checkpoint_timeout_s,
+        park_s=settings.park_s,
+        restart_delay_s=settings.restart_delay_s,
+        release_timeout_s=max(60.0, 2 * settings.epoch_s),
+    )
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
+log = logging.getLogger("synergyd")
 NAME = "heartbeat"
+BEAT_S = 15.0  # between two
 
 
 def write(state_dir: Path, now_s: float, grace_s: float) -> None:
@@ -19,3 +22,30 @@ def write(state_dir: Path, now_s: float, grace_s: float) -> None:
 def remove(state_dir: Path) -> None:
     """A daemon that ends, or must not act, says so at once."""
     (state_dir / NAME).unlink(missing_ok=True)
+
+
+class Heartbeat:
+    """Beats as long as epochs are completed: a daemon that decides nothing any more must not put off new jobs."""
+
+    def __init__(self, state_dir: Path, grace_s: float) -> None:
+        self._state_dir, self._grace_s = state_dir, grace_s
+        self._completed_s: float | None = None
+        self._beat_s = 0.0
+
+    def completed(self, now_s: float) -> None:
+        """An epoch has been completed."""
+        self._completed_s = now_s
+        self._write(now_s)
+
+    def go_on(self, now_s: float) -> None:
+        """Between two epochs."""
+        alive = self._completed_s is not None and now_s <= self._completed_s + self._grace_s
+        if alive and now_s >= self._beat_s + BEAT_S:
+            self._write(now_s)
+
+    def _write(self, now_s: float) -> None:
+        self._beat_s = now_s
+        try:
+            write(self._state_dir, now_s, self._grace_s)
+        except OSError as error:  # it only makes the plugin look away
+            log.warning("heartbeat can't be written in %s: %s", self._state_dir, error.strerror)

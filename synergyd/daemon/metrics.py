@@ -50,7 +50,7 @@ class PrometheusMetrics:
         self._duration.set(record.duration_s)
         self._last.set(record.started_s)
         self._jobs.clear()
-        for state, count in Count(life.state.value for life in daemon.lives.values()).items():
+        for state, count in Count(life.state.value for life in daemon.controller.lifecycles.values()).items():
             self._jobs.labels(state).set(count)
         for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)

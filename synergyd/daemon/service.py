@@ -14,9 +14,10 @@ from types import FrameType
 
 from synergyd.daemon import heartbeat
 from synergyd.daemon.link_process import LinkProcess
-from synergyd.daemon.loop import Daemon, Tools
+from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.tools import Tools
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
@@ -69,7 +70,18 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
     links_address = f"{host}:{links.port}" if links else ""
-    daemon = Daemon(settings, Tools(reader, writer, store, inbox, time.time, address, leads, links, links_address))
+    tools = Tools(
+        reader=reader,
+        writer=writer,
+        store=store,
+        inbox=inbox,
+        clock=time.time,
+        report_address=address,
+        leads=leads,
+        links=links,
+        links_address=links_address,
+    )
+    daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _loop(daemon, leadership, metrics, stop, once, on_epoch)

@@ -7,18 +7,18 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from synergyd.errors import UsageError
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, ModelSpec, Plan, Profile, Report, Shape
 from synergyd.scheduler.problem.records import Progress
 from synergyd.sim.records import TraceJob, placed_on
 from synergyd.sim.world import Live
 from synergyd.task.job_planner import JobPlanner
-from synergyd.task.learning import coarse, update_profile
+from synergyd.task.learning import coarse
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.spec import load_model
 from synergyd.task.shapes import job_shapes
-from synergyd.task.shared_profiles import SharedProfiles
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
 _AT_MOST = 12  # of one pace: more of them teach nothing more
@@ -27,56 +27,56 @@ REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
 
 @dataclass
 class LearntBelief:
-    """SynergyTask of every job, its profile filled by reports alone. `figures` by GPU type."""
+    """Jobs report as their agents would, and SynergyTask goes by nothing else. `figures` by GPU type."""
 
     figures: dict[str, GpuFigures] = field(default_factory=dict)
     seed: int = 0
     lengths: bool = True  # do jobs tell how far they are, of how much?
-    profiles: dict[int, Profile] = field(default_factory=dict)
-    likeness: SharedProfiles = field(default_factory=SharedProfiles)
-    _kept: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
+    learns: bool = True
+    _cells: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
-    _told_s: dict[int, float] = field(default_factory=dict)
-    _plans: dict[int, Plan] = field(default_factory=dict)  # as last reported
+    _reported_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool:
-        """The reports of a running job since its last ones, as its agent would send them; False if none is due yet. `slowdown` is
-        what the scheduler holds its neighbours on shared links for: taken out of its step times, as the daemon does."""
+    def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
+        """The reports of a running job since its last ones, as its agent would send them; none while none is due."""
         assert live.pace is not None and live.plan is not None
-        since_s = max(live.ready_s, self._told_s.get(job.job_id, 0.0))
+        since_s = max(live.ready_s, self._reported_s.get(job.job_id, 0.0))
         due = int((until_s - since_s) / REPORT_EVERY_S)
         if due < 1:
-            return False
-        self._told_s[job.job_id] = since_s + due * REPORT_EVERY_S
-        profile = self.profiles.get(job.job_id, Profile())
-        task = JobPlanner(job, profile, self._model(live.job), self._all(job.shape.gpu_type))
-        step, memory = task.predict(job.shape, live.plan) or (None, None)
-        for _ in range(min(due, _AT_MOST)):
-            report = Report(
+            return ()
+        self._reported_s[job.job_id] = since_s + due * REPORT_EVERY_S
+        return tuple(
+            Report(
                 job.job_id,
                 job.restarts,
                 step=0,
-                step_s=live.pace.step_s * self._noisy() / slowdown,
+                step_s=live.pace.step_s * self._noisy(),
                 noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
                 plan=live.plan,
             )
-            profile = update_profile(profile, report, step, memory or None, job.shape)
-        self.profiles[job.job_id], self._plans[job.job_id] = profile, live.plan
-        self.likeness.learn(job, profile)
-        return True
+            for _ in range(min(due, _AT_MOST))
+        )
+
+    def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
+        """(step seconds, peak bytes) that the bare model predicts of what the job runs with."""
+        assert live.plan is not None
+        return JobPlanner(job, profile, self._model(live.job), self._all(job.shape.gpu_type)).predict(
+            job.shape, live.plan
+        )
 
     def _noisy(self) -> float:
         return math.exp(self._random.gauss(0.0, REPORT_NOISE))
 
-    def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
+    def cells(
+        self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
+    ) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
-        profile = coarse(self.likeness.believed(job, self.profiles.get(job.job_id, Profile())))
-        present = self._plans.get(job.job_id)
+        profile = coarse(profile)
         key = (job.directive, job.asked, job.shape, profile, present, _kinds(cluster))
-        kept = self._kept.get(job.job_id)
+        kept = self._cells.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1], kept[2]
         for gpu_type in cluster.gpu_types():
@@ -87,21 +87,17 @@ class LearntBelief:
         if (can_run := live.job.can_run) is not None:
             cells = tuple(cell for cell in cells if can_run(cell.shape))
             why = why or ("" if cells else "it fits on no shape of this cluster")
-        self._kept[job.job_id] = key, cells, why
+        self._cells[job.job_id] = key, cells, why
         return cells, why
 
     def progress(self, live: Live) -> Progress:
         """As told by the job's reports, the first of which makes it known."""
-        told = self.lengths and live.job_id in self._told_s
-        return progressed(live) if told else Progress(attained_gpu_s=live.gpu_s)
-
-    def known(self) -> dict[int, Profile]:
-        return dict(self.profiles)
+        known = self.lengths and live.job_id in self._reported_s
+        return progressed(live) if known else Progress(attained_gpu_s=live.gpu_s)
 
     def forget(self, job_id: int) -> None:
-        for one in (self.profiles, self._kept, self._plans, self._told_s):
-            one.pop(job_id, None)
-        self.likeness.forget(job_id)
+        self._cells.pop(job_id, None)
+        self._reported_s.pop(job_id, None)
 
     def _all(self, gpu_type: str) -> Mapping[str, GpuFigures]:
         if gpu_type not in self.figures:
@@ -120,13 +116,19 @@ class LearntBelief:
 class OracleBelief:
     """The truth of each job's present stage as Cells, and what is left of it."""
 
+    learns: bool = False
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
-    def report(self, live: Live, job: Job, until_s: float, slowdown: float = 1.0) -> bool:
+    def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
         """An oracle learns nothing; its jobs report at once."""
-        return True
+        return (Report(job.job_id, job.restarts, step=0, plan=live.plan),)
 
-    def cells(self, live: Live, job: Job, cluster: Cluster) -> tuple[tuple[Cell, ...], str]:
+    def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
+        return None
+
+    def cells(
+        self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
+    ) -> tuple[tuple[Cell, ...], str]:
         key = live.stage, live.plan, job.shape, job.directive, _kinds(cluster)
         kept = self._kept.get(live.job_id)
         if kept is None or kept[0] != key:
@@ -140,9 +142,6 @@ class OracleBelief:
 
     def progress(self, live: Live) -> Progress:
         return progressed(live)
-
-    def known(self) -> dict[int, Profile]:
-        return {}
 
     def forget(self, job_id: int) -> None:
         self._kept.pop(job_id, None)
@@ -194,6 +193,30 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
     )
 
 
+def submitted(live: Live, cluster: Cluster, *, rigid: bool) -> Job:
+    """The job as sbatch has put it into the queue. Raises UsageError where the cluster can't hold the size asked for."""
+    job = live.job
+    asked = asked_shape(job, cluster)
+    if asked is None:
+        raise UsageError(job.where or job.name, f"{job.gpus} GPUs of one type are more than the cluster has")
+    return Job(
+        job_id=live.job_id,
+        name=job.name,
+        user="trace",
+        uid=0,
+        partition="",
+        state=JobState.PENDING,
+        reason="",
+        submit_s=job.submit_s,
+        start_s=None,
+        begin_s=None,
+        restarts=0,
+        shape=asked,
+        asked=asked,
+        directive=directive_of(job, rigid=rigid),
+    )
+
+
 def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
     """The size asked for on the nodes asked for, or the fewest that can share it equally; None where the cluster can't hold it."""
     types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
@@ -209,8 +232,3 @@ def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
 def _kinds(cluster: Cluster) -> tuple[object, ...]:
     counts = Counter((n.gpu_type, n.gpus, n.partitions) for n in cluster.nodes if n.up)
     return tuple(sorted(counts.items()))
-
-
-def with_shape(job: Job, live: Live, shape: Shape) -> Job:
-    """A pending job as it runs on `shape`."""
-    return replace(job, state=JobState.RUNNING, shape=shape, node_names=tuple(name for name, _ in live.grant))

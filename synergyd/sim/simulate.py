@@ -66,7 +66,7 @@ def simulate(
         told = settings or Settings()
         told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s)
         belief = OracleBelief() if oracle else LearntBelief(seed=scenario.seed, lengths=scenario.lengths_known)
-        director = SynergyDirector(told, policy_named(policy), belief, rigid=policy in RIGID)
+        director = SynergyDirector(told, policy_named(policy), belief, scenario.costs, policy in RIGID)
     yardsticks = ideals or Ideals(scenario)
 
     def worth(live: Live) -> float:

@@ -130,16 +130,8 @@ def held_to_asked(job: Job) -> Job:
     return replace(job, directive=replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most)))
 
 
-def job_of(
-    row: JobRow,
-    known: Known,
-    gpu_type_of_node: Mapping[str, str],
-    *,
-    paused: bool,
-    reported: bool,
-    directive_types: tuple[str, ...] = (),
-) -> Job:
-    """One Synergy job. `reported`: its agent has reported in this incarnation, so it can be asked for a checkpoint."""
+def job_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], *, paused: bool) -> Job:
+    """One Synergy job as Slurm shows it."""
     state = state_of(row)
     directive, error = known.directive, known.error
     if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row)):
@@ -150,8 +142,6 @@ def job_of(
         if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
             directive = replace(directive, gpu_types=(typed,))
         fixed = not_resizable(row, directive)
-        if not fixed and state is JobState.RUNNING and not reported:
-            fixed = "its agent has not reported yet, so nobody could be asked for a checkpoint"
     shape = shape_of(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,

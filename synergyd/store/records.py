@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synergyd.records import Cell, Decision, Profile, Report
+from synergyd.records import Cell, Decision, Profile, Report, Snapshot
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,22 @@ class EpochRecord:
     present: tuple[
         Mapping[str, object], ...
     ] = ()  # each job as it stood and what it is to have; kept of the last epoch only
+
+
+def epoch_record(
+    decisions: tuple[Decision, ...],
+    present: tuple[Mapping[str, object], ...],
+    snapshot: Snapshot,
+    *,
+    duration_s: float,
+    dry_run: bool,
+    backend: str,
+) -> EpochRecord:
+    """An epoch that was completed, with what it saw in short. `backend`: what Slurm was read through."""
+    nodes = snapshot.cluster.nodes
+    gpus = sum(n.gpus for n in nodes if n.up)
+    summary = {"jobs": len(snapshot.jobs), "nodes": len(nodes), "gpus": gpus, "backend": backend}
+    return EpochRecord(snapshot.time_s, duration_s, dry_run, decisions, summary, present=present)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from unittest.mock import patch
 
 from synergyd.cli.context import Context
 from synergyd.daemon import heartbeat, loop
-from synergyd.daemon.loop import Daemon, Tools
+from synergyd.daemon.loop import Daemon
+from synergyd.daemon.tools import Tools
 from synergyd.scheduler.decide import decide
 from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
@@ -112,7 +113,9 @@ class Bench:
         store = BufferedStore(lambda: open_store(settings.database_url(), create=True), time.monotonic)
         timed_store: Any = Timed(store, self.clock, "store")
         reader = Timed(self.slurm, self.clock, "read")
-        tools = Tools(reader, self.slurm, timed_store, None, lambda: time.time() + self.ahead_s)
+        tools = Tools(
+            reader=reader, writer=self.slurm, store=timed_store, inbox=None, clock=lambda: time.time() + self.ahead_s
+        )
         self.daemon = Daemon(settings, tools)
         for name, part in (("registry", "learn"), ("forecast", "forecast"), ("actuator", "act")):
             setattr(self.daemon, name, Timed(getattr(self.daemon, name), self.clock, part))

@@ -23,9 +23,10 @@ from typing import Any
 
 from synergy_launch.launcher.reporter import Reporter
 
-from synergyd.daemon import loop
-from synergyd.daemon.loop import Daemon, Tools
+from synergyd.daemon import adoption
+from synergyd.daemon.loop import Daemon
 from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.tools import Tools
 from synergyd.records import Plan, Report
 from synergyd.settings import Settings
 from synergyd.store.buffer import BufferedStore
@@ -37,6 +38,12 @@ EVERY_S = 10.0
 TICK_S = 2.0
 SENDERS = 2
 SCRIPT = "#!/bin/bash\n#SYNERGY model=gpt2 global_batch=64 resize=no checkpoint=/ckpt\nsrun synergy-launch train.py\n"
+
+
+def _tools(reader: Any, world: Any, store: BufferedStore, inbox: ReportInbox, port: int) -> Tools:
+    return Tools(
+        reader=reader, writer=world, store=store, inbox=inbox, clock=time.time, report_address=f"127.0.0.1:{port}"
+    )
 
 
 def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
@@ -60,9 +67,9 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
     inbox.take = counted  # type: ignore[method-assign]
     reader = daemon_world._Reader(world)
     settings = Settings(state_dir=folder, epoch_s=60.0)
-    loop.ADOPTED_AN_EPOCH = jobs
-    daemon = Daemon(settings, Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}"))  # type: ignore[arg-type]
-    while len(daemon.lives) < jobs:  # scripts are read a bounded number an epoch
+    adoption.ADOPTED_AN_EPOCH = jobs
+    daemon = Daemon(settings, _tools(reader, world, store, inbox, port))
+    while len(daemon.controller.jobs) < jobs:  # scripts are read a bounded number an epoch
         daemon.epoch()
     pipe.send("ready")
     slowest = 0.0
@@ -74,13 +81,13 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
             elif word == "open":
                 inbox = ReportInbox("127.0.0.1", port)
                 real, inbox.take = inbox.take, counted  # type: ignore[method-assign]
-                daemon.tools = Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}")  # type: ignore[arg-type]
+                daemon.tools = _tools(reader, world, store, inbox, port)
             elif word == "end":
                 store.close()
                 return
             daemon.tick()
             used = resource.getrusage(resource.RUSAGE_SELF)
-            steps = {i: r.step for i, r in daemon.reports.items()}
+            steps = {i: r.step for i, r in daemon.controller.reports.items()}
             pipe.send((used.ru_utime + used.ru_stime, taken, steps, slowest))
             continue
         began = time.perf_counter()

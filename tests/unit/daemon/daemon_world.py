@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synergyd.control.resize import JobLifecycle
-from synergyd.daemon.loop import Daemon, Tools
+from synergyd.daemon.loop import Daemon
 from synergyd.daemon.report_inbox import ReceivedReport
-from synergyd.records import Action, Decision, Plan, Report
+from synergyd.daemon.tools import Tools
+from synergyd.records import Action, Decision, Plan, Profile, Report
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.rows import JobRow, NodeRow
@@ -130,14 +131,21 @@ class Site:
         """A new daemon process: nothing but the store, the files and Slurm is left of the one before."""
         store = BufferedStore(lambda: open_store(self.url, create=True), lambda: self.slurm.now_s)
         tools = Tools(
-            _Reader(self.slurm), self.slurm, store, self.post, lambda: self.slurm.now_s, "ctl:7321", lambda: self.leads
-        )  # type: ignore[arg-type]
+            reader=_Reader(self.slurm),  # type: ignore[arg-type]
+            writer=self.slurm,
+            store=store,
+            inbox=self.post,  # type: ignore[arg-type]
+            clock=lambda: self.slurm.now_s,
+            report_address="ctl:7321",
+            leads=lambda: self.leads,
+        )
         self.daemon = Daemon(replace(self.settings, **settings), tools)  # type: ignore[arg-type]
         return self.daemon
 
     def epoch(self, seconds: float = 0.0) -> dict[int, Decision]:
         self.slurm.now_s += seconds
         self.daemon.epoch()
+        assert self.daemon.controller.validate() == ""
         return {d.job_id: d for d in self.daemon.decisions}
 
     def tick(self, seconds: float = 1.0) -> None:
@@ -147,6 +155,7 @@ class Site:
             if job.state == "RUNNING" and not job.node_names:
                 self.slurm.set(job_id, node_names=self.slurm.required_nodes(job_id) or ("n1",))
         self.daemon.tick()
+        assert self.daemon.controller.validate() == ""
 
     def report(self, job_id: int, uid: int = 1000, /, **values: object) -> None:
         made = Report(
@@ -155,7 +164,7 @@ class Site:
         self.post.waiting.append(ReceivedReport(replace(made, **values), uid))  # type: ignore[arg-type]
 
     def life(self, job_id: int) -> JobLifecycle:
-        return self.daemon.lives[job_id]
+        return self.daemon.controller.jobs[job_id].lifecycle
 
     def store(self) -> Store:
         return open_store(self.url)
@@ -170,6 +179,13 @@ class Site:
         self.slurm.runs(job_id, *nodes)
         self.epoch()
         self.report(job_id)
+
+
+def believed(site: Site, *job_ids: int) -> list[Profile]:
+    """What the daemon believes of the jobs, as its last epoch saw them."""
+    controller = site.daemon.controller
+    profiles = controller.believed([job for t in controller.jobs.values() if (job := t.job) is not None])
+    return [profiles[i] for i in job_ids]
 
 
 def acted(decisions: dict[int, Decision]) -> dict[int, str]:

@@ -41,7 +41,7 @@ class Links:
 def with_links(site: Site) -> Links:
     links = Links()
     site.daemon.tools = replace(site.daemon.tools, links=links, links_address="ctl:7322")  # type: ignore[arg-type]
-    site.daemon.actuator = replace(site.daemon.actuator, links="ctl:7322")
+    site.daemon.actuator = site.daemon.executor.actuator = replace(site.daemon.actuator, links="ctl:7322")
     site.daemon.adoption = Adoption(site.daemon.actuator, site.daemon.settings.state_dir, "ctl:7321", "ctl:7322")
     return links
 

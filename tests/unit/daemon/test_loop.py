@@ -17,7 +17,7 @@ from synergyd.records import Action, Plan, Profile, Report, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.store.records import StoredLifecycle
 from synergyd.wire import plan_file
-from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site, acted
+from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site, acted, believed
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_dry_run_and_standby_touch_no_job_and_no_lifecycle(site: Site, mode: str
     site.slurm.cancel(1)
     site.slurm.pass_time(10)
     site.epoch(60)
-    assert len(site.slurm.calls) == calls and 1 not in site.daemon.lives
+    assert len(site.slurm.calls) == calls and 1 not in site.daemon.controller.jobs
     assert (site.folder / "heartbeat").read_text() == heartbeat
     assert plan_file.plan_path(site.folder, 1).read_text() == plan
     with site.store() as store:
@@ -123,18 +123,18 @@ def test_one_that_stood_by_takes_over_what_the_leader_wrote(site: Site) -> None:
     site.leads = False
     leader, waiting = site.daemon, site.start()
     site.epoch(1)
-    assert waiting.lives[1].state is ResizeState.RUNNING
+    assert waiting.controller.jobs[1].lifecycle.state is ResizeState.RUNNING
     site.leads, site.daemon = True, leader
     site.report(1)
     site.epoch(60)
-    assert leader.lives[1].state is ResizeState.CHECKPOINTING
+    assert leader.controller.jobs[1].lifecycle.state is ResizeState.CHECKPOINTING
     site.daemon = waiting
     site.epoch(1)
     # what it takes over it sends again at once
-    assert replace(waiting.lives[1], sent_s=0.0) == replace(leader.lives[1], sent_s=0.0)
+    assert replace(waiting.controller.jobs[1].lifecycle, sent_s=0.0) == replace(leader.controller.jobs[1].lifecycle, sent_s=0.0)
     site.report(1, checkpoint_requests=1)
     site.tick()
-    assert waiting.lives[1].state is ResizeState.REQUEUING and len(site.slurm.requeued) == 1
+    assert waiting.controller.jobs[1].lifecycle.state is ResizeState.REQUEUING and len(site.slurm.requeued) == 1
 
 
 def test_the_whole_story_of_a_resize(site: Site) -> None:
@@ -190,7 +190,12 @@ def test_a_daemon_killed_in_any_state_is_followed_by_one_that_goes_on(site: Site
     def flush_then_die() -> bool:
         nonlocal killed
         done = flush(site.daemon.tools.store)
-        if not killed and 1 in site.daemon.lives and site.life(1).state is state and site.slurm.now_s > START_S:
+        if (
+            not killed
+            and 1 in site.daemon.controller.jobs
+            and site.life(1).state is state
+            and site.slurm.now_s > START_S
+        ):
             killed = True
             raise Killed
         return done
@@ -206,7 +211,7 @@ def test_a_daemon_killed_in_any_state_is_followed_by_one_that_goes_on(site: Site
 
     turn("epoch", 60)
     for _ in range(20):
-        if site.daemon.lives[1].state is ResizeState.CHECKPOINTING:
+        if site.life(1).state is ResizeState.CHECKPOINTING:
             site.report(1, checkpoint_requests=len(site.slurm.signals))
         turn("tick", 3)
     assert killed or state is ResizeState.QUEUED  # a running job's resize never is QUEUED
@@ -228,14 +233,14 @@ def test_a_job_that_another_waits_for_gives_way_and_grows_again(site: Site) -> N
         if turn == 8:
             site.slurm.cancel(1)
         for job_id, job in site.slurm.jobs.items():
-            if job.state == "RUNNING" and job_id in site.daemon.lives:
+            if job.state == "RUNNING" and job_id in site.daemon.controller.jobs:
                 plan = site.life(job_id).plan or Plan(dp=2, micro_batch=8, global_batch=256)
                 asked = sum(s[:2] == (job_id, job.restarts) for s in site.slurm.signals)
                 site.report(job_id, plan=plan, checkpoint_requests=asked)
         site.epoch(60)
         for _ in range(12):
             for job_id in list(site.slurm.jobs):
-                if job_id in site.daemon.lives and site.life(job_id).state is ResizeState.CHECKPOINTING:
+                if job_id in site.daemon.controller.jobs and site.life(job_id).state is ResizeState.CHECKPOINTING:
                     site.report(job_id, checkpoint_requests=1)
             site.tick(2)
             used = sum(
@@ -244,7 +249,7 @@ def test_a_job_that_another_waits_for_gives_way_and_grows_again(site: Site) -> N
             assert used <= 4
         if turn == 7:
             assert {j.state for j in site.slurm.jobs.values()} == {"RUNNING"} and len(site.slurm.jobs) == 2
-    assert set(site.slurm.jobs) == set(site.daemon.lives) == {2}
+    assert set(site.slurm.jobs) == set(site.daemon.controller.jobs) == {2}
     assert site.slurm.jobs[2].tres_per_node == "gres:gpu:4" and site.life(2).state is ResizeState.RUNNING
     with site.store() as store:
         assert set(store.lifecycles()) == {2}
@@ -447,12 +452,12 @@ def test_reports_of_others_or_of_another_incarnation_are_dropped(site: Site, wro
     changes = {k: v for k, v in wrong.items() if k != "uid"}
     site.report(1, uid, noise_scale=3.0, checkpoint_requests=5, **changes)
     assert "not reported yet" in site.epoch(60)[1].why
-    assert site.daemon.reports == {} and site.daemon.profiles == {}
+    assert site.daemon.controller.reports == {} and site.daemon.controller.profiles == {}
     with site.store() as store:
         assert store.reports() == {} and store.profiles() == {}
     site.report(1)
     site.epoch(60)
-    assert 1 in site.daemon.reports
+    assert 1 in site.daemon.controller.reports
 
 
 def test_an_old_acknowledgement_requeues_nothing(site: Site) -> None:
@@ -474,23 +479,23 @@ def test_what_was_learnt_outlives_the_daemon(site: Site) -> None:
     site.running(1, "n1")
     site.report(1, noise_scale=12.0)
     site.epoch(1)
-    learnt = site.daemon.profiles[1]
+    learnt = site.daemon.controller.profiles[1]
     assert learnt.noise_scale is not None and learnt.samples > 0
     site.start()
     site.epoch(1)
-    assert site.daemon.profiles[1] == learnt and site.daemon.reports[1].step == 10
+    assert site.daemon.controller.profiles[1] == learnt and site.daemon.controller.reports[1].step == 10
 
 
 def test_what_neighbours_on_shared_links_cost_is_not_learnt_as_the_plans(site: Site) -> None:
     site.running(1, "n1")
     site.epoch(1)
-    (before,) = site.daemon.profiles[1].measured
-    site.daemon._slowed = {1: 1.25}  # as the last decision has it
+    (before,) = site.daemon.controller.profiles[1].measured
+    site.daemon.controller.jobs[1].slowdown = 1.25  # as the last decision has it
     site.report(1, step_s=0.5 * 1.25)
     site.epoch(1)
-    (after,) = site.daemon.profiles[1].measured
+    (after,) = site.daemon.controller.profiles[1].measured
     assert after.samples == before.samples + 1 and after.step_s == pytest.approx(before.step_s)
-    assert site.daemon.reports[1].step_s == 0.625  # `status` shows what it really takes
+    assert site.daemon.controller.reports[1].step_s == 0.625  # `status` shows what it really takes
 
 
 def test_a_job_whose_script_can_not_be_read_now_is_not_taken_for_gone(site: Site) -> None:
@@ -527,7 +532,7 @@ def test_slurm_away_is_an_error_of_the_epoch_and_loses_nothing(site: Site) -> No
 def test_a_finished_job_in_a_bulk_read_is_gone(site: Site) -> None:
     site.running(1, "n1")
     site.slurm.set(1, state="COMPLETED", node_names=())
-    assert site.epoch(60) == {} and site.daemon.lives == {}
+    assert site.epoch(60) == {} and site.daemon.controller.jobs == {}
 
 
 def test_a_disk_that_is_full_stops_no_epoch(
@@ -602,12 +607,10 @@ def test_a_job_without_reports_starts_from_what_like_jobs_learnt(site: Site) -> 
     site.slurm.submit(2)
     site.slurm.submit(3, SCRIPT.replace("gpt2", "gpt2-medium"))
     site.epoch(1)
-    jobs = site.daemon._jobs
-    shared = site.daemon._shared(jobs.values())
-    learnt, like, other = (site.daemon._believed(jobs[i], shared) for i in (1, 2, 3))
-    assert learnt == site.daemon.profiles[1] and learnt.speed != 1.0
+    learnt, like, other = believed(site, 1, 2, 3)
+    assert learnt == site.daemon.controller.profiles[1] and learnt.speed != 1.0
     assert like.speed == pytest.approx(learnt.speed, rel=0.011) and like.samples == 1
-    assert other == Profile() and 2 not in site.daemon.profiles
+    assert other == Profile() and 2 not in site.daemon.controller.profiles
 
 
 def test_the_next_run_of_a_plain_program_starts_from_what_the_last_one_measured_even_with_another_daemon(
@@ -622,10 +625,10 @@ def test_the_next_run_of_a_plain_program_starts_from_what_the_last_one_measured_
     site.slurm.cancel(1)
     site.tick(30)
     site.epoch(10)
-    assert 1 not in site.daemon.lives
+    assert 1 not in site.daemon.controller.jobs
     site.start()
     site.slurm.submit(2, plain)
     site.slurm.submit(3, plain.replace("256", "128"))
     site.epoch(10)
-    believed, other = (site.daemon._believed(site.daemon._jobs[i], {}) for i in (2, 3))
-    assert [m.step_s for m in believed.measured] == pytest.approx([0.7], rel=0.02) and other == Profile()
+    known, other = believed(site, 2, 3)
+    assert [m.step_s for m in known.measured] == pytest.approx([0.7], rel=0.02) and other == Profile()

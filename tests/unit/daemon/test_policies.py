@@ -24,7 +24,7 @@ def test_jobs_come_and_go_and_none_is_lost(policy: str, tmp_path: Path) -> None:
         if turn == 5:
             site.slurm.cancel(1)
         for job_id, job in site.slurm.jobs.items():
-            if job.state == "RUNNING" and job_id in site.daemon.lives:
+            if job.state == "RUNNING" and job_id in site.daemon.controller.jobs:
                 plan = site.life(job_id).plan or Plan(dp=2, micro_batch=8, global_batch=256)
                 asked = sum(s[:2] == (job_id, job.restarts) for s in site.slurm.signals)
                 site.report(job_id, plan=plan, checkpoint_requests=asked)
@@ -33,7 +33,7 @@ def test_jobs_come_and_go_and_none_is_lost(policy: str, tmp_path: Path) -> None:
             assert job_id not in running or decision.action in (Action.KEEP, Action.RESIZE), decision.why
         for _ in range(12):
             for job_id in list(site.slurm.jobs):
-                if job_id in site.daemon.lives and site.life(job_id).state is ResizeState.CHECKPOINTING:
+                if job_id in site.daemon.controller.jobs and site.life(job_id).state is ResizeState.CHECKPOINTING:
                     site.report(job_id, checkpoint_requests=1)
             site.tick(2)
         held = [int(j.tres_per_node.rpartition(":")[2]) for j in site.slurm.jobs.values() if j.state == "RUNNING"]

@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from synergyd.cli.simulate import simulate_verb
+from synergyd.control.controller import Controller
+from synergyd.control.events import JobObserved, Observed, Reported
+from synergyd.control.resize import ResizeTimes
 from synergyd.links.model import Topology
 from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
 from synergyd.settings import Settings
@@ -130,8 +133,12 @@ def test_a_step_slowed_by_neighbours_teaches_what_it_would_be_without_them() -> 
         live = Live(1, job(0.0, 4, 100.0), (("n", 4),), plan, Pace(1.0, slowdown, None), ready_s=0.0)
         shape = Shape("a100", 1, 4)
         known = Job(1, "j", "u", 0, "", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape, shape, directive=Directive())
-        assert belief.report(live, known, 10.0, slowdown)
-        learnt[slowdown] = belief.profiles[1].measured[0].step_s
+        controller = Controller(ResizeTimes(), 60.0)
+        controller.handle(JobObserved(1, 0.0, Observed("RUNNING")), 0.0)
+        controller.jobs[1].slowdown = slowdown
+        reports = belief.reports(live, known, 10.0)
+        controller.handle(Reported(reports, 0, belief.predicted(live, known, Profile()), shape), 10.0)
+        learnt[slowdown] = controller.profiles[1].measured[0].step_s
     assert learnt[1.0] == learnt[2.0] == pytest.approx(1.0, abs=0.05)
 
 

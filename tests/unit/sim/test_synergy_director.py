@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.records import Plan, Shape
+from synergyd.records import Plan, Profile, Shape
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.settings import Settings
 from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
@@ -22,7 +22,7 @@ COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
 
 def run(given: Scenario, policy: str = "exact") -> tuple[World, SynergyDirector, tuple[JobResult, ...]]:
     settings = Settings(restart_cost_s=given.costs.resize_s)
-    director = SynergyDirector(settings, policy_named(policy), OracleBelief(), rigid=policy == "fifo")
+    director = SynergyDirector(settings, policy_named(policy), OracleBelief(), given.costs, policy == "fifo")
     world = World(given, director)
     world.run()
     return world, director, results_in_order(world)
@@ -31,7 +31,7 @@ def run(given: Scenario, policy: str = "exact") -> tuple[World, SynergyDirector,
 def test_a_job_alone_gets_the_node_at_the_first_epoch() -> None:
     _, director, (only,) = run(scenario(job(5.0, 2, 400.0), costs=COSTS))
     assert (only.start_s, only.finish_s, only.idle_s) == (60.0, 60 + 30 + 100, 30.0)
-    assert director.lives == {}
+    assert director.controller.jobs == {}
     assert len(director.decisions_s) == 3
 
 
@@ -66,7 +66,9 @@ def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_wh
     assert (b.start_s, b.finish_s) == (3610.0, 3610 + 30 + 50)
     assert a.restarts == 1 and a.finish_s == pytest.approx(3720 + 20 + 10_000 - 3510)
     settings = Settings(preemption=False, restart_cost_s=COSTS.resize_s)
-    kept = World(scenario(long, short, costs=COSTS), SynergyDirector(settings, policy_named("exact"), OracleBelief()))
+    kept = World(
+        scenario(long, short, costs=COSTS), SynergyDirector(settings, policy_named("exact"), OracleBelief(), COSTS)
+    )
     kept.run()
     assert results_in_order(kept)[0].restarts == 0 and results_in_order(kept)[1].start_s > 10_000
 
@@ -91,17 +93,17 @@ def test_fifo_keeps_sizes_and_order() -> None:
 def test_a_learnt_profile_comes_from_reports_alone() -> None:
     given = scenario(job(0.0, 2, 4000.0), costs=COSTS)
     belief = LearntBelief(seed=1)
-    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), belief)
+    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), belief, COSTS)
     world = World(given, director)
     seen = []
-    world.at(200.0, 3, lambda: seen.append(belief.known()[1]))
+    world.at(200.0, 3, lambda: seen.append(director.controller.profiles[1]))
     world.run()
     profile = seen[0]
     # it trains from 90: 3 reports by 120 and 6 by 180
     assert profile.samples == 9
     held = world.held[0].gpus
     assert profile.measured[0].step_s == pytest.approx(1.0 / held, rel=0.03)
-    assert belief.known() == {}
+    assert director.controller.profiles == {}
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
@@ -137,7 +139,10 @@ def test_the_shape_asked_for_is_even_over_the_fewest_nodes() -> None:
 
 def test_plans_of_the_oracle_are_the_truths() -> None:
     given = scenario(job(0.0, 2, 400.0))
-    world, director = World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleBelief())), OracleBelief()
+    world, director = (
+        World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleBelief(), given.costs)),
+        OracleBelief(),
+    )
     offers = []
     world.at(65.0, 3, lambda: offers.extend(_cells(world, director)))
     world.run()
@@ -149,4 +154,4 @@ def _cells(world: World, oracle: OracleBelief) -> tuple:  # type: ignore[type-ar
     live = world.jobs[1]
     director = world.director
     assert isinstance(director, SynergyDirector)
-    return oracle.cells(live, director._job(world, live), world.scenario.cluster)[0]
+    return oracle.cells(live, director._job(world, live), Profile(), None, world.scenario.cluster)[0]

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.records import Directive, JobState, Shape
+from synergyd.control.controller import Controller
+from synergyd.control.events import JobObserved, Observed, Reported
+from synergyd.control.resize import ResizeTimes
+from synergyd.records import Directive, JobState, Report, Shape
 from synergyd.slurm.observe import Known, beyond_placing, cluster_of, job_of, node_of, not_resizable, shape_of, state_of
 from synergyd.slurm.rows import NodeRow
 from tests.unit.slurm.fake_slurm import row
@@ -114,34 +117,37 @@ def test_the_directive_may_forbid_it() -> None:
 
 
 def test_a_pending_job() -> None:
-    job = job_of(row(eligible_s=50.0, start_s=60.0, priority=0), KNOWN, {}, paused=False, reported=False)
+    job = job_of(row(eligible_s=50.0, start_s=60.0, priority=0), KNOWN, {}, paused=False)
     assert (job.state, job.held, job.begin_s, job.start_s, job.fixed) == (JobState.PENDING, True, 50.0, None, "")
 
 
 def test_a_running_job_needs_an_agent_that_has_reported() -> None:
     running = row(state="RUNNING", start_s=5.0, eligible_s=1.0, node_names=("n1",), priority=0)
-    job = job_of(running, KNOWN, {"n1": "a100"}, paused=True, reported=False)
-    assert "has not reported" in job.fixed and not job.held and job.paused
+    job = job_of(running, KNOWN, {"n1": "a100"}, paused=True)
+    controller = Controller(ResizeTimes(), 60.0)
+    controller.handle(JobObserved(job.job_id, 0.0, Observed("RUNNING", job.restarts)), 10.0)
+    assert "has not reported" in controller.as_decided_about(job, 10.0).fixed and not job.held and job.paused
     assert (job.start_s, job.begin_s) == (5.0, None)
-    assert job_of(running, KNOWN, {}, paused=False, reported=True).fixed == ""
+    controller.handle(Reported((Report(job.job_id, job.restarts, 1),), job.restarts), 11.0)
+    assert controller.as_decided_about(job, 12.0).fixed == ""
 
 
 def test_a_typed_request_keeps_its_type() -> None:
     wide = replace(KNOWN, directive=Directive(gpu_types=("h100", "a100")))
-    job = job_of(row(tres_per_node="gres:gpu:a100:2"), wide, {}, paused=False, reported=False)
+    job = job_of(row(tres_per_node="gres:gpu:a100:2"), wide, {}, paused=False)
     assert job.directive is not None and job.directive.gpu_types == ("a100",)
-    job = job_of(row(), wide, {}, paused=False, reported=False)
+    job = job_of(row(), wide, {}, paused=False)
     assert job.directive is not None and job.directive.gpu_types == ("h100", "a100")
 
 
 def test_a_job_with_a_wrong_directive_is_shown_with_its_error() -> None:
-    job = job_of(row(), replace(KNOWN, directive=None, error="line 2: no"), {}, paused=False, reported=False)
+    job = job_of(row(), replace(KNOWN, directive=None, error="line 2: no"), {}, paused=False)
     assert (job.directive, job.directive_error, job.fixed) == (None, "line 2: no", "")
 
 
 def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
     untyped = replace(KNOWN, asked=Shape("", 4, 2))
-    job = job_of(row(state="RUNNING", node_names=("n1",)), untyped, {"n1": "h100"}, paused=False, reported=True)
+    job = job_of(row(state="RUNNING", node_names=("n1",)), untyped, {"n1": "h100"}, paused=False)
     assert job.asked == Shape("h100", 4, 2)
 
 

@@ -1,0 +1,424 @@
+"""All that Synergy keeps of its jobs between two looks at the cluster, as one pure class: events in, instructions out.
+
+    QueueRead, JobObserved, NodesRead ──┐                        ┌── Instruction (to Slurm) ── answered by Answered
+    Reported, CheckpointTaken ──────────┤── Controller.handle ──├── Remember (to the store, before what follows it)
+    SnapshotTaken, Decided, Ticked ─────┘   one Tracked a job    └── TellBatch, ParkAgain
+
+The daemon's loop and the simulator's director are shells over it: they read a cluster (a real or a simulated one), ask
+`decide` for decisions, hand events in, and carry out what comes back, each output in its order. No clock, no I/O: every
+event comes with its time. `validate` says what may never be; `story` what happened lately.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from synergyd.control.believed import believed
+from synergyd.control.events import (
+    Acknowledged,
+    Answered,
+    BatchReviewed,
+    CarriedOut,
+    CheckpointTaken,
+    ControlEvent,
+    Decided,
+    EpochDecided,
+    GpuTimeKnown,
+    HealthReviewed,
+    JobObserved,
+    NodesRead,
+    Observed,
+    Preempted,
+    QueueRead,
+    Refused,
+    Reported,
+    ResizeEvent,
+    SnapshotTaken,
+    Tick,
+    Ticked,
+    Unblocked,
+    Unwanted,
+    Wanted,
+)
+from synergyd.control.gpus_free import gpus_free
+from synergyd.control.health import warnings
+from synergyd.control.in_transit import arrived, under_way
+from synergyd.control.instructions import Park, Target
+from synergyd.control.job_durations import JobDurations
+from synergyd.control.rebatch import better_batch
+from synergyd.control.resize import (
+    IN_TRANSIT,
+    LEAVING,
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+    advance,
+)
+from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, TellBatch, Tracked
+from synergyd.links.sharing import slowdowns_of
+from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
+from synergyd.task.learning import update_profile
+from synergyd.task.shared_profiles import SharedProfiles
+
+HISTORY = 10_000  # lines of `story`, of all jobs together
+_DECIDABLE = (ResizeState.QUEUED, ResizeState.RUNNING)
+_Value = TypeVar("_Value")
+
+
+@dataclass
+class Controller:
+    """`epoch_s`: seconds between two epochs. `learns`: reports teach profiles (an oracle's jobs have nothing to teach)."""
+
+    times: ResizeTimes
+    epoch_s: float
+    learns: bool = True
+    jobs: dict[int, Tracked] = field(default_factory=dict)
+    durations: JobDurations = field(default_factory=JobDurations)
+    shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
+    log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    _unseen: dict[int, Tracked] = field(default_factory=dict)  # read back from a store, not in the queue so far
+    _cluster: Cluster = field(default_factory=lambda: Cluster(()))
+
+    # -- what a shell asks ---------------------------------------------------------------------------------------------
+
+    @property
+    def lifecycles(self) -> dict[int, JobLifecycle]:
+        return {i: t.lifecycle for i, t in self.jobs.items()}
+
+    @property
+    def profiles(self) -> dict[int, Profile]:
+        return self._of_jobs(lambda t: t.profile)
+
+    @property
+    def reports(self) -> dict[int, Report]:
+        return self._of_jobs(lambda t: t.report)
+
+    @property
+    def in_transit(self) -> list[int]:
+        """Jobs that are being resized or started."""
+        return [i for i, t in self.jobs.items() if t.lifecycle.state in IN_TRANSIT]
+
+    @property
+    def leaving(self) -> set[int]:
+        """Jobs that still hold GPUs which they are to give back."""
+        return {i for i, t in self.jobs.items() if t.lifecycle.state in LEAVING}
+
+    @property
+    def attained_gpu_s(self) -> dict[int, float]:
+        return {i: t.attained_gpu_s for i, t in self.jobs.items()}
+
+    def ages_s(self, now_s: float) -> dict[int, float]:
+        """Seconds since each job's first sbatch: Slurm resets SubmitTime at each requeue."""
+        return {i: max(0.0, now_s - t.lifecycle.submit_s) for i, t in self.jobs.items()}
+
+    def deciding(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot that `decide` should see: what is being carried out counts as done."""
+        return arrived(snapshot, under_way(self.lifecycles))
+
+    def reported(self, job_id: int, restarts: int) -> bool:
+        """Has this incarnation reported, so that it can be asked for a checkpoint?"""
+        report = self.jobs[job_id].report if job_id in self.jobs else None
+        return report is not None and report.restarts == restarts
+
+    def as_decided_about(self, job: Job, now_s: float) -> Job:
+        """The job as an epoch may decide about it: not resized before it has reported, nor soon after a failed resize."""
+        if job.state is not JobState.RUNNING or job.fixed or job.directive is None:
+            return job
+        if not self.reported(job.job_id, job.restarts):
+            return replace(job, fixed="its agent has not reported yet, so nobody could be asked for a checkpoint")
+        again_s = self.jobs[job.job_id].lifecycle.retry_after_s - now_s
+        return replace(job, fixed=f"its last resize failed; tried again in {again_s:.0f} s") if again_s > 0 else job
+
+    def plans(self) -> dict[int, Plan]:
+        """Plans of running jobs: the one that the job reports, else the one that Synergy gave it."""
+
+        def plan(tracked: Tracked) -> Plan | None:
+            report, job = tracked.report, tracked.job
+            if report is not None and report.plan is not None and job is not None and report.restarts == job.restarts:
+                return report.plan
+            return tracked.lifecycle.plan
+
+        return self._of_jobs(plan)
+
+    def believed(self, jobs: Iterable[Job]) -> dict[int, Profile]:
+        """What is believed of each job: what it has reported, and what others have that are like it."""
+        return believed(jobs, self.profiles, self.shared_profiles)
+
+    def unblockable(self, cluster: Cluster, now_s: float, jobs: Mapping[int, Job] | None = None) -> list[int]:
+        """Jobs whose decision had to wait for GPUs that are free now. `jobs`: as they are now, where that is known."""
+        free = []
+        for job_id, tracked in self.jobs.items():
+            job = (jobs or {}).get(job_id, tracked.job)
+            if tracked.blocked is None or job is None:
+                continue
+            if tracked.lifecycle.state not in _DECIDABLE:
+                tracked.blocked = None
+            elif gpus_free(tracked.blocked, Snapshot(now_s, cluster, (job,))):
+                free.append(job_id)
+        return free
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: ControlEvent, now_s: float) -> list[Output]:
+        """One event at `now_s` (seconds since 1970). Total: any event at any time has an answer, and never raises."""
+        match event:
+            case JobObserved():
+                return self._observed(event, now_s)
+            case QueueRead(here=here):
+                self._unseen = {}
+                return [o for i in list(self.jobs) if i not in here for o in self._advance(i, Observed("GONE"), now_s)]
+            case NodesRead(up=up):
+                return self._give_up_lost(up, now_s)
+            case SnapshotTaken():
+                self._take_snapshot(event)
+                return []
+            case EpochDecided(decisions=decisions):
+                slowdowns = slowdowns_of(decisions)
+                for job_id, tracked in self.jobs.items():
+                    tracked.blocked, tracked.slowdown = None, slowdowns.get(job_id, 1.0)
+                return []
+            case Reported():
+                return self._reported(event, now_s)
+            case GpuTimeKnown(job_id=job_id, gpu_s=gpu_s):
+                if job_id in self.jobs:
+                    self.jobs[job_id].attained_gpu_s = gpu_s
+                return []
+            case CheckpointTaken():
+                return self._checkpoint_taken(event.job_id, event.restarts, event.count, now_s)
+            case Decided():
+                return self._decided(event, now_s)
+            case Unblocked(job_id=job_id, job=job):
+                return self._unblocked(self.jobs.get(job_id), job, now_s)
+            case BatchReviewed():
+                return self._review_batch(event)
+            case HealthReviewed():
+                return [o for t in self.jobs.values() for o in self._review_health(t, now_s)]
+            case Answered(answer=answer):
+                return self._answered(answer, now_s)
+            case Ticked(job_id=job_id):
+                return self._advance(job_id, Tick(), now_s)
+
+    def restore(
+        self,
+        lifecycles: Iterable[JobLifecycle],
+        profiles: Mapping[int, Profile],
+        reports: Mapping[int, tuple[Report, float]],
+    ) -> None:
+        """What a controller before this one left: lifecycles go on where they stood; profiles and reports (with the time at
+        which they came) wait for their jobs to be seen. Whether a last instruction was carried out nobody knows: it is sent
+        again at once."""
+        for lifecycle in lifecycles:
+            self.jobs.setdefault(lifecycle.job_id, Tracked(lifecycle=replace(lifecycle, sent_s=0.0)))
+        for job_id in profiles.keys() | reports.keys():
+            kept = self.jobs.get(job_id) or self._unseen.setdefault(
+                job_id, Tracked(lifecycle=JobLifecycle(job_id, 0.0))
+            )
+            kept.profile = kept.profile or profiles.get(job_id)
+            if kept.report is None and job_id in reports:
+                kept.take_report(*reports[job_id])
+
+    # -- one function an event -----------------------------------------------------------------------------------------
+
+    def _observed(self, event: JobObserved, now_s: float) -> list[Output]:
+        job_id, observed = event.job_id, event.observed
+        if job_id not in self.jobs:
+            if observed.state == "GONE":
+                return []
+            tracked = self._unseen.pop(job_id, None) or Tracked(lifecycle=JobLifecycle(job_id, event.submit_s))
+            # whether a job that was restarted before it was seen was requeued just now nobody knows
+            ended_s = now_s if observed.restarts else 0.0
+            plan = tracked.report.plan if tracked.report else None
+            tracked.lifecycle = JobLifecycle(
+                job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts, plan=plan
+            )
+            self.jobs[job_id] = tracked
+        self.jobs[job_id].eligible_s = observed.begin_s
+        return self._advance(job_id, observed, now_s)
+
+    def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for job_id in self.in_transit:
+            target = self.jobs[job_id].lifecycle.target
+            if lost := sorted(set(target.nodes) - up if target else ()):
+                outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
+        return outputs
+
+    def _take_snapshot(self, event: SnapshotTaken) -> None:
+        self._cluster = event.snapshot.cluster
+        jobs = {job.job_id: job for job in event.snapshot.jobs}
+        for job_id, tracked in self.jobs.items():
+            tracked.job = jobs.get(job_id)
+            if tracked.job is not None and tracked.job.state is JobState.RUNNING:
+                tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
+
+    def _reported(self, event: Reported, now_s: float) -> list[Output]:
+        latest = event.reports[-1] if event.reports else None
+        tracked = self.jobs.get(latest.job_id) if latest else None
+        if latest is None or tracked is None:
+            return []  # it has left, or is not known yet: its next report comes soon
+        if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
+            return []  # of an incarnation that has ended, or that Slurm has not shown yet
+        tracked.take_report(latest, now_s)
+        learnt: dict[str, Profile] = {}
+        if self.learns:
+            profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
+            for report in event.reports:
+                profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
+            tracked.profile = profile
+            learnt = {f"job:{latest.job_id}": profile}
+            if tracked.job is not None:
+                learnt |= self.shared_profiles.learn(tracked.job, profile)
+        acknowledged = self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
+        return [Learnt(latest, now_s, learnt), *acknowledged]
+
+    def _checkpoint_taken(self, job_id: int, restarts: int, count: int, now_s: float) -> list[Output]:
+        if job_id in self.jobs:
+            self.jobs[job_id].count_checkpoints(restarts, count)
+        return self._advance(job_id, Acknowledged(restarts, count), now_s)
+
+    def _decided(self, event: Decided, now_s: float) -> list[Output]:
+        decision = event.decision
+        tracked = self.jobs.get(decision.job_id)
+        job = tracked.job if tracked else None
+        if tracked is None or job is None:
+            return []
+        if tracked.lifecycle.stopping and (job.paused or _stays(decision, job)):
+            why = "it is paused" if job.paused else "nobody needs its GPUs any more"
+            return self._advance(job.job_id, Unwanted(why), now_s)
+        if job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
+            return []
+        if decision.action is Action.WAIT and job.state is JobState.RUNNING:
+            cause = f"{_words(job.shape, tracked.lifecycle.plan)} go to others"
+            return self._advance(job.job_id, Preempted(cause, tracked.checkpoints_taken), now_s)
+        if decision.action is Action.WAIT:
+            return self._keep_waiting(tracked, job, now_s) if event.schedulable else []
+        if decision.cell is None or tracked.lifecycle.state not in _DECIDABLE:
+            return []
+        if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
+            return self._want(tracked, decision, job, now_s)
+        tracked.blocked = decision
+        return self._keep_waiting(tracked, job, now_s)
+
+    def _keep_waiting(self, tracked: Tracked, job: Job, now_s: float) -> list[Output]:
+        """A job that waits for a decision must not start by itself; its first parking stamps its own size too."""
+        if tracked.lifecycle.state is not ResizeState.QUEUED or job.fixed or job.begin_s is not None:
+            return []
+        soon_s = now_s + max(30.0, 2 * self.epoch_s)
+        if job.state is not JobState.PENDING or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s):
+            return []
+        park_s = self.times.park_s
+        return [ParkAgain(job.job_id, park_s) if tracked.parked == job.restarts else Park(job.job_id, park_s)]
+
+    def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
+        if tracked is None or tracked.blocked is None:
+            return []
+        decision, tracked.blocked = tracked.blocked, None
+        return [] if job is None else self._want(tracked, decision, job, now_s)
+
+    def _answered(self, answer: CarriedOut | Refused, now_s: float) -> list[Output]:
+        job_id = answer.instruction.job_id
+        tracked = self.jobs.get(job_id)
+        if tracked is not None and isinstance(answer, CarriedOut) and isinstance(answer.instruction, Park):
+            tracked.parked = tracked.job.restarts if tracked.job else None
+        return self._advance(job_id, answer, now_s)
+
+    def _want(self, tracked: Tracked, decision: Decision, job: Job, now_s: float) -> list[Output]:
+        if decision.cell is None:
+            return []
+        shape, present_plan = decision.cell.shape, tracked.lifecycle.plan
+        # a job that keeps its own size keeps its own degrees as well
+        plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
+        words = _words(shape, plan)
+        cause = f"{_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
+        target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
+        return self._advance(job.job_id, Wanted(target, cause, tracked.checkpoints_taken, present), now_s)
+
+    def _review_batch(self, event: BatchReviewed) -> list[Output]:
+        tracked = self.jobs.get(event.job_id)
+        job = tracked.job if tracked else None
+        if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
+            return []
+        report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
+        noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
+        plan = better_batch(job, report, event.cells, noise)
+        before, tracked.told = tracked.told, (job.restarts, plan) if plan else None
+        if plan is None:
+            return []
+        told: list[Output] = [TellBatch(job.job_id, job.restarts, plan)]
+        if before != tracked.told:
+            text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
+            told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
+        return told
+
+    def _review_health(self, tracked: Tracked, now_s: float) -> list[Output]:
+        report, job = tracked.report, tracked.job
+        running = tracked.lifecycle.state is ResizeState.RUNNING
+        if report is None or job is None or not running or report.restarts != job.restarts:
+            tracked.warned = (0, frozenset())
+            return []
+        present = warnings(report, tracked.heard_s, now_s)
+        known = tracked.warned[1] if tracked.warned[0] == job.restarts else frozenset()
+        fresh = tuple(w.text for w in present if w.kind not in known)
+        tracked.warned = (job.restarts, frozenset(w.kind for w in present))
+        return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
+
+    # -- moves ---------------------------------------------------------------------------------------------------------
+
+    def _advance(self, job_id: int, event: ResizeEvent, now_s: float) -> list[Output]:
+        tracked = self.jobs.get(job_id)
+        if tracked is None:
+            return []
+        before = tracked.lifecycle
+        step = advance(before, event, now_s, self.times)
+        tracked.lifecycle = step.life
+        names = tuple(type(i).__name__ for i in step.instructions)
+        if step.life != before or step.story or names:
+            self.log.append(
+                Entry(now_s, job_id, type(event).__name__, before.state.value, step.life.state.value, names)
+            )
+        outputs: list[Output] = []
+        if step.life != before or step.story:
+            outputs.append(Remember(step.life, before.state, type(event).__name__, step.story))
+        if step.life.state is ResizeState.GONE:
+            self._forget(tracked)
+        return [*outputs, *step.instructions]
+
+    def _forget(self, tracked: Tracked) -> None:
+        """It has left the queue; what it has taught stays."""
+        job_id = tracked.lifecycle.job_id
+        if tracked.job is not None:
+            self.durations.ended(tracked.attained_gpu_s, tracked.job.asked.gpus)
+        self.shared_profiles.forget(job_id)
+        del self.jobs[job_id]
+
+    def _of_jobs(self, value: Callable[[Tracked], _Value | None]) -> dict[int, _Value]:
+        """By job id, of the jobs that have one."""
+        return {i: v for i, t in self.jobs.items() if (v := value(t)) is not None}
+
+    # -- for tests and for a developer who looks -----------------------------------------------------------------------
+
+    def validate(self) -> str:
+        """What may never be, and is; "" where all is well. Tests call it after every event."""
+        for job_id, tracked in self.jobs.items():
+            if tracked.lifecycle.job_id != job_id:
+                return f"job {tracked.lifecycle.job_id} is kept under {job_id}"
+            if problem := tracked.validate():
+                return f"job {job_id}: {problem}"
+        return ""
+
+    def story(self, job_id: int | None = None) -> list[Entry]:
+        """What happened lately, to all jobs or to one: the newest HISTORY events that changed something."""
+        return [entry for entry in self.log if job_id in (None, entry.job_id)]
+
+
+def _stays(decision: Decision, job: Job) -> bool:
+    """Is a job that is to make way decided to have what it has?"""
+    return decision.cell is not None and decision.cell.shape == job.shape and decision.node_names == job.node_names
+
+
+def _words(shape: Shape, plan: Plan | None) -> str:
+    degrees = f"; tp {plan.tp} pp {plan.pp} dp {plan.dp}" if plan else ""
+    return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type}{degrees})"

@@ -1,0 +1,124 @@
+"""What the controller keeps of one job, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from synergyd.control.instructions import Instruction
+from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, validate
+from synergyd.records import Decision, Job, Plan, Profile, Report
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Keep the job's lifecycle, and these lines of its story that `event` caused, before what follows is done."""
+
+    lifecycle: JobLifecycle
+    was: ResizeState
+    event: str
+    story: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TellBatch:
+    """Tell incarnation `restarts` of the job, in the answer to its next report, to go on with `plan`'s batch."""
+
+    job_id: int
+    restarts: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class ParkAgain:
+    """Put off the start of a job that was parked before: many of them go into one call."""
+
+    job_id: int
+    park_s: float
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Keep the job's latest report, which came at `heard_s`, and what was learnt from it, by key of the store."""
+
+    report: Report
+    heard_s: float
+    profiles: Mapping[str, Profile]
+
+
+Output = Remember | Learnt | Instruction | TellBatch | ParkAgain
+
+
+@dataclass(kw_only=True)
+class Tracked:
+    """All that is kept of one job. A pair (restarts, what) is of that incarnation alone."""
+
+    lifecycle: JobLifecycle
+    #: as the latest snapshot had it; None before the first
+    job: Job | None = None
+    #: when a pending job may start by itself, as Slurm said last
+    eligible_s: float | None = None
+    #: the latest, and when it came
+    report: Report | None = None
+    heard_s: float = 0.0
+    #: what its reports have taught
+    profile: Profile | None = None
+    #: (restarts, checkpoints that were asked for and are complete)
+    checkpoints: tuple[int, int] = (0, 0)
+    #: since this controller looks
+    attained_gpu_s: float = 0.0
+    #: by neighbours on shared links, as the latest decisions have it
+    slowdown: float = 1.0
+    #: of the latest epoch, while others still hold its GPUs
+    blocked: Decision | None = None
+    #: (restarts, the plan it was told to go on with)
+    told: tuple[int, Plan] | None = None
+    #: (restarts, kinds of warnings that are in its story)
+    warned: tuple[int, frozenset[str]] = (0, frozenset())
+    #: the incarnation that was kept from starting, with its own size stamped
+    parked: int | None = None
+
+    def validate(self) -> str:
+        """What may never be of one job, and is; "" where all is well."""
+        state, job_id = self.lifecycle.state, self.lifecycle.job_id
+        if problem := validate(self.lifecycle):
+            return problem
+        if state is ResizeState.GONE:
+            return "gone, and still tracked"
+        if self.blocked is not None and state in IN_TRANSIT:
+            return "waits for GPUs and is being resized"
+        others = [r for r in (self.blocked, self.job, self.report) if r is not None and r.job_id != job_id]
+        if others:
+            return f"has a {type(others[0]).__name__} of job {others[0].job_id}"
+        if self.slowdown < 1.0 or self.attained_gpu_s < 0.0 or self.checkpoints[1] < 0:
+            return "has a slowdown, GPU time or count below the least there can be"
+        return ""
+
+    def take_report(self, report: Report, heard_s: float) -> None:
+        self.report, self.heard_s = report, heard_s
+        self.count_checkpoints(report.restarts, report.checkpoint_requests)
+
+    def count_checkpoints(self, restarts: int, count: int) -> None:
+        before = self.checkpoints[1] if self.checkpoints[0] == restarts else 0
+        self.checkpoints = (restarts, max(before, count))
+
+    @property
+    def checkpoints_taken(self) -> int:
+        """Checkpoints that this incarnation was asked for and has completed."""
+        return self.checkpoints[1] if self.checkpoints[0] == self.lifecycle.restarts else 0
+
+    def alone(self, report: Report) -> Report:
+        """The report without what neighbours on shared links cost, by the latest decisions: that is theirs, not the plan's."""
+        return report if report.step_s is None else replace(report, step_s=report.step_s / self.slowdown)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the controller's own story: what an event did to a job."""
+
+    at_s: float
+    job_id: int
+    event: str
+    was: str
+    state: str
+    instructions: tuple[str, ...]

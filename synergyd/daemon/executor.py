@@ -1,0 +1,78 @@
+"""Carries out what the controller gives back: lifecycles and stories into the store, instructions to Slurm, plans to jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synergyd.control.events import Answered, Refused
+from synergyd.control.instructions import Park
+from synergyd.control.resize import ResizeState
+from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
+from synergyd.daemon import lives
+from synergyd.daemon.adoption import remove_plan
+from synergyd.records import Plan
+from synergyd.slurm.actuator import Actuator
+from synergyd.store.buffer import BufferedStore
+from synergyd.store.records import StoredEvent, StoredLifecycle, StoredReport
+
+log = logging.getLogger("synergyd")
+
+
+@dataclass
+class Executor:
+    """`do` one output at a time, in order. `batches`: what jobs are told in the answer to a report, by (job, incarnation)."""
+
+    store: BufferedStore
+    actuator: Actuator
+    state_dir: Path
+    clock: Callable[[], float]
+    batches: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
+    _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
+
+    def do(self, output: Output) -> Answered | None:
+        """The answer to an instruction; None where there is none. Raises DeniedError where this daemon may not write to jobs."""
+        match output:
+            case Remember():
+                self._remember(output)
+            case Learnt(report=report, heard_s=heard_s, profiles=profiles):
+                self.store.put_reports([StoredReport(report, heard_s)])
+                self.store.put_profiles(profiles, heard_s)
+            case TellBatch(job_id=job_id, restarts=restarts, plan=plan):
+                self.batches[job_id, restarts] = plan
+            case ParkAgain(job_id=job_id, park_s=park_s):
+                self._again.setdefault(park_s, []).append(job_id)
+            case _:
+                self.store.flush()  # what is intended is stored before it is done
+                answer = self.actuator.carry_out(output)
+                if isinstance(output, Park):
+                    self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
+                return Answered(answer)
+        return None
+
+    def park_again(self) -> None:
+        """Those that were parked before and are to be put off once more, in one call for all."""
+        again, self._again = self._again, {}
+        for park_s, job_ids in again.items():
+            self._tell(job_ids[0], self.actuator.park_again(job_ids, park_s))
+
+    def _remember(self, step: Remember) -> None:
+        lifecycle, now_s = step.lifecycle, self.clock()
+        job_id, state = lifecycle.job_id, lifecycle.state.value
+        for text in step.story:
+            log.info("job %d %s: %s", job_id, state, text)
+        self.store.append_events([StoredEvent(job_id, now_s, state, step.event, text) for text in step.story])
+        if lifecycle.state is ResizeState.GONE:
+            self.store.delete_lifecycles([job_id])
+            remove_plan(self.state_dir, job_id)
+            return
+        payload = lives.to_payload(lifecycle)
+        self.store.put_lifecycles([StoredLifecycle(job_id, lifecycle.submit_s, state, payload, now_s)])
+
+    def _tell(self, job_id: int, problem: str) -> None:
+        if problem and problem != self._problem:
+            log.warning("job %d could not be kept waiting: %s", job_id, problem)
+        self._problem = problem

@@ -1,0 +1,31 @@
+"""What a daemon before this one left in the store, taken over once."""
+
+from __future__ import annotations
+
+import logging
+
+from synergyd.control.controller import Controller
+from synergyd.control.resize import JobLifecycle
+from synergyd.daemon import lives
+from synergyd.errors import SynergyError
+from synergyd.store.records import Remembered
+
+log = logging.getLogger("synergyd")
+
+
+def restore(controller: Controller, remembered: Remembered) -> None:
+    """Lifecycles, profiles and latest reports; what can't be read back is logged, and its job taken as new."""
+    lifecycles: list[JobLifecycle] = []
+    for job_id, stored in remembered.lifecycles.items():
+        try:
+            lifecycles.append(lives.from_payload(stored.payload))
+        except SynergyError as error:
+            log.warning("job %d: %s; taken as new", job_id, error)
+    keys = {key: key.partition(":") for key in remembered.profiles}
+    profiles = {
+        int(text): remembered.profiles[key] for key, (kind, _, text) in keys.items() if kind == "job" and text.isdigit()
+    }
+    controller.shared_profiles.load(remembered.profiles)
+    controller.restore(
+        lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}
+    )

@@ -1,0 +1,26 @@
+"""What the daemon's loop works with: everything that it reaches of the world outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from synergyd.daemon.link_process import LinkProcess
+from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.slurm.client import SlurmReader, SlurmWriter
+from synergyd.store.buffer import BufferedStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `leads`: may this daemon act now?"""
+
+    reader: SlurmReader
+    writer: SlurmWriter
+    store: BufferedStore
+    inbox: ReportInbox | None
+    clock: Callable[[], float]
+    report_address: str = ""
+    leads: Callable[[], bool] = lambda: True
+    links: LinkProcess | None = None
+    links_address: str = ""
