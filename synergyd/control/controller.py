@@ -230,9 +230,8 @@ class Controller:
             tracked = self._unseen.pop(job_id, None) or Tracked(lifecycle=JobLifecycle(job_id, event.submit_s))
             # whether a job that was restarted before it was seen was requeued just now nobody knows
             ended_s = now_s if observed.restarts else 0.0
-            plan = tracked.report.plan if tracked.report else None
             tracked.lifecycle = JobLifecycle(
-                job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts, plan=plan
+                job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts
             )
             self.jobs[job_id] = tracked
         self.jobs[job_id].eligible_s = observed.begin_s

@@ -131,7 +131,9 @@ def test_one_that_stood_by_takes_over_what_the_leader_wrote(site: Site) -> None:
     site.daemon = waiting
     site.epoch(1)
     # what it takes over it sends again at once
-    assert replace(waiting.controller.jobs[1].lifecycle, sent_s=0.0) == replace(leader.controller.jobs[1].lifecycle, sent_s=0.0)
+    assert replace(waiting.controller.jobs[1].lifecycle, sent_s=0.0) == replace(
+        leader.controller.jobs[1].lifecycle, sent_s=0.0
+    )
     site.report(1, checkpoint_requests=1)
     site.tick()
     assert waiting.controller.jobs[1].lifecycle.state is ResizeState.REQUEUING and len(site.slurm.requeued) == 1
