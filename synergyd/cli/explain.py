@@ -13,8 +13,8 @@ from synergyd.control.health import warnings
 from synergyd.errors import UsageError, one_line
 from synergyd.links.sharing import lines as lines_of
 from synergyd.records import Cell, Decision
-from synergyd.store.codec import encode
 from synergyd.store.store import Store
+from synergyd.wire.codec import encode
 
 
 @click.command()

@@ -31,8 +31,9 @@ from synergyd.control.resize import (
     Unwanted,
     Wanted,
     advance,
+    validate,
 )
-from synergyd.daemon import heartbeat, lives
+from synergyd.daemon import heartbeat
 from synergyd.daemon.adoption import Adoption, remove_plan
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.job_registry import JobRegistry
@@ -54,6 +55,8 @@ from synergyd.store.records import EpochRecord, StoredLifecycle, StoredReport
 from synergyd.store.records import StoredEvent as StoredEvent
 from synergyd.task.learning import inherited, update_profile
 from synergyd.task.shared_profiles import SharedProfiles
+from synergyd.wire.codec import Checks, decode, encode
+from synergyd.wire.plan import PLAN_CHECKS
 
 log = logging.getLogger("synergyd")
 BEAT_S = 15.0  # between two heartbeats
@@ -248,7 +251,9 @@ class Daemon:
         for job_id, stored in remembered.lifecycles.items():
             try:
                 # whether the last instruction was carried out nobody knows: it is sent again at once
-                self.lives.setdefault(job_id, replace(lives.from_payload(stored.payload), sent_s=0.0))
+                checks: Checks = {**PLAN_CHECKS, JobLifecycle: validate}
+                life = decode(JobLifecycle, stored.payload, "lifecycle", checks)
+                self.lives.setdefault(job_id, replace(life, sent_s=0.0))
             except SynergyError as error:
                 log.warning("job %d: %s; taken as new", job_id, error)
         for key, profile in remembered.profiles.items():
@@ -501,9 +506,7 @@ class Daemon:
             self.tools.store.delete_lifecycles([job_id])
             remove_plan(self.settings.state_dir, job_id)
             return
-        self.tools.store.put_lifecycles(
-            [StoredLifecycle(job_id, life.submit_s, life.state.value, lives.to_payload(life), now_s)]
-        )
+        self.tools.store.put_lifecycles([StoredLifecycle(job_id, life.submit_s, life.state.value, encode(life), now_s)])
 
     def _only_watch(self, life: JobLifecycle) -> None:
         """In memory alone: the store is the leader's."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from synergyd.errors import UsageError
 from synergyd.records import Cell, Decision, Profile, Report
+
+
+class RefusedError(UsageError):
+    """The database is there but this very row can't be written, now or later."""
 
 
 @dataclass(frozen=True)

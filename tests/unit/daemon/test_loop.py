@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from synergyd.control.resize import JobLifecycle, ResizeState, Target
-from synergyd.daemon import lives
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Action, Plan, Profile, Report, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.store.records import StoredLifecycle
 from synergyd.wire import plan_file
+from synergyd.wire.codec import decode, encode
 from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site, acted
 
 
@@ -553,7 +553,7 @@ def test_partitions_of_the_settings_bound_what_is_looked_at(tmp_path: Path) -> N
 
 def test_lives_that_make_no_sense_are_taken_as_new(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.running(1, "n1")
-    good = lives.to_payload(JobLifecycle(1, 0.0))
+    good = encode(JobLifecycle(1, 0.0))
     bad: list[dict[str, object]] = [
         {}, {**good, "state": "NOWHERE"}, {**good, "state": "HELD"}, {**good, "attempts": "x"}, {**good, "attempts": -1},
         {**good, "since_s": None}, {**good, "restarts": True}, {**good, "target": "x"}, {**good, "target": {"shape": {}}},
@@ -592,8 +592,8 @@ def test_lives_come_back_as_they_were() -> None:
             2,
             True,
         )
-        assert lives.from_payload(lives.to_payload(life)) == life
-        assert lives.from_payload({**lives.to_payload(life), "of a newer version": 1}) == life
+        assert decode(JobLifecycle, encode(life)) == life
+        assert decode(JobLifecycle, {**encode(life), "of a newer version": 1}) == life
 
 
 def test_a_job_without_reports_starts_from_what_like_jobs_learnt(site: Site) -> None:
