@@ -43,7 +43,7 @@ from synergyd.daemon.parking import Parking
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.errors import SynergyError
 from synergyd.links.sharing import slowdowns_of
-from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
+from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
@@ -57,6 +57,7 @@ from synergyd.task.learning import inherited, update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 from synergyd.wire.codec import Checks, decode, encode
 from synergyd.wire.plan import PLAN_CHECKS
+from synergyd.words import size_words
 
 log = logging.getLogger("synergyd")
 BEAT_S = 15.0  # between two heartbeats
@@ -462,13 +463,13 @@ class Daemon:
         # a job that keeps its own size keeps its own degrees as well
         target = Target(shape, decision.node_names, None if fixed else decision.cell.plan)
         present = Target(job.shape, job.node_names, life.plan)
-        words = _words(shape, target.plan)
-        cause = f"{_words(job.shape, life.plan)} -> {words}" if decision.action is Action.RESIZE else words
+        words = size_words(shape, target.plan)
+        cause = f"{size_words(job.shape, life.plan)} -> {words}" if decision.action is Action.RESIZE else words
         self._advance(job.job_id, Wanted(target, cause, self._acks(life), present))
 
     def _preempt(self, decision: Decision, job: Job) -> None:
         life = self.lives[job.job_id]
-        self._advance(job.job_id, Preempted(f"{_words(job.shape, life.plan)} go to others", self._acks(life)))
+        self._advance(job.job_id, Preempted(f"{size_words(job.shape, life.plan)} go to others", self._acks(life)))
 
     def _acks(self, life: JobLifecycle) -> int:
         """Checkpoints asked for and taken in this incarnation."""
@@ -547,8 +548,3 @@ def _same(now: JobRow | None, then: JobRow | None) -> bool:
     return all(
         getattr(now, name) == getattr(then, name) for name in ("state", "restarts", "node_names", "tres_per_node")
     ) and bool(now.priority) == bool(then.priority)
-
-
-def _words(shape: Shape, plan: Plan | None) -> str:
-    degrees = f"; tp {plan.tp} pp {plan.pp} dp {plan.dp}" if plan else ""
-    return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type}{degrees})"
