@@ -37,9 +37,8 @@ class EpochRecord:
     decisions: tuple[Decision, ...] = ()
     summary: Mapping[str, object] = field(default_factory=dict)  # records, containers, numbers and text
     error: str = ""
-    present: tuple[
-        Mapping[str, object], ...
-    ] = ()  # each job as it stood and what it is to have; kept of the last epoch only
+    # each job as it stood and what it is to have, as records or, read back, as tables; kept of the last epoch only
+    present: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
