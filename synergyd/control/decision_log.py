@@ -45,16 +45,17 @@ class JobStatus:
     job_id: int
     #: as its user named it
     name: str
+    #: its owner's login name
     user: str
     #: Slurm's state: PENDING, RUNNING, COMPLETING or SUSPENDED
     state: str
     #: state of its resize ("" before the daemon took it up)
     lifecycle: str
-    #: that it holds now
+    #: GPUs that it holds now
     gpus: int
-    #: of its sbatch line
+    #: GPUs of its sbatch line
     asked_gpus: int
-    #: that the last epoch decided for it (0: it waits)
+    #: GPUs that the last epoch decided for it (0: it waits)
     wanted_gpus: int = 0
     #: names of the nodes that the last epoch decided for it
     wanted_nodes: tuple[str, ...] = ()
@@ -64,9 +65,9 @@ class JobStatus:
     why: str = ""
     #: predicted goodput over that of the size asked for; null where it can't be predicted
     relative_goodput: float | None = None
-    #: that it runs with; null where nobody told
+    #: plan that it runs with; null where it is not known
     plan: Plan | None = None
-    #: sequences a step; null where nobody told
+    #: sequences a step; null where it is not known
     global_batch: int | None = None
     #: incarnations before this one
     restarts: int = 0
@@ -74,7 +75,7 @@ class JobStatus:
     step: int | None = None
     #: loss of the newest step reported
     loss: float | None = None
-    #: `synergyctl pause` holds
+    #: `synergyctl pause` holds: Synergy leaves the job as it is
     paused: bool = False
     #: held in Slurm by its user or an admin
     held: bool = False

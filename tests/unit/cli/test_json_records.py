@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from synergyd.cli import status
-from synergyd.cli.json_records import ExplainJson, StatusJson, StoryLine, field_docs, json_reference
+from synergyd.cli.json_records import ExplainJson, StatusJson, json_reference
 from synergyd.cli.synergyctl import cli
-from synergyd.control.decision_log import JobStatus, present
+from synergyd.control.decision_log import present
 from synergyd.control.resize import JobLifecycle
 from synergyd.records import (
     Action,
@@ -99,10 +99,9 @@ def test_what_the_daemon_stores_is_what_status_reads(tmp_path: Path) -> None:
     assert (row.plan, row.global_batch, row.wanted_gpus, row.step) == (PLAN, 8, 4, 44)
 
 
-@pytest.mark.parametrize("record", [StatusJson, ExplainJson, StoryLine, JobStatus])
-def test_every_field_is_documented(record: type) -> None:
-    obvious = {"user"}
-    assert {f.name for f in fields(record)} - set(field_docs(record)) <= obvious
+def test_every_field_is_documented() -> None:
+    rows = [line for line in json_reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 90 and [row for row in rows if row.endswith("|  |")] == []
 
 
 def test_the_reference_has_a_row_for_every_key(url: str) -> None:

@@ -551,6 +551,18 @@ def test_partitions_of_the_settings_bound_what_is_looked_at(tmp_path: Path) -> N
     assert set(site.epoch()) == {1} and set(site.slurm.scripts_read) == {1}
 
 
+def test_a_damaged_admin_comment_costs_a_line_and_this_job_alone(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.slurm.submit(1)
+    site.slurm.comments[1] = "synergy:1 model=%zz\udcff | plan=tp:x cpus=\x00 report=\x1b[2J"
+    site.slurm.submit(2)
+    found = site.epoch()
+    assert found[2].action is Action.START
+    assert found[1].action is Action.WAIT and "AdminComment: 'model' can't be read" in found[1].why
+    site.epoch(60)
+    said = [r.getMessage() for r in caplog.records if "AdminComment" in r.getMessage()]
+    assert len(said) == 3 and all(x.isprintable() and x.startswith("job 1: AdminComment: ") for x in said)
+
+
 def test_lives_that_make_no_sense_are_taken_as_new(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.running(1, "n1")
     good = encode(JobLifecycle(1, 0.0))
