@@ -160,7 +160,7 @@ def test_the_whole_story_of_a_resize(site: Site) -> None:
             "new size",
         )
     ]
-    assert told == sorted(told) and "2 GPUs" in story
+    assert told == sorted(told) and "2 a100 GPUs" in story
     site.report(1, plan=site.life(1).plan)
     assert acted(site.epoch(60)) == {}
 
@@ -361,7 +361,7 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_aga
     for _ in range(3):
         site.tick(2)
     assert site.slurm.jobs[1].state == "RUNNING" and site.life(1).plan is not None
-    assert "preemption decided: 4 GPUs" in site.story(1)
+    assert "preemption decided: 4 a100 GPUs" in site.story(1)
 
 
 @pytest.mark.parametrize("why", ["paused", "gone"])
