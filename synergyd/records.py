@@ -54,51 +54,74 @@ class Directive:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer as the performance and memory models see it. `ffn` is one MLP branch's width (one expert's in MoE).
+    """A transformer as the performance and memory models see it."""
 
-    `experts` 0 is a dense model; else every `moe_every`-th layer sends each token to `top_k` of them, besides a shared
-    expert of width `shared_ffn` (0: none). `head_dim` 0 is hidden/heads. `causal` False: an encoder (full scores).
-    """
-
+    #: of a preset, or as the job named it
     name: str
+    #: transformer layers
     layers: int
+    #: width of the hidden state
     hidden: int
+    #: attention heads
     heads: int
+    #: heads of keys and values
     kv_heads: int
+    #: width of one MLP branch (of one expert where there are experts)
     ffn: int
+    #: tokens of the vocabulary
     vocab: int
+    #: tokens of a sequence
     seq: int
+    #: the MLP has a gate (SwiGLU)
     gated: bool = False
+    #: input and output embedding are one
     tied_embeddings: bool = True
+    #: experts of a layer; 0: a dense model
     experts: int = 0
+    #: experts that each token goes to
     top_k: int = 0
+    #: width of the expert that all tokens go to; 0: none
     shared_ffn: int = 0
+    #: every so-many-th layer has experts
     moe_every: int = 1
+    #: width of a head; 0: hidden / heads
     head_dim: int = 0
+    #: false: an encoder (full scores)
     causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)  # there are millions of them
 class Plan:
-    """How a job uses its GPUs: degrees, micro-batch, global batch (sequences), recompute.
+    """How a job uses its GPUs.
 
-    `tp * pp * cp * dp` is the GPU count and `global_batch % (dp * micro_batch) == 0`. `vpp` are virtual pipeline stages
-    a GPU, `ep` expert-parallel ranks (a divisor of dp), `zero_stage` what data-parallel ranks share out: 0 nothing, 1
-    the optimizer (Megatron's distributed optimizer), 2 gradients too, 3 parameters too (FSDP).
+    `tp * pp * cp * dp` is the GPU count and `global_batch % (dp * micro_batch) == 0`.
     """
 
+    #: tensor-parallel degree
     tp: int = 1
+    #: pipeline-parallel degree
     pp: int = 1
+    #: data-parallel degree
     dp: int = 1
+    #: sequences of a micro-batch
     micro_batch: int = 1
+    #: sequences of a step
     global_batch: int = 1
-    recompute: str = "none"  # none | selective | full
+    #: activations that are computed again: none, selective or full
+    recompute: str = "none"
+    #: Megatron's sequence parallelism
     sequence_parallel: bool = False
+    #: what data-parallel ranks share out: 0 nothing, 1 the optimizer (Megatron's distributed optimizer), 2 gradients
+    #: too, 3 parameters too (FSDP)
     zero_stage: int = 1
+    #: virtual pipeline stages a GPU
     vpp: int = 1
+    #: context-parallel degree
     cp: int = 1
+    #: expert-parallel ranks, a divisor of dp
     ep: int = 1
-    precision: str = "bf16"  # bf16 | fp16 | fp32 | fp8
+    #: bf16, fp16, fp32 or fp8
+    precision: str = "bf16"
 
     @property
     def gpus(self) -> int:
@@ -116,11 +139,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Accepts:
-    """Which degrees besides tp, pp and dp a job's script can be told; `precision` "" is the hardware's usual one."""
+    """Which degrees besides tp, pp and dp a job's script can be told."""
 
+    #: virtual pipeline stages
     vpp: bool = False
+    #: context parallelism
     cp: bool = False
+    #: expert parallelism
     ep: bool = False
+    #: what it computes in; "": the hardware's usual one
     precision: str = ""
 
 
@@ -131,8 +158,11 @@ NOTHING_MORE = Accepts()
 class Shape:
     """GPUs as Slurm is asked for them: `nodes` nodes of one type with `gpus_per_node` GPUs on each."""
 
+    #: as Slurm names it
     gpu_type: str
+    #: number of nodes
     nodes: int
+    #: whole GPUs of each node
     gpus_per_node: int
 
     @property
@@ -142,20 +172,25 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)  # there are millions of them
 class Cell:
-    """One column of the allocation (Crius): a shape and a pipeline degree, with the best plan found for it.
+    """One column of the allocation (Crius): a shape and a pipeline degree, with the best plan found for it."""
 
-    `goodput` = `throughput` (sequences/s) x statistical efficiency at the plan's global batch. `sync_s`: seconds of `step_s` in which
-    it sends between nodes, with its links to itself (0: nothing, or not known).
-    """
-
+    #: the GPUs
     shape: Shape
+    #: the best plan found on them
     plan: Plan
+    #: sequences a second
     throughput: float
+    #: statistical efficiency at the plan's global batch, 0 to 1
     efficiency: float
+    #: throughput x efficiency
     goodput: float
+    #: seconds of a step
     step_s: float
+    #: peak bytes of a GPU
     memory_bytes: int
-    uncertainty: float = 0.0  # relative, one sigma
+    #: of the prediction: relative, one sigma
+    uncertainty: float = 0.0
+    #: seconds of a step in which it sends between nodes, with its links to itself (0: nothing, or not known)
     sync_s: float = 0.0
 
 
@@ -268,24 +303,39 @@ class Profile:
 class Report:
     """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
 
+    #: Slurm's job id
     job_id: int
+    #: incarnation that reports
     restarts: int
+    #: newest step
     step: int
+    #: seconds of a step, smoothed
     step_s: float | None = None
+    #: of the newest step
     loss: float | None = None
-    tokens: int | None = None  # trained so far
+    #: tokens trained on so far
+    tokens: int | None = None
+    #: gradient noise scale, sequences
     noise_scale: float | None = None
+    #: peak bytes of a GPU
     peak_memory_bytes: int | None = None
+    #: step of the newest good checkpoint
     checkpoint_step: int | None = None
     checkpoint_requests: int = 0  # checkpoint requests of this incarnation that ended in a good checkpoint
+    #: that it runs with
     plan: Plan | None = None
+    #: its checkpoint can change tp and pp
     resharding: bool = False
+    #: as the training program describes it
     model: ModelSpec | None = None
+    #: what the job says of itself
     note: str = ""
+    #: degrees that its script can be told
     accepts: Accepts = NOTHING_MORE
     slow_nodes: tuple[str, ...] = ()  # that hold the job's other nodes up, by its ranks' own times
     stalled_s: float | None = None  # without a step for so long, which is longer than its steps take
     done: float | None = None  # examples trained so far of `total`
+    #: examples to train on in all
     total: float | None = None
     rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
 
@@ -294,47 +344,57 @@ class Report:
 class Alternative:
     """A Cell that the job did not get, for `explain`."""
 
+    #: what it would have been
     cell: Cell
+    #: in words
     why_not: str
 
 
 @dataclass(frozen=True)
 class SharedLink:
-    """A link (`nic:NODE`: a node's own, `leaf:NAME`: a leaf switch's uplink) that a job shares with `jobs`."""
+    """A link that a job shares."""
 
+    #: `nic:NODE`: a node's own, `leaf:NAME`: a leaf switch's uplink
     link: str
+    #: the other jobs on it
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the links that a job shares cost it: `slowdown` = expected step time over that with its links to itself; `worst` is
-    the link that it waits for most, `links` all that it shares."""
+    """What the links that a job shares cost it."""
 
+    #: expected step time over that with its links to itself
     slowdown: float
+    #: the link that it waits for most
     worst: str
+    #: all that it shares
     links: tuple[SharedLink, ...]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One epoch's answer for one job; pure data, stored and shown as it is.
+    """One epoch's answer for one job; pure data, stored and shown as it is."""
 
-    `cell` is what the job should have (None while it waits); `node_names` the nodes it should have; `why` one or more sentences
-    for the user; `relative_goodput` = goodput over that of the size asked for at sbatch (None if unknown). `worth` are the
-    terms that the job adds to the objective, by name; `fairness` is its finish-time fairness (Themis), above 1 where it fares
-    worse than on an equal share of the cluster. `sharing`: None where it shares no link, or nobody asked (LinkAware).
-    """
-
+    #: Slurm's job id
     job_id: int
+    #: what is to happen
     action: Action
+    #: what the job should have; null while it waits
     cell: Cell | None
+    #: the nodes that it should have
     node_names: tuple[str, ...]
+    #: one or more sentences for the user
     why: str
+    #: goodput over that of the size asked for at sbatch; null if not known
     relative_goodput: float | None = None
+    #: the best Cells that it did not get
     alternatives: tuple[Alternative, ...] = ()
+    #: the terms that the job adds to the objective, by name
     worth: tuple[tuple[str, float], ...] = ()
+    #: finish-time fairness (Themis): above 1 where it fares worse than on an equal share of the cluster
     fairness: float | None = None
+    #: null where it shares no link, or nobody asked (LinkAware)
     sharing: Sharing | None = None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import groupby
 
-from synergyd.daemon import lives
+from synergyd.control.instructions import Target
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Profile, Shape
 from synergyd.sim.traces.queue import UNREADABLE, USED_AGAIN, RecordedJob
 from synergyd.store.records import Recording, StoredEvent, StoredLifecycle
 from synergyd.store.store import open_store
+from synergyd.wire.codec import decode
 
 Groups = dict[str, tuple[int, int]]  # GPU type -> (nodes, GPUs a node)
 
@@ -79,10 +80,9 @@ def _origin(life: StoredLifecycle | None) -> Shape | None:
     if life is None:
         return None
     try:
-        origin = lives.from_payload(life.payload).origin
+        return decode(Target, life.payload.get("origin")).shape
     except SynergyError:
         return None
-    return origin.shape if origin is not None else None
 
 
 def recorded_cluster(kept: Recording, where: str) -> Groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from dataclasses import replace
 
 import click
 from rich.live import Live
@@ -13,8 +13,11 @@ from rich.text import Text
 
 from synergyd.cli.console import console
 from synergyd.cli.context import JOB_ID, Context, pass_context
+from synergyd.cli.json_records import StatusJson
+from synergyd.control.decision_log import JobStatus
 from synergyd.errors import UsageError, one_line
 from synergyd.store.store import Store
+from synergyd.wire.codec import decode, encode
 
 NEXT = {
     "QUEUED": "waits", "RUNNING": "", "CHECKPOINTING": "checkpoint awaited", "REQUEUING": "being requeued", "HELD": "being resized",
@@ -31,7 +34,7 @@ def status(context: Context, job: int | None, watch: bool, as_json: bool) -> Non
     """Show jobs with their size, plan, goodput and next action (of one JOB, or of all)."""
     with context.store() as store:
         if as_json:
-            click.echo(json.dumps(collect(store, job), indent=1))
+            click.echo(json.dumps(encode(collect(store, job)), indent=1))
         elif watch:
             with Live(table(collect(store, job)), refresh_per_second=2) as live:
                 try:
@@ -44,57 +47,52 @@ def status(context: Context, job: int | None, watch: bool, as_json: bool) -> Non
             console().print(table(collect(store, job)))
 
 
-def collect(store: Store, only: int | None = None) -> dict[str, Any]:
+def collect(store: Store, only: int | None = None) -> StatusJson:
     """The last epoch as `status` shows it. Raises UsageError for a job that is not in it."""
     epoch = store.latest_epoch()
     if epoch is None:
-        return {"epoch_s": None, "dry_run": False, "jobs": []}
-    lives = store.lifecycles()
-    reports = store.reports()
+        return StatusJson(epoch_s=None, dry_run=False)
+    lives, reports = store.lifecycles(), store.reports()
     rows = []
-    for seen in epoch.present:
-        job_id = int(str(seen["job_id"]))
-        if only is not None and job_id != only:
+    for seen in (decode(JobStatus, row, "stored status") for row in epoch.present):
+        if only is not None and seen.job_id != only:
             continue
-        row = dict(seen)
-        if job_id in lives:
-            row["lifecycle"] = lives[job_id].state
-        if job_id in reports:
-            newest = reports[job_id].report
-            row.update(step=newest.step, loss=newest.loss)
-        row["action"] = NEXT.get(str(row["lifecycle"]), "") or ("" if row["action"] == "keep" else row["action"])
+        life, stored = lives.get(seen.job_id), reports.get(seen.job_id)
+        state = life.state if life else seen.lifecycle
+        row = replace(seen, lifecycle=state, action=NEXT.get(state) or ("" if seen.action == "keep" else seen.action))
+        if stored is not None:
+            row = replace(row, step=stored.report.step, loss=stored.report.loss)
         rows.append(row)
     if only is not None and not rows:
         raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
-    return {"epoch_s": epoch.started_s, "dry_run": epoch.dry_run, "jobs": rows}
+    return StatusJson(epoch_s=epoch.started_s, dry_run=epoch.dry_run, jobs=tuple(rows))
 
 
-def table(data: dict[str, Any]) -> Table:
+def table(data: StatusJson) -> Table:
     """A rich table of what `collect` returned. All text of strangers is escaped."""
-    age = f", {time.time() - data['epoch_s']:.0f} s ago" if data["epoch_s"] else ": no epoch yet"
-    title = f"Synergy{' (dry run)' if data['dry_run'] else ''}: {len(data['jobs'])} jobs{age}"
+    age = f", {time.time() - data.epoch_s:.0f} s ago" if data.epoch_s else ": no epoch yet"
+    title = f"Synergy{' (dry run)' if data.dry_run else ''}: {len(data.jobs)} jobs{age}"
     made = Table(title=title, title_justify="left", pad_edge=False)
     for name in ("JOB", "NAME", "USER", "STATE"):
         made.add_column(name)
     for name in ("GPUS", "WANTED", "PLAN tp,pp,dp", "BATCH", "GOODPUT", "STEP", "LOSS", "RESTARTS"):
         made.add_column(name, justify="right")
     made.add_column("NEXT")
-    for r in data["jobs"]:
-        plan, share = r.get("plan"), r.get("relative_goodput")
+    for job in data.jobs:
         cells = (
-            str(r["job_id"]),
-            one_line(str(r["name"]), 24),
-            one_line(str(r["user"]), 16),
-            str(r["state"]).lower(),
-            f"{r['gpus']}/{r['asked_gpus']}",
-            "-" if r.get("wanted_gpus") is None else str(r["wanted_gpus"]),
-            f"{plan['tp']},{plan['pp']},{plan['dp']}" if plan else "-",
-            str(r.get("global_batch") or "-"),
-            f"{share:.2f}x" if share is not None else "-",
-            str(r.get("step") or "-"),  # 0: it has only just started, perhaps from a checkpoint
-            f"{r['loss']:.4f}" if r.get("loss") is not None else "-",
-            str(r["restarts"]),
-            ("paused " if r.get("paused") else "") + str(r.get("action", "")),
+            str(job.job_id),
+            one_line(job.name, 24),
+            one_line(job.user, 16),
+            job.state.lower(),
+            f"{job.gpus}/{job.asked_gpus}",
+            str(job.wanted_gpus),
+            f"{job.plan.tp},{job.plan.pp},{job.plan.dp}" if job.plan else "-",
+            str(job.global_batch or "-"),
+            f"{job.relative_goodput:.2f}x" if job.relative_goodput is not None else "-",
+            str(job.step or "-"),  # 0: it has only just started, perhaps from a checkpoint
+            f"{job.loss:.4f}" if job.loss is not None else "-",
+            str(job.restarts),
+            one_line(("paused " if job.paused else "") + job.action, 60),
         )
         made.add_row(*(Text(c) for c in cells))
     made.caption = "GPUS: has/asked for at sbatch. GOODPUT: predicted, against the size asked for."

@@ -59,9 +59,10 @@ from synergyd.control.resize import (
 )
 from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, TellBatch, Tracked
 from synergyd.links.sharing import slowdowns_of
-from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Shape, Snapshot
+from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
+from synergyd.words import size_words
 
 HISTORY = 10_000  # lines of `story`, of all jobs together
 _DECIDABLE = (ResizeState.QUEUED, ResizeState.RUNNING)
@@ -290,7 +291,7 @@ class Controller:
         if job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
             return []
         if decision.action is Action.WAIT and job.state is JobState.RUNNING:
-            cause = f"{_words(job.shape, tracked.lifecycle.plan)} go to others"
+            cause = f"{size_words(job.shape, tracked.lifecycle.plan)} go to others"
             return self._advance(job.job_id, Preempted(cause, tracked.checkpoints_taken), now_s)
         if decision.action is Action.WAIT:
             return self._keep_waiting(tracked, job, now_s) if event.schedulable else []
@@ -330,8 +331,8 @@ class Controller:
         shape, present_plan = decision.cell.shape, tracked.lifecycle.plan
         # a job that keeps its own size keeps its own degrees as well
         plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
-        words = _words(shape, plan)
-        cause = f"{_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
+        words = size_words(shape, plan)
+        cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
         target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
         return self._advance(job.job_id, Wanted(target, cause, tracked.checkpoints_taken, present), now_s)
 
@@ -416,8 +417,3 @@ class Controller:
 def _stays(decision: Decision, job: Job) -> bool:
     """Is a job that is to make way decided to have what it has?"""
     return decision.cell is not None and decision.cell.shape == job.shape and decision.node_names == job.node_names
-
-
-def _words(shape: Shape, plan: Plan | None) -> str:
-    degrees = f"; tp {plan.tp} pp {plan.pp} dp {plan.dp}" if plan else ""
-    return f"{shape.gpus} GPUs ({shape.nodes} x {shape.gpus_per_node} {shape.gpu_type}{degrees})"

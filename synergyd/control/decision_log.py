@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from synergyd.control.resize import JobLifecycle
-from synergyd.records import Decision, JobState, Report, Snapshot
+from synergyd.records import Decision, JobState, Plan, Report, Snapshot
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
 _NUMBER = re.compile(r"\d[\d.,]*")
@@ -36,32 +37,76 @@ class DecisionLog:
         self._last.pop(job_id, None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """A job as `synergyctl status` shows it. GPU counts are whole GPUs of all its nodes."""
+
+    #: Slurm's job id
+    job_id: int
+    #: as its user named it
+    name: str
+    #: its owner's login name
+    user: str
+    #: Slurm's state: PENDING, RUNNING, COMPLETING or SUSPENDED
+    state: str
+    #: state of its resize ("" before the daemon took it up)
+    lifecycle: str
+    #: GPUs that it holds now
+    gpus: int
+    #: GPUs of its sbatch line
+    asked_gpus: int
+    #: GPUs that the last epoch decided for it (0: it waits)
+    wanted_gpus: int = 0
+    #: names of the nodes that the last epoch decided for it
+    wanted_nodes: tuple[str, ...] = ()
+    #: what comes next: the decision, or where its resize stands
+    action: str = ""
+    #: why the last epoch decided so
+    why: str = ""
+    #: predicted goodput over that of the size asked for; null where it can't be predicted
+    relative_goodput: float | None = None
+    #: plan that it runs with; null where it is not known
+    plan: Plan | None = None
+    #: sequences a step; null where it is not known
+    global_batch: int | None = None
+    #: incarnations before this one
+    restarts: int = 0
+    #: newest step reported
+    step: int | None = None
+    #: loss of the newest step reported
+    loss: float | None = None
+    #: `synergyctl pause` holds: Synergy leaves the job as it is
+    paused: bool = False
+    #: held in Slurm by its user or an admin
+    held: bool = False
+
+
 def present(
     snapshot: Snapshot, decisions: Iterable[Decision], now: Mapping[int, JobLifecycle], reports: Mapping[int, Report]
-) -> Iterator[dict[str, object]]:
-    """What `synergyctl status` shows of each job, as JSON."""
+) -> Iterator[JobStatus]:
+    """What `synergyctl status` shows of each job."""
     decided = {d.job_id: d for d in decisions}
     for job in snapshot.jobs:
         life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
         plan = report.plan if report and report.restarts == job.restarts else (life.plan if life else None)
-        yield {
-            "job_id": job.job_id,
-            "name": job.name,
-            "user": job.user,
-            "state": job.state.value,
-            "lifecycle": life.state.value if life else "",
-            "gpus": job.shape.gpus if job.state is not JobState.PENDING else 0,
-            "asked_gpus": job.asked.gpus,
-            "wanted_gpus": decision.cell.shape.gpus if decision and decision.cell else 0,
-            "wanted_nodes": list(decision.node_names) if decision else [],
-            "action": decision.action.value if decision else "",
-            "why": decision.why if decision else "",
-            "relative_goodput": decision.relative_goodput if decision else None,
-            "plan": {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "micro_batch": plan.micro_batch} if plan else None,
-            "global_batch": plan.global_batch if plan else None,
-            "restarts": job.restarts,
-            "step": report.step if report else None,
-            "loss": report.loss if report else None,
-            "paused": job.paused,
-            "held": job.held,
-        }
+        yield JobStatus(
+            job_id=job.job_id,
+            name=job.name,
+            user=job.user,
+            state=job.state.value,
+            lifecycle=life.state.value if life else "",
+            gpus=job.shape.gpus if job.state is not JobState.PENDING else 0,
+            asked_gpus=job.asked.gpus,
+            wanted_gpus=decision.cell.shape.gpus if decision and decision.cell else 0,
+            wanted_nodes=decision.node_names if decision else (),
+            action=decision.action.value if decision else "",
+            why=decision.why if decision else "",
+            relative_goodput=decision.relative_goodput if decision else None,
+            plan=plan,
+            global_batch=plan.global_batch if plan else None,
+            restarts=job.restarts,
+            step=report.step if report else None,
+            loss=report.loss if report else None,
+            paused=job.paused,
+            held=job.held,
+        )

@@ -32,6 +32,7 @@ from synergyd.control.events import (
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.records import Plan
 from synergyd.settings import Settings
+from synergyd.words import size_words
 
 
 class ResizeState(StrEnum):
@@ -406,8 +407,4 @@ def _settled(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> bool:
 
 
 def _words(target: Target) -> str:
-    s = target.shape
-    on = f" on {','.join(target.nodes)}" if target.nodes else ""
-    p = target.plan
-    plan = f", tp {p.tp} pp {p.pp} dp {p.dp}" if p else ""
-    return f"{s.nodes} x {s.gpus_per_node} {s.gpu_type}{on}{plan}"
+    return size_words(target.shape, target.plan, target.nodes)

@@ -11,12 +11,12 @@ from synergyd.control.events import Answered, Refused
 from synergyd.control.instructions import Park
 from synergyd.control.resize import ResizeState
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
-from synergyd.daemon import lives
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Plan
 from synergyd.slurm.actuator import Actuator
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.records import StoredEvent, StoredLifecycle, StoredReport
+from synergyd.wire.codec import encode
 
 log = logging.getLogger("synergyd")
 
@@ -69,8 +69,7 @@ class Executor:
             self.store.delete_lifecycles([job_id])
             remove_plan(self.state_dir, job_id)
             return
-        payload = lives.to_payload(lifecycle)
-        self.store.put_lifecycles([StoredLifecycle(job_id, lifecycle.submit_s, state, payload, now_s)])
+        self.store.put_lifecycles([StoredLifecycle(job_id, lifecycle.submit_s, state, encode(lifecycle), now_s)])
 
     def _tell(self, job_id: int, problem: str) -> None:
         if problem and problem != self._problem:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
-from synergyd.slurm.directive import canonical, parse_script, parse_stamp
+from synergyd.slurm.directive import parse_script, read_stamp
 from synergyd.slurm.observe import Known, beyond_placing, shape_of
 from synergyd.slurm.rows import JobRow
 from synergyd.wire import admin_comment
@@ -44,9 +44,8 @@ class JobRegistry:
         found: set[tuple[int, float]] = set()
         budget = SCRIPTS_AN_EPOCH
         for row in fresh:
-            comment = comments.get(row.job_id, "")
-            mark = admin_comment.read(comment)
-            if mark is None:
+            stamp = admin_comment.decode(comments.get(row.job_id, ""))
+            if stamp is None:
                 if not row.batch:
                     found.add((row.job_id, row.submit_s))
                     continue
@@ -54,7 +53,7 @@ class JobRegistry:
                     continue
                 budget -= 1
             try:
-                known = self._read(row, comment, mark, gpu_type_of_node)
+                known = self._read(row, stamp, gpu_type_of_node)
             except SlurmError as problem:
                 log.warning("job %d: its script could not be read: %s", row.job_id, problem)
                 if not problem.transient:
@@ -65,24 +64,22 @@ class JobRegistry:
                 found.add((row.job_id, row.submit_s))
                 continue
             self.known[row.job_id] = known
-            own = mark is not None and mark.asked is not None  # parked by a daemon before
+            for mistake in stamp.mistakes.values() if stamp is not None else ():
+                log.warning("job %d: AdminComment: %s", row.job_id, mistake)
+            own = stamp is not None and stamp.asked is not None  # parked by a daemon before
             if not own and row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5:
                 self.begin_s[row.job_id] = row.eligible_s
         self.plain |= found
         return found
 
     def _read(
-        self,
-        row: JobRow,
-        comment: str,
-        mark: admin_comment.AdminCommentStamp | None,
-        gpu_type_of_node: Mapping[str, str],
+        self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
     ) -> Known | None:
         error = ""
         directive: Directive | None = None
         try:
-            if mark is not None:
-                directive = parse_stamp(comment) or Directive()
+            if stamp is not None:
+                directive = read_stamp(stamp.directive)
             else:
                 script = self._slurm.batch_script(row.job_id)
                 if script is None:
@@ -99,8 +96,16 @@ class JobRegistry:
             directive, error = None, f"#SYNERGY does not work for {what}; submit single jobs"
         if directive is not None and (beyond := beyond_placing(row)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
-        asked = mark.asked if mark and mark.asked else shape_of(row, gpu_type_of_node if row.node_names else {})
-        cpus = mark.cpus_per_node if mark and mark.cpus_per_node else max(1, row.num_cpus // max(1, row.num_nodes))
-        text = canonical(directive).removeprefix(admin_comment.MARK).strip() if directive else ""
-        tasks = mark.own_tasks if mark and mark.asked else (row.num_tasks if row.num_tasks > row.num_nodes else None)
-        return Known(directive, error, asked, cpus, text, tasks, mark.note if mark else "")
+        own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
+        asked, cpus, note = None, None, ""
+        if stamp is not None:
+            asked, cpus, note = stamp.asked, stamp.cpus_per_node, stamp.note
+            own_tasks = stamp.own_tasks if stamp.asked else own_tasks
+        return Known(
+            directive,
+            error,
+            asked or shape_of(row, gpu_type_of_node if row.node_names else {}),
+            cpus or max(1, row.num_cpus // max(1, row.num_nodes)),
+            own_tasks,
+            note,
+        )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 from synergyd.control.controller import Controller
-from synergyd.control.resize import JobLifecycle
-from synergyd.daemon import lives
+from synergyd.control.resize import JobLifecycle, validate
 from synergyd.errors import SynergyError
 from synergyd.store.records import Remembered
+from synergyd.wire.codec import Checks, decode
+from synergyd.wire.plan import PLAN_CHECKS
 
+_CHECKS: Checks = {**PLAN_CHECKS, JobLifecycle: validate}
 log = logging.getLogger("synergyd")
 
 
@@ -18,7 +20,7 @@ def restore(controller: Controller, remembered: Remembered) -> None:
     lifecycles: list[JobLifecycle] = []
     for job_id, stored in remembered.lifecycles.items():
         try:
-            lifecycles.append(lives.from_payload(stored.payload))
+            lifecycles.append(decode(JobLifecycle, stored.payload, "lifecycle", _CHECKS))
         except SynergyError as error:
             log.warning("job %d: %s; taken as new", job_id, error)
     keys = {key: key.partition(":") for key in remembered.profiles}

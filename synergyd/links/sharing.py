@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from synergyd.links.model import Topology
 from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Action, Cell, Decision, SharedLink, Sharing
+from synergyd.words import job_words
 
 _TOLD = 1.005  # a slowdown below this is not worth words
 
@@ -79,14 +80,6 @@ def sentence(sharing: Sharing | None) -> str:
     count = len(sharing.links)
     where = link_words(sharing.worst) + (f" and {count - 1} more link{'s' * (count > 2)}" if count > 1 else "")
     return f" It shares {where} with {job_words(others)}, so its steps take {sharing.slowdown:.2f} times as long."
-
-
-def job_words(jobs: Sequence[int]) -> str:
-    """`job 3`, `jobs 3, 5, 7 and 2 more`."""
-    if len(jobs) == 1:
-        return f"job {jobs[0]}"
-    named, more = jobs[:3], len(jobs) - 3
-    return f"jobs {', '.join(map(str, named))}" + (f" and {more} more" if more > 0 else "")
 
 
 def busy_share(job: Traffic, topology: Topology) -> float:

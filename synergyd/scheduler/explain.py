@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 
-from synergyd.records import Action, Alternative, Cell, Plan, Shape
+from synergyd.records import Action, Alternative, Cell
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
+from synergyd.words import plan_words, shape_words, size_words
 
 _ALTERNATIVES = 5
 _WEIGHED = 1e-3  # a certified gap so small that nothing worth words was overlooked
@@ -116,20 +117,8 @@ def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Al
     return _changes(outcome, ask, choice), others
 
 
-def shape_words(shape: Shape) -> str:
-    """`4 a100 GPUs on one node`, `2 nodes x 8 h100 GPUs`."""
-    if shape.nodes == 1:
-        return f"{shape.gpus} {shape.gpu_type} GPU{'s' * (shape.gpus != 1)} on one node"
-    return f"{shape.nodes} nodes x {shape.gpus_per_node} {shape.gpu_type} GPU{'s' * (shape.gpus_per_node != 1)}"
-
-
-def plan_words(plan: Plan) -> str:
-    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`."""
-    return f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}, micro-batch {plan.micro_batch}, global batch {plan.global_batch}"
-
-
 def _what(cell: Cell) -> str:
-    return f"{shape_words(cell.shape)} ({plan_words(cell.plan)})" if cell.goodput > 0 else shape_words(cell.shape)
+    return size_words(cell.shape, cell.plan if cell.goodput > 0 else None)
 
 
 def _rate(goodput: float) -> str:

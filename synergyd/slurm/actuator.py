@@ -14,6 +14,7 @@ from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Rele
 from synergyd.errors import UsageError
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import SlurmError, SlurmWriter
+from synergyd.slurm.directive import directive_words
 from synergyd.slurm.observe import Known, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
@@ -132,19 +133,18 @@ class Actuator:
         return {"ReqNodeList": ",".join(target.nodes), "AdminComment": self._stamp(known, target.plan)}
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
-        return admin_comment.write(
-            admin_comment.AdminCommentStamp(
-                known.comment,
-                known.asked,
-                known.cpus_per_node,
-                plan,
-                self.report,
-                known.own_tasks,
-                known.note,
-                os.getuid(),
-                self.links,
-            )
+        stamp = admin_comment.AdminCommentStamp(
+            directive_words(known.directive or Directive()),
+            asked=known.asked,
+            cpus_per_node=known.cpus_per_node,
+            own_tasks=known.own_tasks,
+            plan=plan,
+            note=known.note,
+            report=self.report,
+            by=os.getuid(),
+            links=self.links,
         )
+        return admin_comment.encode(stamp)
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:
         """Reads the job back: an update is not atomic, and some fields are ignored in silence."""

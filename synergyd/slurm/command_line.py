@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from synergyd.errors import UsageError
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
 from synergyd.wire.hostlist import expand
@@ -328,15 +329,16 @@ def nodes_and_cpus(tres: str) -> tuple[int, int]:
 
 def _hosts(text: str) -> tuple[str, ...]:
     """Names of a switch's host list. Raises SlurmError."""
-    try:
-        return expand(text)
-    except ValueError as error:
-        raise SlurmError("scontrol show topology", str(error), transient=False) from None
+    return _expanded(text, "scontrol show topology")
 
 
 def node_names(text: str, job_id: int) -> tuple[str, ...]:
     """Names of a host list of job `job_id`. Raises SlurmError."""
+    return _expanded(text, f"job {job_id}")
+
+
+def _expanded(text: str, where: str) -> tuple[str, ...]:
     try:
-        return expand(text)
-    except ValueError as error:
-        raise SlurmError(f"job {job_id}", str(error), transient=False) from None
+        return expand(text, where)
+    except UsageError as error:
+        raise SlurmError(where, error.what, transient=False) from None

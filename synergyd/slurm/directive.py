@@ -1,4 +1,4 @@
-"""A job's `#SYNERGY` lines: read out of its script, stamped into AdminComment, read back from there.
+"""A job's `#SYNERGY` lines: read out of its script, and to and from the keys and values of AdminComment (wire/admin_comment.py).
 
 The text of each error is that of slurm_plugins/synergy.lua: both come from synergyd/slurm/grammar.py.
 """
@@ -7,27 +7,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from synergyd.errors import UsageError
 from synergyd.records import Directive
-from synergyd.slurm.grammar import (
-    BY_NAME,
-    KEYS,
-    MAX_NAME,
-    MAX_NAMES,
-    MAX_STAMP,
-    STAMP_PREFIX,
-    STAMP_VERSION,
-    Key,
-    message,
-)
+from synergyd.slurm.grammar import BY_NAME, KEYS, MAX_NAME, MAX_NAMES, MAX_STAMP, Key, message
 from synergyd.slurm.tokenizer import WordError, as_bytes, as_text, bad_column, nearest, show, words
+from synergyd.wire import admin_comment
+from synergyd.wire.admin_comment import AdminCommentStamp
 
 PREFIX = "#SYNERGY"
 _SPACE = " \t\r\v\f"
-_PLAIN = re.compile(r"[A-Za-z0-9_./:,+@-]")  # stamped as they are; other bytes become %XX
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?(Z|[+-][0-9]{2}:[0-9]{2})?")
 
 
@@ -71,11 +62,10 @@ def parse_script(script: str) -> Directive | None:
     return _directive(found)
 
 
-def canonical(directive: Directive) -> str:
-    """The ASCII text stamped into AdminComment, at most 1,000 characters; parse_stamp reads it back.
+def directive_words(directive: Directive) -> tuple[tuple[str, str], ...]:
+    """Keys and values for AdminComment; keys with their default are left out. `read_stamp` is the inverse.
 
-    Values are percent-encoded; keys with their default are left out. Raises DirectiveError for a directive that no
-    script can say.
+    Raises DirectiveError for a directive that no script can say.
     """
     try:
         return _stamp({name: _check(BY_NAME[name], _legible(value)) for name, value in _values(directive).items()})
@@ -83,23 +73,14 @@ def canonical(directive: Directive) -> str:
         raise DirectiveError(0, error.code, error.values) from None
 
 
-def parse_stamp(admin_comment: str) -> Directive | None:
-    """The directive that an AdminComment holds; None if it holds none.
-
-    What follows ` | ` is the daemon's own and not looked at. Raises DirectiveError for a stamp that is damaged.
-    """
-    text = as_bytes(admin_comment).split(" | ", 1)[0].strip(" ")
-    head, _, rest = text.partition(" ")
-    if not head.startswith(STAMP_PREFIX):
-        return None
+def read_stamp(stamped: Iterable[tuple[str, str | None]]) -> Directive:
+    """The directive of an AdminComment's keys and values (None: can't be decoded). Raises DirectiveError where they are damaged."""
+    found: dict[str, str] = {}
     try:
-        if head != STAMP_PREFIX + STAMP_VERSION or len(text) > MAX_STAMP:
-            raise WordError("stamp", word=show(head))
-        found: dict[str, str] = {}
-        for name, value in words(rest):
-            if name in found:
-                raise WordError("stamp", word=show(name))
-            found[name] = _check(_key(name), _decode(value))
+        for name, value in stamped:
+            if value is None or name in found:
+                raise WordError("stamp", word=show(as_bytes(name)))
+            found[name] = _check(_key(as_bytes(name)), _legible(as_bytes(value)))
         _check_together(found)
     except WordError as error:
         raise DirectiveError(0, error.code, error.values) from None
@@ -253,27 +234,14 @@ def _check_together(found: Mapping[str, str]) -> None:
     _stamp(found)
 
 
-def _stamp(found: Mapping[str, str]) -> str:
-    """The stamp of canonical values. Raises WordError when it would be too long."""
-    parts = [STAMP_PREFIX + STAMP_VERSION]
-    for key in KEYS:
-        if key.name in found and found[key.name] != key.default:
-            parts.append(f"{key.name}={_encode(found[key.name])}")
-    text = " ".join(parts)
-    if len(text) > MAX_STAMP:
-        raise WordError("long_stamp", ("model", "checkpoint", "gpu_types"), bytes=len(text), max=MAX_STAMP)
-    return text
-
-
-def _encode(value: str) -> str:
-    return "".join(c if _PLAIN.match(c) else f"%{ord(c):02X}" for c in value)
-
-
-def _decode(value: str) -> str:
-    """Undo _encode; the result is bytes that a script's line could have held. Raises WordError."""
-    if re.search(r"%(?![0-9A-F]{2})", value):
-        raise WordError("stamp", word=show(value))
-    return _legible(re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), value))
+def _stamp(found: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Keys and values of a stamp from canonical values. Raises WordError when its text would be too long."""
+    said = [(key.name, found[key.name]) for key in KEYS if key.name in found and found[key.name] != key.default]
+    stamped = tuple((name, as_text(value)) for name, value in said)
+    length = len(admin_comment.encode(AdminCommentStamp(stamped)))
+    if length > MAX_STAMP:
+        raise WordError("long_stamp", ("model", "checkpoint", "gpu_types"), bytes=length, max=MAX_STAMP)
+    return stamped
 
 
 def _legible(value: str) -> str:

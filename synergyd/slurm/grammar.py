@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-STAMP_PREFIX = "synergy:"
-STAMP_VERSION = "1"
+from synergyd.wire.admin_comment import MARK
+
 MAX_STAMP = 1000  # characters of the text in AdminComment
 MAX_LINE = 4096
 MAX_NAMES = 16
@@ -159,7 +159,7 @@ def lua() -> str:
         "}",
         "return {",
         "  keys = keys, messages = messages, forbidden = forbidden,",
-        f"  stamp = {_lua_text(STAMP_PREFIX + STAMP_VERSION)}, max_stamp = {MAX_STAMP}, max_line = {MAX_LINE},",
+        f"  stamp = {_lua_text(MARK)}, max_stamp = {MAX_STAMP}, max_line = {MAX_LINE},",
         f"  max_names = {MAX_NAMES}, max_name = {MAX_NAME}, shown = {SHOWN},",
         "}",
     ]

@@ -45,7 +45,6 @@ class Known:
     error: str
     asked: Shape
     cpus_per_node: int
-    comment: str  # the directive's canonical text, for AdminComment
     # tasks of its sbatch line where they are more than one a node: such a job keeps its size
     own_tasks: int | None = None
     note: str = ""  # an operator's own AdminComment, kept

@@ -13,8 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from synergyd.errors import SynergyError, UnavailableError
 from synergyd.records import Profile
-from synergyd.store.codec import RefusedError
-from synergyd.store.records import Changes, EpochRecord, Remembered, StoredEvent, StoredLifecycle, StoredReport
+from synergyd.store.records import (
+    Changes,
+    EpochRecord,
+    RefusedError,
+    Remembered,
+    StoredEvent,
+    StoredLifecycle,
+    StoredReport,
+)
 from synergyd.store.store import Store
 from synergyd.store.write_queue import Dropped, StateKey, WriteBatch, WriteQueue, batch_rows
 

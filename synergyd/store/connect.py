@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, StaticPool
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError
-from synergyd.store.codec import RefusedError
+from synergyd.store.records import RefusedError
 
 RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:password@host/database"
 UPGRADE = "run: synergyctl db upgrade"

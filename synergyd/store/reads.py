@@ -22,7 +22,6 @@ from synergyd.records import (
     Report,
     Sharing,
 )
-from synergyd.store.codec import decode
 from synergyd.store.records import (
     EpochRecord,
     LeaderRecord,
@@ -44,6 +43,7 @@ from synergyd.store.tables import (
     ReportRow,
 )
 from synergyd.store.writes import NO_DIRECTIVE, PAUSED
+from synergyd.wire.codec import decode
 
 T = TypeVar("T")
 

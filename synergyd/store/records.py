@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from synergyd.errors import UsageError
 from synergyd.records import Cell, Decision, Profile, Report, Snapshot
+
+
+class RefusedError(UsageError):
+    """The database is there but this very row can't be written, now or later."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +37,13 @@ class EpochRecord:
     decisions: tuple[Decision, ...] = ()
     summary: Mapping[str, object] = field(default_factory=dict)  # records, containers, numbers and text
     error: str = ""
-    present: tuple[
-        Mapping[str, object], ...
-    ] = ()  # each job as it stood and what it is to have; kept of the last epoch only
+    # each job as it stood and what it is to have, as records or, read back, as tables; kept of the last epoch only
+    present: tuple[object, ...] = ()
 
 
 def epoch_record(
     decisions: tuple[Decision, ...],
-    present: tuple[Mapping[str, object], ...],
+    present: tuple[object, ...],
     snapshot: Snapshot,
     *,
     duration_s: float,

@@ -1,6 +1,6 @@
 """The tables, as SQLAlchemy models. A change here needs a migration in sql/versions (a test compares the two).
 
-Times (`_s`) are seconds since 1970 in double precision. Large whole records travel as JSON (synergyd/store/codec.py);
+Times (`_s`) are seconds since 1970 in double precision. Large whole records travel as JSON (synergyd/wire/codec.py);
 what is searched or read in bulk has a column of its own.
 """
 

@@ -13,8 +13,15 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from synergyd.records import NOTHING_MORE, Profile
-from synergyd.store.codec import RefusedError, clean, encode
-from synergyd.store.records import Changes, EpochRecord, Keyed, StoredEvent, StoredLifecycle, StoredReport
+from synergyd.store.records import (
+    Changes,
+    EpochRecord,
+    Keyed,
+    RefusedError,
+    StoredEvent,
+    StoredLifecycle,
+    StoredReport,
+)
 from synergyd.store.tables import (
     Base,
     DecisionRow,
@@ -26,6 +33,7 @@ from synergyd.store.tables import (
     ProfileRow,
     ReportRow,
 )
+from synergyd.wire.codec import clean, encode
 
 PAUSED = "paused"
 NO_DIRECTIVE = "no_directive"
@@ -107,8 +115,8 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
         "duration_s": _finite(epoch.duration_s, "duration_s"),
         "dry_run": epoch.dry_run,
         "jobs": len(epoch.decisions),
-        "summary": encode(epoch.summary),
-        "present": encode(epoch.present),
+        "summary": _json(epoch.summary),
+        "present": _json(epoch.present),
         "error": clean(epoch.error),
     }
     statement = insert(connection, EpochRow).values(row).on_conflict_do_nothing(index_elements=["write_key"])
@@ -125,14 +133,14 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
             "job_id": d.job_id,
             "at_s": epoch.started_s,
             "action": d.action.value,
-            "cell": encode(d.cell),
-            "node_names": encode(d.node_names),
+            "cell": _json(d.cell),
+            "node_names": _json(d.node_names),
             "why": clean(d.why),
             "relative_goodput": _number(d.relative_goodput),
-            "alternatives": encode(d.alternatives),
-            "worth": encode(d.worth) or None,
+            "alternatives": _json(d.alternatives),
+            "worth": _json(d.worth) or None,
             "fairness": d.fairness if d.fairness is not None and math.isfinite(d.fairness) else None,
-            "sharing": encode(d.sharing),
+            "sharing": _json(d.sharing),
         }
         for d in epoch.decisions
     ]
@@ -166,7 +174,7 @@ def _lifecycle(x: StoredLifecycle) -> Row:
         "job_id": x.job_id,
         "submit_s": _finite(x.submit_s, "submit_s"),
         "state": clean(x.state),
-        "payload": encode(x.payload),
+        "payload": _json(x.payload),
         "updated_s": _finite(x.updated_s, "updated_s"),
     }
 
@@ -179,17 +187,17 @@ def _profile(key: str, profile: Profile, updated_s: float) -> Row:
         "samples": profile.samples,
         "noise_scale": None if profile.noise_scale is None else _finite(profile.noise_scale, "noise_scale"),
         "resharding": profile.resharding,
-        "accepts": None if profile.accepts == NOTHING_MORE else encode(profile.accepts),
-        "model": encode(profile.model),
+        "accepts": None if profile.accepts == NOTHING_MORE else _json(profile.accepts),
+        "model": _json(profile.model),
         "global_batch": profile.global_batch,
-        "measured": encode(profile.measured) or None,
+        "measured": _json(profile.measured) or None,
         "updated_s": _finite(updated_s, "updated_s"),
     }
 
 
 def _report(x: StoredReport) -> Row:
     received_s = _finite(x.received_s, "received_s")
-    return {"job_id": x.report.job_id, "payload": encode(x.report), "received_s": received_s}
+    return {"job_id": x.report.job_id, "payload": _json(x.report), "received_s": received_s}
 
 
 def _paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) -> None:
@@ -206,6 +214,14 @@ def _no_directive(connection: Connection, changes: Sequence[tuple[int, float, fl
 def _flag(job_id: int, flag: str, submit_s: float, at_s: float) -> Row:
     submit_s, at_s = _finite(submit_s, "submit_s"), _finite(at_s, "at_s")
     return {"job_id": job_id, "flag": flag, "submit_s": submit_s, "at_s": at_s}
+
+
+def _json(value: object) -> Any:
+    """As it is stored. Raises RefusedError for what JSON can't hold."""
+    try:
+        return encode(value)
+    except TypeError as error:
+        raise RefusedError("store", str(error), "store records, containers, numbers and text") from None
 
 
 def _finite(value: float, name: str) -> float:

@@ -21,6 +21,7 @@ from synergyd.task.model.throughput import Throughput
 from synergyd.task.plan_limits import NOT_BATCH, TOO_BIG, PlanLimits, check_fixed
 from synergyd.task.plan_space import enumerate_plans
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
+from synergyd.words import plan_words
 
 # Sequences a GPU where neither the directive nor a report says the batch: enough that every size up to the one asked
 # for divides it.
@@ -329,13 +330,6 @@ def memory_reason(model: ModelSpec, gpu: GpuFigures, peak: float, parts: Mapping
         f"{model.name} does not fit {gpu.gpu_type}: the leanest plan ({plan_words(plan)}) {needs(gpu, peak, parts)}; "
         f"{helps} would help"
     )
-
-
-def plan_words(plan: Plan) -> str:
-    """`tp=8 pp=4 dp=2 micro_batch=1`, and vpp, cp, ep and the ZeRO stage where they are not as usual."""
-    words = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "dp", "micro_batch")]
-    words += [f"{name}={n}" for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1]
-    return " ".join(words + [f"zero={plan.zero_stage}"] * (plan.zero_stage != 1))
 
 
 def needs(gpu: GpuFigures, peak: float, parts: Mapping[str, float]) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from synergyd.errors import UsageError
 from synergyd.records import Cell, ModelSpec, Shape
 from synergyd.task.cell_search import rank
-from synergyd.task.job_planner import memory_reason, needs, plan_words
+from synergyd.task.job_planner import memory_reason, needs
 from synergyd.task.model.counts import flops_per_step
 from synergyd.task.model.hardware import GpuFigures, canonical, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_limits import PlanLimits, check_fixed
 from synergyd.task.plan_space import enumerate_plans
+from synergyd.words import plan_words
 
 MAX_GPUS = 100_000
 ZERO_STAGES = (1, 2, 3)  # 0 is never better than 1

@@ -1,86 +1,136 @@
-"""The daemon's own part of AdminComment, behind ` | `: what the job asked for at sbatch, its plan, where to report.
+"""AdminComment: the job's directive, stamped by the plugin; behind ` | ` the daemon's own part: the size asked for at sbatch, the
+plan, where to report.
 
     synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 plan=tp:4,pp:1,... report=ctl:7321 by=64030
 
-So a daemon with an empty database still knows each job's own size, and a launcher needs no shared folder.
+So a daemon with an empty database still knows each job's own size, and a launcher needs no shared folder. What the directive's
+keys mean is said in synergyd/slurm/grammar.py.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from urllib.parse import unquote_to_bytes
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
-from synergyd.wire.plan_file import plan_from_text, plan_text
+from synergyd.wire.codec import shown
+from synergyd.wire.plan import plan_from_text, plan_text
 
 MARK = "synergy:1"
+MAX_CHARACTERS = 64 * 1024  # of a comment; what follows is not looked at
 _UID = re.compile(r"[0-9]{1,10}\Z")
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
+_ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z", re.ASCII)
+_ENCODED = re.compile(rb"[^A-Za-z0-9_./:,+@-]")  # stamped as %XX, other bytes as they are
+_DAMAGED = re.compile(r"%(?![0-9A-F]{2})")
 
 
 @dataclass(frozen=True)
 class AdminCommentStamp:
-    """`directive`: the plugin's text without the mark. `asked`, `cpus_per_node`: the size of the sbatch line."""
+    """What an AdminComment says. A field that makes no sense counts as not said; `mistakes` names it."""
 
-    directive: str
+    #: keys and values of the directive, in order; None for a value that can't be decoded
+    directive: tuple[tuple[str, str | None], ...] = ()
+    _: KW_ONLY
+    #: the size of the sbatch line
     asked: Shape | None = None
+    #: CPUs of the sbatch line
     cpus_per_node: int | None = None
+    #: tasks of the sbatch line, where they are more than one a node
+    own_tasks: int | None = None
     plan: Plan | None = None
+    #: an operator's own AdminComment, percent-encoded by the plugin
+    note: str = ""
+    #: host:port that takes reports
     report: str = ""
-    own_tasks: int | None = None  # of the sbatch line, where they are more than one a node
-    note: str = ""  # an operator's own AdminComment, percent-encoded by the plugin
-    by: int | None = None  # the uid of the daemon at `report` and `links`
-    links: str = ""  # where the link arbiter is asked
+    #: the uid of the daemon at `report` and `links`
+    by: int | None = None
+    #: host:port of the link arbiter
+    links: str = ""
+    #: by name of a field of the daemon's part: what is wrong with it
+    mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-def write(stamp: AdminCommentStamp) -> str:
-    """The AdminComment text."""
-    words = []
+def encode(stamp: AdminCommentStamp) -> str:
+    """The text: ASCII, the directive's values percent-encoded."""
+    words = [f"{name}={_percent(value)}" for name, value in stamp.directive if value is not None]
+    own = []
     if stamp.asked is not None:
-        words.append(f"asked={stamp.asked.gpu_type or '-'},{stamp.asked.nodes},{stamp.asked.gpus_per_node}")
+        own.append(f"asked={stamp.asked.gpu_type or '-'},{stamp.asked.nodes},{stamp.asked.gpus_per_node}")
     if stamp.cpus_per_node is not None:
-        words.append(f"cpus={stamp.cpus_per_node}")
+        own.append(f"cpus={stamp.cpus_per_node}")
     if stamp.own_tasks is not None:
-        words.append(f"tasks={stamp.own_tasks}")
+        own.append(f"tasks={stamp.own_tasks}")
     if stamp.plan is not None:
-        words.append(f"plan={plan_text(stamp.plan)}")
+        own.append(f"plan={plan_text(stamp.plan)}")
     if stamp.note:
-        words.append(f"note={stamp.note}")
+        own.append(f"note={stamp.note}")
     if stamp.report:
-        words.append(f"report={stamp.report}")
+        own.append(f"report={stamp.report}")
     if (stamp.report or stamp.links) and stamp.by is not None:
-        words.append(f"by={stamp.by}")
+        own.append(f"by={stamp.by}")
     if stamp.links:
-        words.append(f"links={stamp.links}")
-    text = f"{MARK} {stamp.directive}".rstrip()
-    return f"{text} | {' '.join(words)}" if words else text
+        own.append(f"links={stamp.links}")
+    return " ".join([MARK, *words, *(["|", *own] if own else ())])
 
 
-def read(text: str) -> AdminCommentStamp | None:
-    """The stamp in an AdminComment; None where it is not Synergy's.
-
-    Fields of the daemon's part that make no sense are dropped.
-    """
+def decode(text: str) -> AdminCommentStamp | None:
+    """The inverse; None where the text is not Synergy's. Never raises."""
     if text != MARK and not text.startswith(MARK + " "):
         return None
-    directive, _, own = text[len(MARK) :].strip().partition(" | ")
-    if directive.startswith("| "):
-        directive, own = "", directive[2:]
+    directive, _, own = text[len(MARK) : MAX_CHARACTERS].partition(" | ")
     fields = dict(word.partition("=")[::2] for word in own.split())
-    asked: Shape | None = None
-    parts = fields.get("asked", "").split(",")
-    if len(parts) == 3 and _WHOLE.match(parts[1]) and _WHOLE.match(parts[2]) and int(parts[1]) > 0:
-        asked = Shape("" if parts[0] == "-" else parts[0], int(parts[1]), int(parts[2]))
-    try:
-        plan = plan_from_text(fields["plan"]) if fields.get("plan") else None
-    except UsageError:
-        plan = None
-    cpus, tasks = _count(fields.get("cpus", "")), _count(fields.get("tasks", ""))
-    by = int(fields["by"]) if _UID.match(fields.get("by", "")) else None
-    report, note, links = (fields.get(name, "") for name in ("report", "note", "links"))
-    return AdminCommentStamp(directive, asked, cpus, plan, report, tasks, note, by, links)
+    mistakes: dict[str, str] = {}
+
+    def dropped(name: str, right: str) -> None:
+        mistakes[name] = f"{name}={shown(fields[name])}; expected {right}"
+
+    def matching(name: str, pattern: re.Pattern[str], right: str) -> str:
+        value = fields.get(name, "")
+        if value and not pattern.match(value):
+            dropped(name, right)
+        return value if pattern.match(value) else ""
+
+    def count(name: str) -> int | None:
+        number = int(matching(name, _WHOLE, "a whole number") or 0)
+        return number or None
+
+    asked, plan = None, None
+    gpu_type, *sizes = fields.get("asked", "").split(",")
+    if len(sizes) == 2 and all(_WHOLE.match(n) for n in sizes) and int(sizes[0]) > 0:
+        asked = Shape("" if gpu_type == "-" else gpu_type, int(sizes[0]), int(sizes[1]))
+    elif "asked" in fields:
+        dropped("asked", "TYPE,NODES,GPUS")
+    if fields.get("plan"):
+        try:
+            plan = plan_from_text(fields["plan"])
+        except UsageError as error:
+            mistakes["plan"] = str(error)
+    by = matching("by", _UID, "a uid")
+    return AdminCommentStamp(
+        tuple(_word(word) for word in directive.split()),
+        asked=asked,
+        cpus_per_node=count("cpus"),
+        own_tasks=count("tasks"),
+        plan=plan,
+        note=fields.get("note", ""),
+        report=matching("report", _ADDRESS, "HOST:PORT"),
+        by=int(by) if by else None,
+        links=matching("links", _ADDRESS, "HOST:PORT"),
+        mistakes=mistakes,
+    )
 
 
-def _count(text: str) -> int | None:
-    return int(text) if _WHOLE.match(text) and int(text) > 0 else None
+def _percent(value: str) -> str:
+    raw = value.encode("utf-8", "surrogateescape")
+    return _ENCODED.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
+
+
+def _word(word: str) -> tuple[str, str | None]:
+    name, equals, value = word.partition("=")
+    if not equals or not value or not value.isascii() or _DAMAGED.search(value):
+        return name, None
+    return name, unquote_to_bytes(value).decode("utf-8", "surrogateescape")

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+from synergyd.errors import UsageError
+from synergyd.wire.codec import shown
 
 _PART = re.compile(r"([^,\[\]]*)(?:\[([0-9,\-]+)\])?([^,\[\]]*)")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?\Z")
 MAX_NAMES = 100_000
+_MAX_NAME = 255  # characters
 
 
-def expand(text: str) -> tuple[str, ...]:
-    """Names of a host list with at most one bracket a name. Raises ValueError on any other text."""
-    names: list[str] = []
-    position = 0
+def expand(text: str, where: str = "host list") -> tuple[str, ...]:
+    """Names of a host list: at most one bracket a name, at most MAX_NAMES names. Raises UsageError on any other text."""
     text = text.strip()
     if text in ("", "(null)", "N/A", "None", "None assigned"):
         return ()
-    while position < len(text):
-        match = _PART.match(text, position)
-        if match is None or match.end() == position:
-            raise ValueError(f"not a host list: {text!r}")
-        prefix, ranges, suffix = match.groups()
-        if ranges is None:
-            names.append(prefix + suffix)
-        else:
-            for part in ranges.split(","):
-                match_range = _RANGE.match(part)
-                if match_range is None:
-                    raise ValueError(f"not a host list: {text!r}")
-                low, high = match_range[1], match_range[2] or match_range[1]
+    names: list[str] = []
+    try:
+        for prefix, ranges, suffix in _parts(text):
+            if len(prefix) + len(suffix) > _MAX_NAME or len(names) >= MAX_NAMES:
+                raise ValueError
+            if ranges is None:
+                names.append(prefix)
+                continue
+            for low, high in map(_range, ranges.split(",")):
                 if not 0 <= int(high) - int(low) <= MAX_NAMES - len(names):
-                    raise ValueError(f"not a host list: {text!r}")
+                    raise ValueError
                 names.extend(f"{prefix}{i:0{len(low)}d}{suffix}" for i in range(int(low), int(high) + 1))
-        position = match.end()
-        if position < len(text):
-            if text[position] != ",":
-                raise ValueError(f"not a host list: {text!r}")
-            position += 1
-            if position == len(text):
-                raise ValueError(f"not a host list: {text!r}")
+    except ValueError:
+        right = f"expected one such as n[1-3,7],gpu05, with at most one bracket a name and {MAX_NAMES} names"
+        raise UsageError(where, f"{shown(text)} is not a host list", right) from None
     return tuple(names)
+
+
+def _parts(text: str) -> Iterator[tuple[str, str | None, str]]:
+    """(before the bracket, what is in it or None, behind it) of each name. Raises ValueError."""
+    position = 0
+    while position <= len(text):
+        match = _PART.match(text, position)
+        if match is None or match.end() == position or text[match.end() : match.end() + 1] not in ("", ","):
+            raise ValueError
+        yield match[1], match[2], match[3]
+        position = match.end() + 1
+
+
+def _range(text: str) -> tuple[str, str]:
+    match = _RANGE.match(text)
+    if match is None:
+        raise ValueError
+    return match[1], match[2] or match[1]

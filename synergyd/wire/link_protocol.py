@@ -12,14 +12,13 @@ that a grant takes, and the nonce of the Hello: whoever else listens on the port
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from synergyd.errors import UsageError
+from synergyd.wire.codec import decode, encode, shown
 
 MAX_HELLO_BYTES = 256 * 1024  # a credential with thousands of node names
 MAX_LINE_BYTES = 200
@@ -61,7 +60,7 @@ class Ended:
 
 def hello_json(hello: Hello) -> bytes:
     """What goes into the credential."""
-    return json.dumps(dataclasses.asdict(hello), separators=(",", ":")).encode()
+    return json.dumps(encode(hello), separators=(",", ":")).encode()
 
 
 def hello_from(payload: bytes) -> Hello:
@@ -70,25 +69,16 @@ def hello_from(payload: bytes) -> Hello:
         data = json.loads(payload)
     except (ValueError, RecursionError):
         raise UsageError("hello", "is no JSON") from None
-    if not isinstance(data, dict):
-        raise UsageError("hello", "is no JSON object")
-    nodes = data.get("nodes")
-    if (
-        not isinstance(nodes, list)
-        or not 1 <= len(nodes) <= MAX_NODES
-        or not all(isinstance(name, str) and _NODE.match(name) for name in nodes)
-    ):
-        raise UsageError("hello", "nodes is no list of node names")
-    nonce = data.get("nonce", "")
-    if not isinstance(nonce, str) or not _NONCE.match(nonce):
-        raise UsageError("hello", "nonce is no hexadecimal number")
-    return Hello(
-        _whole(data, "job_id", 1, 2**32),
-        _whole(data, "restarts", 0, 10**6),
-        tuple(nodes),
-        _whole(data, "channel", 0, MAX_CHANNELS - 1),
-        nonce,
-    )
+    return decode(Hello, data, "hello", {Hello: _hello_problem})
+
+
+def _hello_problem(hello: Hello) -> str:
+    for name, low, high in (("job_id", 1, 2**32), ("restarts", 0, 10**6), ("channel", 0, MAX_CHANNELS - 1)):
+        if not low <= getattr(hello, name) <= high:
+            return f"{name} is {shown(getattr(hello, name))}; expected a whole number from {low} to {high}"
+    if not 1 <= len(hello.nodes) <= MAX_NODES or not all(_NODE.match(name) for name in hello.nodes):
+        return f"nodes is no list of 1 to {MAX_NODES} node names"
+    return "" if _NONCE.match(hello.nonce) else "nonce is no hexadecimal number"
 
 
 def welcome_words(hello: Hello, bound_s: float) -> bytes:
@@ -145,10 +135,3 @@ def answer(line: bytes) -> tuple[str, int] | None:
     if len(words) == 2 and words[0] in ("go", "wait") and _WHOLE.match(words[1]):
         return words[0], int(words[1])
     return None
-
-
-def _whole(data: dict[str, Any], name: str, low: int, high: int) -> int:
-    value = data.get(name, 0 if name == "channel" else None)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError("hello", f"{name} is no whole number from {low} to {high}")
-    return value

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import socket
+from dataclasses import fields, replace
 from typing import Any
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan, Report
+from synergyd.records import ModelSpec, Plan, Report
 from synergyd.wire import munge
-from synergyd.wire.plan_file import PRECISIONS, plan_from, plan_from_text, plan_text, shown
+from synergyd.wire.codec import Checks, decode, encode, shown
+from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
 _MAX_ANSWER = 4096
 _MAX_NODES = 16
+_MAX_SIZE = 10_000_000  # of a model, in each direction
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
@@ -29,7 +31,7 @@ _WHOLE = frozenset(
 
 def to_json(report: Report) -> bytes:
     """A report as the bytes that go into the credential."""
-    return json.dumps(dataclasses.asdict(report), separators=(",", ":")).encode()
+    return json.dumps(encode(report), separators=(",", ":")).encode()
 
 
 def from_json(payload: bytes) -> Report:
@@ -42,27 +44,8 @@ def from_json(payload: bytes) -> Report:
         raise UsageError("report", f"is no JSON ({error})") from None
     if not isinstance(data, dict):
         raise UsageError("report", "is no JSON object")
-    values: dict[str, Any] = {}
-    for name, (low, high) in _LIMITS.items():
-        value = data.get(name)
-        if value is None:
-            if name in ("job_id", "restarts", "step"):
-                raise UsageError("report", f"{name} is missing")
-            continue
-        if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
-            raise UsageError("report", f"{name} is {shown(value)}", "expected a number")
-        if not low <= value <= high:  # false for NaN too; a comparison takes whole numbers that no float holds
-            raise UsageError("report", f"{name} is {value!r:.40}", f"expected {low:g} to {high:g}")
-        values[name] = value
-    plan = data.get("plan")
-    values["plan"] = plan_from(plan, "report") if plan is not None else None
-    values["model"] = _model(data.get("model"))
-    values["resharding"] = data.get("resharding") is True
-    values["accepts"] = accepts_from(data.get("accepts"))
-    values["rebatching"] = data.get("rebatching") is True
-    values["note"] = _note(data.get("note"))
-    values["slow_nodes"] = _nodes(data.get("slow_nodes"))
-    return Report(**values)
+    said = {name: value for name, value in data.items() if value is not None}
+    return _harmless(decode(Report, {**said, **_forgiven(data)}, "report", _CHECKS))
 
 
 def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Report:
@@ -74,20 +57,55 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
         if name not in ("job_id", "restarts") and number and low <= value <= high:
             kept[name] = int(value) if name in _WHOLE else float(value)
     try:
-        plan: Plan | None = plan_from(status["plan"], "status") if status.get("plan") else None
-        model = _model(status.get("model"))
+        plan = decode(Plan, status["plan"], "status", _CHECKS) if status.get("plan") else None
+        model = decode(ModelSpec, status["model"], "status", _CHECKS) if status.get("model") is not None else None
     except UsageError:
         plan, model = None, None
-    return Report(
-        **kept,
-        plan=plan,
-        model=model,
-        resharding=status.get("resharding") is True,
-        accepts=accepts_from(status.get("accepts")),
-        rebatching=status.get("rebatching") is True,
-        note=_note(status.get("note")),
-        slow_nodes=_nodes(status.get("slow_nodes")),
-    )
+    return _harmless(replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model))
+
+
+def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields whose wrong values are no reason to refuse a report: what is not clearly said counts as not said."""
+    said = data.get("accepts")
+    accepts = said if isinstance(said, dict) else {}
+    precision, note, nodes = accepts.get("precision"), data.get("note"), data.get("slow_nodes")
+    names = nodes[:_MAX_NODES] if isinstance(nodes, list) else []
+    return {
+        "accepts": {
+            **{name: accepts.get(name) is True for name in ("vpp", "cp", "ep")},
+            "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",
+        },
+        "resharding": data.get("resharding") is True,
+        "rebatching": data.get("rebatching") is True,
+        "note": one_line(note[:300], 300) if isinstance(note, str) else "",
+        "slow_nodes": [name for name in names if isinstance(name, str) and _NODE.match(name)],
+    }
+
+
+def _harmless(report: Report) -> Report:
+    """With the model's name safe for a terminal and a log line."""
+    if report.model is None:
+        return report
+    return replace(report, model=replace(report.model, name=one_line(report.model.name, 100)))
+
+
+def _report_problem(report: Report) -> str:
+    for name, (low, high) in _LIMITS.items():
+        value = getattr(report, name)
+        if value is not None and not low <= value <= high:  # false for NaN too
+            return f"{name} is {shown(value)}; expected {low:g} to {high:g}"
+    return ""
+
+
+def _model_problem(model: ModelSpec) -> str:
+    for field in fields(ModelSpec):
+        value, least = getattr(model, field.name), 0 if field.default == 0 else 1  # such as experts: 0 is a dense model
+        if type(value) is int and not least <= value <= _MAX_SIZE:
+            return f"{field.name} is {shown(value)}; expected a whole number from {least} to {_MAX_SIZE}"
+    return ""
+
+
+_CHECKS: Checks = {**PLAN_CHECKS, Report: _report_problem, ModelSpec: _model_problem}
 
 
 def answer_line(plan: Plan | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:
@@ -138,48 +156,3 @@ def send(report: Report, address: str, by: int | None = None, timeout_s: float =
             return plan_of_answer(answer, report, by)
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
-
-
-def accepts_from(data: Any) -> Accepts:
-    """What a mapping says of a script's degrees; anything that is not clearly there counts as not accepted."""
-    if not isinstance(data, dict):
-        return NOTHING_MORE
-    precision = data.get("precision")
-    known = isinstance(precision, str) and precision in PRECISIONS
-    said = {name: data.get(name) is True for name in ("vpp", "cp", "ep")}
-    return Accepts(said["vpp"], said["cp"], said["ep"], str(precision) if known else "")
-
-
-def _note(data: Any) -> str:
-    return one_line(data[:300], 300) if isinstance(data, str) else ""
-
-
-def _nodes(data: Any) -> tuple[str, ...]:
-    """Node names, without anything that is none."""
-    names = data[:_MAX_NODES] if isinstance(data, list) else []
-    return tuple(n for n in names if isinstance(n, str) and _NODE.match(n))
-
-
-def _model(data: Any) -> ModelSpec | None:
-    if data is None:
-        return None
-    if not isinstance(data, dict):
-        raise UsageError("report", f"model is {shown(data)}", "expected a mapping")
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(ModelSpec):
-        value = data.get(field.name, field.default)
-        if field.name == "name":
-            if not isinstance(value, str):
-                raise UsageError("report", "model's name is no text")
-            value = one_line(value, 100)
-        elif field.type == "bool":
-            value = value is True
-        elif isinstance(value, bool) or not isinstance(value, int) or not _least(field) <= value <= 10_000_000:
-            right = f"expected a whole number of {_least(field)} or more"
-            raise UsageError("report", f"model's {field.name} is {shown(value)}", right)
-        values[field.name] = value
-    return ModelSpec(**values)
-
-
-def _least(field: dataclasses.Field[Any]) -> int:
-    return 0 if field.default == 0 else 1  # such as experts: 0 is a dense model

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
-BASE = "synergyd.errors synergyd.records synergyd.rates synergyd.settings"
+BASE = "synergyd.errors synergyd.records synergyd.words synergyd.rates synergyd.settings"
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
 PLACEMENT = f"{PROBLEM} synergyd.scheduler.placement"
@@ -25,6 +25,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd", ""),
     ("synergyd.errors", ""),
     ("synergyd.records", ""),
+    ("synergyd.words", "synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
     ("synergyd.settings", ""),
     ("synergyd.wire", "synergyd.errors synergyd.records"),
@@ -88,6 +89,7 @@ HEAVY = ("sqlalchemy", "alembic", "scipy", "rich", "prometheus_client", "numpy",
 FORBIDDEN = {
     "synergyd.errors": (*IMPURE, *HEAVY),
     "synergyd.records": (*IMPURE, *HEAVY),
+    "synergyd.words": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
     "synergyd.settings": (*IMPURE, *HEAVY),
     "synergyd.wire": HEAVY,

@@ -52,10 +52,7 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
     if not text:
         return JobAllocation(None, 0, (socket.gethostname(),), 0, gpus, True, True)
     job_id = _number(environment, "SLURM_JOB_ID")
-    try:
-        nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
-    except ValueError as error:
-        raise UsageError("SLURM_JOB_NODELIST", str(error)) from None
+    nodes = expand(environment.get("SLURM_JOB_NODELIST", ""), "SLURM_JOB_NODELIST")
     if not nodes:
         raise UsageError(
             "SLURM_JOB_NODELIST", "is not set", "run synergy-launch inside a Slurm job, or with no SLURM_JOB_ID set"

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from synergyd.errors import SynergyError, UnavailableError, one_line
+from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
 from synergyd.wire import munge
 from synergyd.wire.hostlist import expand
 from synergyd.wire.link_protocol import Asking, Hello, answer, ask_line, bound_of, done_line, hello_json, welcome_of
@@ -59,7 +59,7 @@ def from_environment(environment: Mapping[str, str], channel: int = 0) -> LinkGa
         host, _, port = address.rpartition(":")
         where = host.strip("[]"), int(port)
         by = int(environment[BY]) if environment.get(BY) else None
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, UsageError):
         return None
     return LinkGate(where, hello, by=by) if len(nodes) > 1 else None
 

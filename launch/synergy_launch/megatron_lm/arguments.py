@@ -9,7 +9,7 @@ from pathlib import Path
 from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
 from synergy_launch.megatron_lm.options import drop, has, number, values
 from synergyd.records import Plan
-from synergyd.wire.plan_file import MAX_NUMBER
+from synergyd.wire.plan import MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
 _FLAGS_WITH_VALUE = (

@@ -152,7 +152,12 @@ def test_explain_tells_who_shares_links(url: str) -> None:
 def test_status_without_an_epoch(url: str) -> None:
     open_store(url, create=True).close()
     assert "no epoch yet" in ctl(url, "status").output
-    assert json.loads(ctl(url, "status", "--json").output) == {"epoch_s": None, "dry_run": False, "jobs": []}
+    assert json.loads(ctl(url, "status", "--json").output) == {
+        "format": 1,
+        "epoch_s": None,
+        "dry_run": False,
+        "jobs": [],
+    }
 
 
 def test_pause_and_resume(filled: str) -> None:

@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, folder: Path, slurm: FakeSlurm | None = None) -> None:
         self.slurm = slurm or FakeSlurm(jobs={JOB: row(JOB)})
-        known = Known(Directive(), "", Shape("", 1, 2), 8, "")
+        known = Known(Directive(), "", Shape("", 1, 2), 8)
         self.actuator = Actuator(self.slurm, folder, "ctl:7321", {JOB: known})
         self.life = self.stored = JobLifecycle(JOB, 0.0)
         self.store_away = False

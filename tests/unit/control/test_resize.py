@@ -248,7 +248,7 @@ def test_a_refused_size_falls_back_to_the_one_it_had(world: World) -> None:
     assert has(world) == (1, "gres:gpu:2", "")
     assert world.slurm.jobs[JOB].num_tasks == 1, "the task count that the refused update left is mended"
     assert world.life.plan is None, "it does not run with the plan that was refused"
-    assert any("new size refused" in t and "back to 1 x 2 a100" in t for t in world.story)
+    assert any("new size refused" in t and "back to 2 a100 GPUs on one node" in t for t in world.story)
     told = len(world.story)
     world.want(LARGE)
     assert len(world.story) == told, "the same is not tried again at once"

@@ -160,12 +160,15 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
     ("payload", "problem"),
     [
         (b"{", "hello: is no JSON"),
-        (b"[]", "hello: is no JSON object"),
+        (b"[]", "hello: is a list; expected a Hello"),
         (b'{"nodes": ["a b"], "job_id": 1, "restarts": 0}', "nodes is no list"),
         (b'{"nodes": [], "job_id": 1, "restarts": 0}', "nodes is no list"),
-        (b'{"nodes": ["a"], "job_id": true, "restarts": 0}', "job_id is no whole number"),
-        (b'{"nodes": ["a"], "job_id": 1}', "restarts is no whole number"),
-        (b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "channel": -1}', "channel is no whole number"),
+        (b'{"nodes": ["a"], "job_id": true, "restarts": 0}', "job_id is True; expected a whole number"),
+        (b'{"nodes": ["a"], "job_id": 1}', "restarts is missing"),
+        (
+            b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "channel": -1}',
+            "channel is -1; expected a whole number from 0 to 4095",
+        ),
         (b'{"nodes": ["a"], "job_id": 1, "restarts": 0, "nonce": "x y"}', "nonce is no hexadecimal number"),
     ],
 )
@@ -307,7 +310,7 @@ def line_of(wire: socket.socket) -> bytes:
         (encode(hello_json(Hello(1, 1, ("a", "b")))), b"no job 1 is another incarnation here\n"),
         (encode(hello_json(Hello(1, 0, ("a", "c")))), b"no job 1 is another incarnation here\n"),
         ("hello", b"no munge: Invalid credential\n"),
-        (encode(b"{}"), b"no hello: nodes is no list of node names\n"),
+        (encode(b"{}"), b"no hello: job_id is missing\n"),
     ],
 )
 def test_a_job_speaks_for_itself_only(arbiter: LinkArbiter, sent: str, said: bytes) -> None:

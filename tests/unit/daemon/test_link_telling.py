@@ -21,7 +21,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Shape
 from synergyd.settings import Settings
 from synergyd.wire import plan_file
-from synergyd.wire.admin_comment import AdminCommentStamp, read, write
+from synergyd.wire.admin_comment import AdminCommentStamp, decode, encode
 from synergyd.wire.plan_file import PlanFile, from_admin_comment
 from tests.unit.daemon.daemon_world import Site
 
@@ -83,10 +83,13 @@ def test_the_arbiter_follows_running_jobs_on_several_nodes_while_this_daemon_act
 
 
 def test_stamp() -> None:
-    alone = AdminCommentStamp("model=x", links="ctl:2", by=5)
-    assert write(alone) == "synergy:1 model=x | by=5 links=ctl:2" and read(write(alone)) == alone
-    stamp = AdminCommentStamp("model=x", Shape("a", 2, 4), report="ctl:1", links="ctl:2")
-    assert write(stamp) == "synergy:1 model=x | asked=a,2,4 report=ctl:1 links=ctl:2" and read(write(stamp)) == stamp
+    words = (("model", "x"),)
+    alone = AdminCommentStamp(words, links="ctl:2", by=5)
+    assert encode(alone) == "synergy:1 model=x | by=5 links=ctl:2" and decode(encode(alone)) == alone
+    stamp = AdminCommentStamp(words, asked=Shape("a", 2, 4), report="ctl:1", links="ctl:2")
+    assert (
+        encode(stamp) == "synergy:1 model=x | asked=a,2,4 report=ctl:1 links=ctl:2" and decode(encode(stamp)) == stamp
+    )
     told = from_admin_comment("synergy:1 model=x | report=ctl:1 links=$(x)", 7)
     assert told is not None and (told.report, told.links) == ("ctl:1", "")
 

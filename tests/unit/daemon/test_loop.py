@@ -10,13 +10,13 @@ import pytest
 
 from synergyd.control.instructions import Target
 from synergyd.control.resize import JobLifecycle, ResizeState
-from synergyd.daemon import lives
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Action, Plan, Profile, Report, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.store.records import StoredLifecycle
 from synergyd.wire import plan_file
+from synergyd.wire.codec import decode, encode
 from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site, acted, believed
 
 
@@ -163,7 +163,7 @@ def test_the_whole_story_of_a_resize(site: Site) -> None:
             "new size",
         )
     ]
-    assert told == sorted(told) and "2 GPUs" in story
+    assert told == sorted(told) and "2 a100 GPUs" in story
     site.report(1, plan=site.life(1).plan)
     assert acted(site.epoch(60)) == {}
 
@@ -369,7 +369,7 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_starts_aga
     for _ in range(3):
         site.tick(2)
     assert site.slurm.jobs[1].state == "RUNNING" and site.life(1).plan is not None
-    assert "preemption decided: 4 GPUs" in site.story(1)
+    assert "preemption decided: 4 a100 GPUs" in site.story(1)
 
 
 @pytest.mark.parametrize("why", ["paused", "gone"])
@@ -559,9 +559,21 @@ def test_partitions_of_the_settings_bound_what_is_looked_at(tmp_path: Path) -> N
     assert set(site.epoch()) == {1} and set(site.slurm.scripts_read) == {1}
 
 
+def test_a_damaged_admin_comment_costs_a_line_and_this_job_alone(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.slurm.submit(1)
+    site.slurm.comments[1] = "synergy:1 model=%zz\udcff | plan=tp:x cpus=\x00 report=\x1b[2J"
+    site.slurm.submit(2)
+    found = site.epoch()
+    assert found[2].action is Action.START
+    assert found[1].action is Action.WAIT and "AdminComment: 'model' can't be read" in found[1].why
+    site.epoch(60)
+    said = [r.getMessage() for r in caplog.records if "AdminComment" in r.getMessage()]
+    assert len(said) == 3 and all(x.isprintable() and x.startswith("job 1: AdminComment: ") for x in said)
+
+
 def test_lives_that_make_no_sense_are_taken_as_new(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.running(1, "n1")
-    good = lives.to_payload(JobLifecycle(1, 0.0))
+    good = encode(JobLifecycle(1, 0.0))
     bad: list[dict[str, object]] = [
         {}, {**good, "state": "NOWHERE"}, {**good, "state": "HELD"}, {**good, "attempts": "x"}, {**good, "attempts": -1},
         {**good, "since_s": None}, {**good, "restarts": True}, {**good, "target": "x"}, {**good, "target": {"shape": {}}},
@@ -600,8 +612,8 @@ def test_lives_come_back_as_they_were() -> None:
             2,
             True,
         )
-        assert lives.from_payload(lives.to_payload(life)) == life
-        assert lives.from_payload({**lives.to_payload(life), "of a newer version": 1}) == life
+        assert decode(JobLifecycle, encode(life)) == life
+        assert decode(JobLifecycle, {**encode(life), "of a newer version": 1}) == life
 
 
 def test_a_job_without_reports_starts_from_what_like_jobs_learnt(site: Site) -> None:

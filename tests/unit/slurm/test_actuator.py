@@ -16,7 +16,7 @@ from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 PLAN = Plan(tp=2, dp=2, global_batch=8)
 TARGET = Target(Shape("a100", 2, 2), ("n1", "n2"), PLAN)
-KNOWN = Known(Directive(checkpoint="/scratch/a b"), "", Shape("a100", 1, 2), 8, "checkpoint=/scratch/a%20b")
+KNOWN = Known(Directive(checkpoint="/scratch/a b"), "", Shape("a100", 1, 2), 8)
 UPDATE = Update(1, TARGET, 900)
 ALL: tuple[Instruction, ...] = (AskCheckpoint(1, 0), Requeue(1, 0), Park(1, 900), UPDATE, Release(1))
 
@@ -158,8 +158,13 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     }
     given = plan_file.read(plan_file.plan_path(tmp_path, 1), 1)
     assert given == plan_file.PlanFile(1, PLAN, "ctl:7321", "/scratch/a b", os.getuid())
-    assert admin_comment.read(slurm.comments[1]) == admin_comment.AdminCommentStamp(
-        KNOWN.comment, KNOWN.asked, 8, PLAN, "ctl:7321", by=os.getuid()
+    assert admin_comment.decode(slurm.comments[1]) == admin_comment.AdminCommentStamp(
+        (("checkpoint", "/scratch/a b"),),
+        asked=KNOWN.asked,
+        cpus_per_node=8,
+        plan=PLAN,
+        report="ctl:7321",
+        by=os.getuid(),
     )
 
 

@@ -256,7 +256,7 @@ def test_required_nodes(shell: Shell) -> None:
         shell.answers("squeue", cut(fields, {"JobID": "7", "ReqNodes": text}))
         assert shell.backend.required_nodes(7) == names
     shell.answers("squeue", cut(fields, {"JobID": "7", "ReqNodes": "n[x"}))
-    with pytest.raises(SlurmError, match="job 7: not a host list"):
+    with pytest.raises(SlurmError, match=r"job 7: .* is not a host list"):
         shell.backend.required_nodes(7)
     shell.answers("squeue")
     assert shell.backend.required_nodes(7) == ()

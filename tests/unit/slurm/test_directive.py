@@ -17,12 +17,23 @@ from hypothesis import strategies as st
 
 from synergyd.records import Directive
 from synergyd.slurm import grammar
-from synergyd.slurm.directive import DirectiveError, canonical, notes, parse_script, parse_stamp
+from synergyd.slurm.directive import DirectiveError, directive_words, notes, parse_script, read_stamp
+from synergyd.wire import admin_comment
+from synergyd.wire.admin_comment import AdminCommentStamp
 from tests.unit.plugin.lua_runtimes import ROOT, checkers
 
 CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "cases" / "directives.json").read_text())
 LUAS = checkers()
 QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+def canonical(directive: Directive) -> str:
+    return admin_comment.encode(AdminCommentStamp(directive_words(directive)))
+
+
+def parse_stamp(text: str) -> Directive | None:
+    stamp = admin_comment.decode(text)
+    return None if stamp is None else read_stamp(stamp.directive)
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +251,9 @@ def test_any_admin_comment_gives_a_directive_or_one_line(text: str) -> None:
         assert parse_stamp(canonical(directive)) == directive
 
 
-@pytest.mark.parametrize("text", ["", "nvidia idle reaper", '{"a": 1}', " | synergy:1 tp=2"])
+@pytest.mark.parametrize(
+    "text", ["", "nvidia idle reaper", '{"a": 1}', " | synergy:1 tp=2", "synergy:2 tp=2", "synergy:x"]
+)
 def test_other_peoples_comments_are_no_stamp(text: str) -> None:
     assert parse_stamp(text) is None
 
@@ -248,12 +261,12 @@ def test_other_peoples_comments_are_no_stamp(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "synergy:2 tp=2",
+        "synergy:1 tp",
         "synergy:1 tp=two",
         "synergy:1 model=%zz",
         "synergy:1 model=%0a",
         "synergy:1 tp=1 tp=1",
-        "synergy:x",
+        "synergy:1 tp=",
     ],
 )
 def test_a_damaged_stamp_is_an_error(text: str) -> None:

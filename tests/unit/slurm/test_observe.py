@@ -13,7 +13,7 @@ from synergyd.slurm.rows import NodeRow
 from tests.unit.slurm.fake_slurm import row
 
 NODE = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:0(IDX:N/A)", ("a100",), ("main",), "")
-KNOWN = Known(Directive(), "", Shape("a100", 1, 2), 8, "")
+KNOWN = Known(Directive(), "", Shape("a100", 1, 2), 8)
 
 
 @pytest.mark.parametrize(

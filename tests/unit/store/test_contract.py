@@ -31,9 +31,16 @@ from synergyd.records import (
 )
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.codec import RefusedError
 from synergyd.store.leader import Leader
-from synergyd.store.records import Changes, EpochRecord, Keyed, StoredEvent, StoredLifecycle, StoredReport
+from synergyd.store.records import (
+    Changes,
+    EpochRecord,
+    Keyed,
+    RefusedError,
+    StoredEvent,
+    StoredLifecycle,
+    StoredReport,
+)
 from synergyd.store.store import Store, open_store
 from synergyd.store.tables import Base
 
@@ -267,7 +274,7 @@ class StoreContract:
             connection.execute(text("""UPDATE profiles SET model = '{"name": 3}' WHERE key = 'job:1'"""))
         read = store.remembered()
         assert list(read.profiles) == ["job:2"]
-        assert read.unreadable == ("profile job:1: model.name: 3 is not text",)
+        assert read.unreadable == ("profile job:1: model: name is 3; expected text",)
 
     def test_forget_jobs_keeps_the_past(self, store: Store) -> None:
         store.put_lifecycles([lifecycle(1), lifecycle(2)])

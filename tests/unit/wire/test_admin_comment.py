@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
-from synergyd.slurm.directive import canonical, parse_script, parse_stamp
-from synergyd.wire.admin_comment import MARK, AdminCommentStamp, read, write
+from synergyd.slurm.directive import DirectiveError, directive_words, parse_script, read_stamp
+from synergyd.wire.admin_comment import MARK, AdminCommentStamp, decode, encode
 from synergyd.wire.plan_file import from_admin_comment
 
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=2, global_batch=16, recompute="full", sequence_parallel=True)
@@ -14,46 +18,47 @@ plans = st.builds(
     lambda tp, pp, dp, mb, n, rc, sp, do: Plan(tp, pp, dp, mb, dp * mb * n, rc, sp, do),
     *[st.integers(1, 64)] * 5, st.sampled_from(["none", "selective", "full"]), st.booleans(), st.integers(0, 3),
 )  # fmt: skip
-words = st.text(
-    alphabet=st.characters(codec="ascii", exclude_categories=["C", "Z"], exclude_characters="|"), min_size=1, max_size=9
-)
+names = st.from_regex(r"[a-z_]{1,9}", fullmatch=True)
+values = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)
 stamps = st.builds(
     AdminCommentStamp,
-    st.lists(words, max_size=4).map(" ".join),
-    st.none() | st.builds(Shape, st.sampled_from(["", "a100", "h100-80gb"]), st.integers(1, 4096), st.integers(0, 16)),
-    st.none() | st.integers(1, 512),
-    st.none() | plans,
-    st.sampled_from(["", "ctl:7321", "[fe80::1]:7321"]),
-    st.none() | st.integers(1, 99),
-    st.just(""),
+    st.lists(st.tuples(names, values), max_size=4).map(tuple),
+    asked=st.none()
+    | st.builds(Shape, st.sampled_from(["", "a100", "h100-80gb"]), st.integers(1, 4096), st.integers(0, 16)),
+    cpus_per_node=st.none() | st.integers(1, 512),
+    plan=st.none() | plans,
+    report=st.sampled_from(["", "ctl:7321", "[fe80::1]:7321"]),
+    own_tasks=st.none() | st.integers(1, 99),
 )
 
 
 def test_the_text_as_documented() -> None:
-    stamp = AdminCommentStamp("model=llama2-7b min_gpus=4", Shape("a100", 2, 8), 16, PLAN, "ctl:7321", 32)
-    assert write(stamp) == (
+    words = (("model", "llama2-7b"), ("min_gpus", "4"))
+    asked = Shape("a100", 2, 8)
+    stamp = AdminCommentStamp(words, asked=asked, cpus_per_node=16, plan=PLAN, report="ctl:7321", own_tasks=32)
+    assert encode(stamp) == (
         "synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 tasks=32 "
         "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,zs:1 report=ctl:7321"
     )
-    assert write(AdminCommentStamp("")) == MARK
-    assert write(AdminCommentStamp("", report="a:1")) == "synergy:1 | report=a:1"
-    assert write(AdminCommentStamp("", report="a:1", by=64030)) == "synergy:1 | report=a:1 by=64030"
-    assert read("synergy:1 | report=a:1 by=64030") == AdminCommentStamp("", report="a:1", by=64030)
-    assert read("synergy:1 | report=a:1 by=-3") == AdminCommentStamp("", report="a:1")
+    assert encode(AdminCommentStamp()) == MARK
+    assert encode(AdminCommentStamp(report="a:1")) == "synergy:1 | report=a:1"
+    assert encode(AdminCommentStamp(report="a:1", by=64030)) == "synergy:1 | report=a:1 by=64030"
+    assert decode("synergy:1 | report=a:1 by=64030") == AdminCommentStamp(report="a:1", by=64030)
+    assert decode("synergy:1 | report=a:1 by=-3") == AdminCommentStamp(report="a:1")
 
 
 @settings(max_examples=150, deadline=None)
 @given(stamps)
 def test_round_trip(stamp: AdminCommentStamp) -> None:
-    text = write(stamp)
-    assert read(text) == stamp
+    text = encode(stamp)
+    assert decode(text) == stamp
     assert text.isprintable() and "\n" not in text
 
 
 @settings(max_examples=60, deadline=None)
 @given(stamps)
 def test_the_launcher_reads_the_same(stamp: AdminCommentStamp) -> None:
-    handover = from_admin_comment(write(stamp), 7)
+    handover = from_admin_comment(encode(stamp), 7)
     if stamp.plan is None and not stamp.report:
         assert handover is None
     else:
@@ -64,7 +69,7 @@ def test_the_launcher_reads_the_same(stamp: AdminCommentStamp) -> None:
     "text", ["", "synergy:", "synergy:10 min_gpus=4 | plan=tp:1", "x synergy:1", "synergy:1|", "my own note"]
 )
 def test_others_text_is_none(text: str) -> None:
-    assert read(text) is None
+    assert decode(text) is None
     assert from_admin_comment(text, 7) is None
 
 
@@ -76,14 +81,59 @@ def test_others_text_is_none(text: str) -> None:
      "plan=dp:4,gb:3", "plan=tp:" + "9" * 5000, "unknown=1", "=", "x"],
 )  # fmt: skip
 def test_fields_without_sense_are_dropped(own: str) -> None:
-    assert read(f"{MARK} min_gpus=4 | {own}") == AdminCommentStamp("min_gpus=4")
-    assert read(f"{MARK} | {own} report=ctl:1") == AdminCommentStamp("", report="ctl:1")
+    assert decode(f"{MARK} min_gpus=4 | {own}") == AdminCommentStamp((("min_gpus", "4"),))
+    assert decode(f"{MARK} | {own} report=ctl:1") == AdminCommentStamp(report="ctl:1")
 
 
 def test_a_user_cannot_write_the_daemons_part_through_the_directive() -> None:
     directive = parse_script("#!/bin/sh\n#SYNERGY checkpoint='/x | asked=a100,64,8 plan=tp:8'\n")
     assert directive is not None
-    comment = canonical(directive).removeprefix(MARK).strip()
-    stamp = AdminCommentStamp(comment, Shape("a100", 1, 1))
-    assert read(write(stamp)) == stamp
-    assert parse_stamp(write(stamp)) == directive
+    stamp = AdminCommentStamp(directive_words(directive), asked=Shape("a100", 1, 1))
+    assert decode(encode(stamp)) == stamp
+    assert read_stamp(stamp.directive) == directive
+
+
+@pytest.mark.parametrize(
+    ("own", "mistakes"),
+    [
+        ("asked=a100,2", {"asked": "asked='a100,2'; expected TYPE,NODES,GPUS"}),
+        ("plan=tp:0", {"plan": "plan: tp is 0; expected a whole number from 1 to 100000000"}),
+        ("plan=tp:2,pp", {"plan": "plan: pp is ''; expected a whole number"}),
+        ("cpus=-1 by=x", {"cpus": "cpus='-1'; expected a whole number", "by": "by='x'; expected a uid"}),
+        ("report=$(x) links=:1", {"report": "report='$(x)'; expected HOST:PORT", "links": "links=':1'; expected HOST:PORT"}),
+        ("cpus=4 report=ctl:1", {}),
+    ],
+)  # fmt: skip
+def test_a_field_without_sense_is_named(own: str, mistakes: dict[str, str]) -> None:
+    stamp = decode(f"{MARK} | {own}")
+    assert stamp is not None and stamp.mistakes == mistakes
+
+
+WHOLE = encode(
+    AdminCommentStamp((("model", "gpt2"), ("checkpoint", "/ü")), asked=Shape("a", 1, 2), plan=PLAN, report="c:1", by=7)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(WHOLE[:n] for n in range(len(MARK), len(WHOLE), 3)),
+        f"{MARK} " + "x" * 10_000_000,
+        f"{MARK} model=" + "%41" * 3_000_000,
+        f"{MARK} " + "tp=2 " * 2_000_000 + "| plan=tp:1",
+        f"{MARK} model=gpt2 | " + "cpus=x " * 1_500_000,
+        f"{MARK} | plan=" + "tp:1," * 2_000_000,
+        f"{MARK} model=\xff\udcff | asked=\udcff,1,1",
+        f"{MARK} | plan=gb:\x00 report=\x1b[2J by=\u0663",
+    ],
+    ids=range(len(range(len(MARK), len(WHOLE), 3)) + 7),
+)
+def test_whatever_it_holds_costs_a_line_and_little_time(text: str) -> None:
+    began = time.monotonic()
+    stamp = decode(text)
+    assert stamp is not None and all(m.isprintable() and len(m) < 300 for m in stamp.mistakes.values())
+    with contextlib.suppress(DirectiveError):
+        read_stamp(stamp.directive)
+    with contextlib.suppress(UsageError):
+        from_admin_comment(text, 7)
+    assert time.monotonic() - began < 1.0

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synergyd.errors import UsageError
 from synergyd.wire.hostlist import MAX_NAMES, expand
 
 
@@ -35,16 +38,28 @@ def test_names(text: str, names: list[str]) -> None:
      f"n[0-{MAX_NAMES + 1}]", "n[0-99999,0-99999]", f"n[1-{'9' * 5000}]", "n[²]"],
 )  # fmt: skip
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a host list"):
-        expand(text)
+    with pytest.raises(UsageError, match=r"^x: .* is not a host list; expected "):
+        expand(text, "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-999999999]", "n[1-2]r[1-2]", "a," * 4_000_000 + "a", "p" * 1_000_000 + "[1-99999]", "[" * 8_000_000, "n[" + "1," * 4_000_000],
+)  # fmt: skip
+def test_a_malformed_or_endless_one_costs_a_line_and_little_time(text: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError) as error:
+        expand(text, "SLURM_JOB_NODELIST")
+    assert time.monotonic() - began < 1.0 and len(str(error.value)) < 200
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="n1[]-,0 é", max_size=20))
-def test_no_text_does_worse_than_value_error(text: str) -> None:
+def test_no_text_does_worse_than_usage_error(text: str) -> None:
     try:
         names = expand(text)
-    except ValueError:
+    except UsageError as error:
+        assert "\n" not in str(error)
         return
     assert not any(c in name for name in names for c in "[],")
 

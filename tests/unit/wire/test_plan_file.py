@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan
-from synergyd.wire.plan_file import (
-    PlanFile,
-    from_admin_comment,
-    plan_from,
-    plan_from_text,
-    plan_path,
-    plan_text,
-    read,
-    write,
-)
+from synergyd.wire.codec import decode
+from synergyd.wire.plan import PLAN_CHECKS, plan_from_text, plan_text
+from synergyd.wire.plan_file import PlanFile, from_admin_comment, plan_path, read, write
 from tests.unit.wire.test_admin_comment import plans
 
 PLAN = Plan(tp=2, dp=4, micro_batch=2, global_batch=32, recompute="selective")
@@ -85,13 +78,14 @@ def test_a_missing_file_and_binary_rubbish(tmp_path: Path) -> None:
         ("tp", 0, "tp is 0"), ("tp", -1, "tp"), ("tp", "2", "tp is '2'"), ("tp", 2.0, "tp"), ("tp", True, "tp is True"), ("dp", None, "dp"),
         ("global_batch", 10**400, "global_batch is 1000"), ("micro_batch", [1], "micro_batch"),
         ("recompute", "some", "recompute is 'some'"),
-        ("recompute", 1, "recompute"), ("sequence_parallel", 1, "sequence_parallel"), ("sequence_parallel", "yes", "expected bool"),
-        ("global_batch", 3, "no multiple of dp 2 x micro-batch 1"),
+        ("recompute", 1, "recompute"), ("sequence_parallel", 1, "sequence_parallel"),
+        ("sequence_parallel", "yes", "expected true or false"),
+        ("global_batch", 3, "no multiple of dp 2 x micro_batch 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_plan_names_its_field(field: str, value: object, part: str) -> None:
     with pytest.raises(UsageError) as error:
-        plan_from({"dp": 2, "global_batch": 4, field: value}, "x")
+        decode(Plan, {"dp": 2, "global_batch": 4, field: value}, "x", PLAN_CHECKS)
     assert part in str(error.value) and len(str(error.value)) < 200
 
 

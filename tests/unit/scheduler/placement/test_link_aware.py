@@ -23,7 +23,7 @@ from synergyd.scheduler.placement.place import PlacementRequest, place, requests
 from synergyd.scheduler.problem.records import NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.utility import allocation, parts
 from synergyd.settings import Settings
-from synergyd.store.codec import decode, encode
+from synergyd.wire.codec import decode, encode
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
 
 WEIGHED, TOLD = 1.3186, 1.4115

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
 from synergyd.records import Action, Alternative, Cell, Decision, ModelSpec, Plan, Profile, Report, Shape
-from synergyd.store.codec import RefusedError, clean, decode, encode
+from synergyd.wire.codec import clean, decode, encode
 
 RECORDS: tuple[type[Any], ...] = (Cell, Plan, Decision, ModelSpec, Profile, Report, Shape, Alternative)
 # text that is stored as it is: no NUL, no lone surrogates
@@ -47,26 +47,31 @@ def test_unknown_fields_are_ignored_and_missing_ones_default() -> None:
 @pytest.mark.parametrize(
     ("cls", "data", "message"),
     [
-        (Plan, {"tp": "2"}, "p.tp: '2' is not a whole number"),
-        (Plan, {"tp": True}, "p.tp: True is not a whole number"),
-        (Plan, {"tp": 2.0}, "p.tp: 2.0 is not a whole number"),
-        (Plan, {"sequence_parallel": 1}, "p.sequence_parallel: 1 is not true or false"),
-        (Plan, {"recompute": None}, "p.recompute: None is not text"),
-        (Plan, [1, 2], "p: [1, 2] is not a Plan (a table of names and values)"),
-        (Shape, {"gpu_type": "a100", "nodes": 1}, "p: field gpus_per_node is missing"),
-        (Profile, {"speed": "fast"}, "p.speed: 'fast' is not a number"),
-        (Profile, {"model": {"name": 1}}, "p.model.name: 1 is not text"),
-        (Profile, {"speed": 10**400}, "is not a number"),
-        (Decision, {"job_id": 1, "action": "kill"}, "p.action: 'kill' is not one of keep, start, resize, wait"),
+        (Plan, {"tp": "2"}, "p: tp is '2'; expected a whole number"),
+        (Plan, {"tp": True}, "p: tp is True; expected a whole number"),
+        (Plan, {"tp": 2.0}, "p: tp is 2.0; expected a whole number"),
+        (Plan, {"sequence_parallel": 1}, "p: sequence_parallel is 1; expected true or false"),
+        (Plan, {"recompute": None}, "p: recompute is None; expected text"),
+        (Plan, [1, 2], "p: is a list; expected a Plan (a table of names and values)"),
+        (Shape, {"gpu_type": "a100", "nodes": 1}, "p: gpus_per_node is missing"),
+        (Profile, {"speed": "fast"}, "p: speed is 'fast'; expected a number"),
+        (Profile, {"model": {"name": 1}}, "p: model.name is 1; expected text"),
+        (Profile, {"speed": 10**400}, "expected a number"),
+        (
+            Decision,
+            {"job_id": 1, "action": "kill"},
+            "p: action is 'kill'; expected one of keep, start, resize, wait",
+        ),
+        (Decision, {"job_id": 1, "action": [1]}, "p: action is a list; expected one of keep, start, resize, wait"),
         (
             Decision,
             {"job_id": 1, "action": "keep", "cell": None, "node_names": "n1", "why": ""},
-            "p.node_names: 'n1' is not a list",
+            "p: node_names is 'n1'; expected a list",
         ),
         (
             Decision,
             {"job_id": 1, "action": "keep", "cell": None, "node_names": ["a", 3], "why": ""},
-            "p.node_names[1]: 3 is not text",
+            "p: node_names[1] is 3; expected text",
         ),
     ],
 )
@@ -82,5 +87,5 @@ def test_enums() -> None:
 
 def test_containers() -> None:
     assert encode({1: {"b", "a"}, "x": (1, None, True)}) == {"1": ["a", "b"], "x": [1, None, True]}
-    with pytest.raises(RefusedError, match="can't store a object"):
+    with pytest.raises(TypeError, match="JSON can't hold a object"):
         encode([object()])

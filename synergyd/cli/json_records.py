@@ -1,0 +1,129 @@
+"""What `synergyctl status --json` and `synergyctl explain --json` print, field by field, and its reference page."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, get_args, get_type_hints
+
+from synergyd.control.decision_log import JobStatus
+from synergyd.records import Decision, Report
+
+FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not raise it
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusJson:
+    """`synergyctl status --json`: the jobs of the last epoch, or the one that was asked for."""
+
+    #: format of this object; it rises when a field goes or changes its meaning
+    format: int = FORMAT
+    #: start of the last epoch, seconds since 1970; null before the first one
+    epoch_s: float | None
+    #: the daemon only shows what it would do
+    dry_run: bool
+    #: by job id
+    jobs: tuple[JobStatus, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoryLine:
+    """One step of a job's story."""
+
+    #: when, seconds since 1970
+    at_s: float
+    #: state of its resize after the step
+    state: str
+    #: kind of the event that led there
+    event: str
+    #: what happened, in words
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainJson:
+    """`synergyctl explain JOB --json`: all that is stored of one job."""
+
+    #: format of this object; it rises when a field goes or changes its meaning
+    format: int = FORMAT
+    #: Slurm's job id
+    job_id: int
+    #: start of the epoch of the decision, seconds since 1970; null where there is none
+    decided_s: float | None
+    #: the daemon only shows what it would do; null where there is no decision
+    dry_run: bool | None
+    #: the newest decision that differs from the one before
+    decision: Decision | None
+    #: the decided size, plan and predictions in words
+    lines: tuple[str, ...]
+    #: the links shared with other jobs, in words
+    links: tuple[str, ...]
+    #: the best sizes that it did not get, with why not, in words
+    alternatives: tuple[str, ...]
+    #: state of its resize; null once the job is gone
+    lifecycle: str | None
+    #: the newest report of its agent
+    report: Report | None
+    #: what the job says of itself ("" for nothing)
+    note: str
+    #: what its owner should look at: stalled, slow nodes, no reports
+    warnings: tuple[str, ...]
+    #: `synergyctl pause` holds: Synergy leaves the job as it is
+    paused: bool
+    #: oldest first
+    story: tuple[StoryLine, ...]
+
+
+def json_reference() -> str:
+    """Markdown: a section for each record of the two commands, with a table of its fields."""
+    records: list[type] = [StatusJson, ExplainJson]
+    for record in records:  # grows while it is walked
+        hints = get_type_hints(record)
+        records += [kind for f in fields(record) for kind in _records_in(hints[f.name]) if kind not in records]
+    return "\n".join(line for record in records for line in _section(record))
+
+
+def _records_in(kind: Any) -> Iterator[type]:
+    if is_dataclass(kind) and isinstance(kind, type):
+        yield kind
+    for inner in get_args(kind):
+        yield from _records_in(inner)
+
+
+def _section(record: type) -> Iterator[str]:
+    hints, told = get_type_hints(record), field_docs(record)
+    yield from (f"## {record.__name__}", "", inspect.cleandoc(record.__doc__ or ""), "")
+    yield from ("| field | type | meaning |", "|---|---|---|")
+    for f in fields(record):
+        yield f"| `{f.name}` | {_type_words(hints[f.name])} | {told.get(f.name, '')} |"
+    yield ""
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """By field: the `#:` lines above it, or the remark behind it."""
+    found, above = {}, []
+    for line in inspect.getsource(record).splitlines():
+        if match := re.match(r"\s+#: ?(.*)", line):
+            above.append(match[1])
+        elif match := re.match(r"    (\w+): [^#]*(?:# (.*))?", line):
+            found[match[1]] = " ".join(above) or match[2] or ""
+            above = []
+    return {name: text.replace("|", "\\|") for name, text in found.items() if text}
+
+
+def _type_words(kind: Any) -> str:
+    inner = get_args(kind)
+    if type(None) in inner:
+        return " or ".join(_type_words(k) for k in inner if k is not type(None)) + " or null"
+    if inner and inner[-1] is Ellipsis:
+        return f"list of {_type_words(inner[0])}"
+    if inner:
+        return f"[{', '.join(map(_type_words, inner))}]"
+    if is_dataclass(kind) and isinstance(kind, type):
+        return f"[{kind.__name__}](#{kind.__name__.lower()})"
+    if issubclass(kind, Enum):
+        return ", ".join(f"`{member.value}`" for member in kind)
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]

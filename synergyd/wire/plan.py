@@ -1,0 +1,64 @@
+"""A plan between daemon and job: what is right in one that a stranger wrote, and its short text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+from synergyd.wire.codec import Checks, decode, shown
+
+MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
+RECOMPUTES = ("none", "selective", "full")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+_SHORT = {
+    "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
+    "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
+}  # fmt: skip
+_RARE = frozenset(("vp", "cp", "ep", "pr"))  # said only where they are not the default
+_FLAGS = {"0": False, "1": True}
+_WHOLE = re.compile(r"[0-9]{1,9}\Z")
+
+
+def plan_problem(plan: Plan) -> str:
+    """What is wrong with a plan, "" if nothing is: a check for codec.decode."""
+    for field in dataclasses.fields(Plan):
+        value, least = getattr(plan, field.name), 0 if field.name == "zero_stage" else 1
+        if type(field.default) is int and not least <= value <= MAX_NUMBER:
+            return f"{field.name} is {shown(value)}; expected a whole number from {least} to {MAX_NUMBER}"
+    for name, right in (("recompute", RECOMPUTES), ("precision", PRECISIONS)):
+        if getattr(plan, name) not in right:
+            return f"{name} is {shown(getattr(plan, name))}; expected {', '.join(right)}"
+    if plan.global_batch % (plan.dp * plan.micro_batch):
+        return f"global_batch {plan.global_batch} is no multiple of dp {plan.dp} x micro_batch {plan.micro_batch}"
+    return ""
+
+
+PLAN_CHECKS: Checks = {Plan: plan_problem}
+
+
+def plan_text(plan: Plan) -> str:
+    """`tp:2,pp:1,dp:4,mb:1,gb:32,rc:none,sp:1,zs:1`, and what else is not as usual."""
+    return ",".join(
+        f"{s}:{int(v) if isinstance(v, bool) else v}"
+        for s, f in _SHORT.items()
+        for v in [getattr(plan, f)]
+        if s not in _RARE or v != getattr(Plan(), f)
+    )
+
+
+def plan_from_text(text: str, where: str = "plan") -> Plan:
+    """The inverse of `plan_text`; raises UsageError naming the field."""
+    data: dict[str, Any] = {}
+    for item in text.split(","):
+        key, _, value = item.partition(":")
+        name = _SHORT.get(key)
+        if name is None:
+            raise UsageError(where, f"unknown field {shown(key)}", f"expected {', '.join(_SHORT)}")
+        if key == "sp":
+            data[name] = _FLAGS.get(value, value)
+        else:
+            data[name] = int(value) if key not in ("rc", "pr") and _WHOLE.match(value) else value
+    return decode(Plan, data, where, PLAN_CHECKS)

@@ -1,0 +1,37 @@
+"""A shape, a plan, a job's size and several jobs in words: as explanations, stories and errors say them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from synergyd.records import Plan, Shape
+
+_NAMED = 3  # of several jobs
+
+
+def shape_words(shape: Shape, nodes: Sequence[str] = ()) -> str:
+    """`4 a100 GPUs on one node`, `2 nodes x 8 h100 GPUs`; with names `4 a100 GPUs on n1`, `2 nodes x 8 h100 GPUs on n1,n2`."""
+    gpus = f"{shape.gpus_per_node} {shape.gpu_type} GPU{'s' * (shape.gpus_per_node != 1)}"
+    where = f" on {','.join(nodes)}" if nodes else " on one node" * (shape.nodes == 1)
+    return gpus + where if shape.nodes == 1 else f"{shape.nodes} nodes x {gpus}{where}"
+
+
+def plan_words(plan: Plan) -> str:
+    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`, and vpp, cp, ep and the ZeRO stage where they are not as usual."""
+    words = [f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}"]
+    words += [f"{name} {degree}" for name in ("vpp", "cp", "ep") if (degree := getattr(plan, name)) > 1]
+    words += [f"zero {plan.zero_stage}"] * (plan.zero_stage != 1)
+    return ", ".join([*words, f"micro-batch {plan.micro_batch}, global batch {plan.global_batch}"])
+
+
+def size_words(shape: Shape, plan: Plan | None = None, nodes: Sequence[str] = ()) -> str:
+    """What a job has or is to have: `4 a100 GPUs on n1 (tp 2, pp 1, dp 2, micro-batch 1, global batch 8)`."""
+    return shape_words(shape, nodes) + (f" ({plan_words(plan)})" if plan is not None else "")
+
+
+def job_words(jobs: Sequence[int]) -> str:
+    """`job 3`, `jobs 3, 5, 7 and 2 more`."""
+    if len(jobs) == 1:
+        return f"job {jobs[0]}"
+    more = len(jobs) - _NAMED
+    return f"jobs {', '.join(map(str, jobs[:_NAMED]))}" + (f" and {more} more" if more > 0 else "")

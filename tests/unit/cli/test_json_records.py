@@ -1,0 +1,137 @@
+"""`status --json` and `explain --json`: records whose every field is documented, with the keys that scripts use since 0.1.0."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from synergyd.cli import status
+from synergyd.cli.json_records import ExplainJson, StatusJson, json_reference
+from synergyd.cli.synergyctl import cli
+from synergyd.control.decision_log import present
+from synergyd.control.resize import JobLifecycle
+from synergyd.records import (
+    Action,
+    Alternative,
+    Cell,
+    Cluster,
+    Decision,
+    Job,
+    JobState,
+    Plan,
+    Report,
+    Shape,
+    SharedLink,
+    Sharing,
+    Snapshot,
+)
+from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
+from synergyd.store.store import open_store
+from synergyd.wire.codec import decode, encode
+
+PLAN = Plan(tp=2, dp=2, micro_batch=1, global_batch=8)
+CELL = Cell(Shape("a100", 1, 4), PLAN, 10.0, 0.9, 9.0, 0.8, 2**33)
+DECISION = Decision(
+    7, Action.RESIZE, CELL, ("n1",), "grows", 1.5, (Alternative(CELL, "less"),),
+    (("goodput", 0.5),), 0.9, Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)),)),
+)  # fmt: skip
+# to the letter what a daemon of 0.1.0 left in the table of epochs
+OF_0_1_0 = (
+    '{"job_id": 7, "name": "run", "user": "ann", "state": "RUNNING", "lifecycle": "RUNNING", "gpus": 2, "asked_gpus": 2, '
+    '"wanted_gpus": 4, "wanted_nodes": ["n1"], "action": "resize", "why": "grows", "relative_goodput": 1.5, "plan": {"tp": 1, '
+    '"pp": 1, "dp": 2, "micro_batch": 1}, "global_batch": 8, "restarts": 1, "step": 3, "loss": 0.25, "paused": false, '
+    '"held": false}'
+)
+EXPLAIN_KEYS = {
+    "job_id", "decided_s", "dry_run", "decision", "lines", "links", "alternatives", "lifecycle", "report", "note", "warnings",
+    "paused", "story",
+}  # fmt: skip
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    with open_store(url, create=True) as store:
+        store.save_epoch(EpochRecord(1000.0, 0.1, False, (DECISION,), present=(json.loads(OF_0_1_0),)))
+        store.append_events([StoredEvent(7, 1000.0, "RUNNING", "Observed", "started")])
+        store.put_lifecycles([StoredLifecycle(7, 0.0, "RUNNING", {}, 1000.0)])
+        store.put_reports([StoredReport(Report(7, 1, 44, loss=1.25, plan=PLAN, note="hello"), 1000.0)])
+    return url
+
+
+def answer(url: str, *words: str) -> dict[str, Any]:
+    return dict(json.loads(CliRunner().invoke(cli, ["--database", url, *words, "--json"]).output))
+
+
+def test_the_keys_of_0_1_0_are_there(url: str) -> None:
+    told = answer(url, "status")
+    assert set(told) == {"format", "epoch_s", "dry_run", "jobs"} and told["format"] == 1
+    (job,) = told["jobs"]
+    old = json.loads(OF_0_1_0)
+    assert set(job) >= set(old) and set(job["plan"]) >= set(old["plan"])
+    assert {k: v for k, v in job.items() if k not in ("plan", "step", "loss")} == {
+        k: v for k, v in old.items() if k not in ("plan", "step", "loss")
+    }
+    explained = answer(url, "explain", "7")
+    assert set(explained) == {"format", *EXPLAIN_KEYS} and explained["format"] == 1
+    assert set(explained["story"][0]) == {"at_s", "state", "event", "detail"}
+
+
+def test_what_is_printed_reads_back_as_the_records(url: str) -> None:
+    assert decode(StatusJson, answer(url, "status")).jobs[0].plan == Plan(dp=2)
+    assert decode(ExplainJson, answer(url, "explain", "7")).decision == DECISION
+
+
+def test_what_the_daemon_stores_is_what_status_reads(tmp_path: Path) -> None:
+    job = Job(
+        7, "run", "ann", 1000, "gpu", JobState.RUNNING, "", 0.0, 1.0, None, 1, Shape("a100", 1, 2), Shape("a100", 1, 2)
+    )
+    snapshot, report = Snapshot(5.0, Cluster(()), (job,)), Report(7, 1, 44, loss=1.25, plan=PLAN)
+    (row,) = present(snapshot, (DECISION,), {7: JobLifecycle(7, 0.0)}, {7: report})
+    with open_store(f"sqlite:///{tmp_path / 's.db'}", create=True) as store:
+        store.save_epoch(EpochRecord(5.0, 0.1, False, (), present=(row,)))
+        assert status.collect(store).jobs == (replace(row, action="waits"),)
+    assert (row.plan, row.global_batch, row.wanted_gpus, row.step) == (PLAN, 8, 4, 44)
+
+
+def test_every_field_is_documented() -> None:
+    rows = [line for line in json_reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 90 and [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_the_reference_has_a_row_for_every_key(url: str) -> None:
+    page = json_reference()
+
+    def keys(data: object) -> set[str]:
+        if isinstance(data, dict):
+            return set(data) | {k for v in data.values() for k in keys(v)}
+        return {k for v in data for k in keys(v)} if isinstance(data, list) else set()
+
+    used = keys(answer(url, "status")) | keys(answer(url, "explain", "7"))
+    assert {"relative_goodput", "slowdown", "checkpoint_step"} <= used
+    assert [key for key in sorted(used) if f"| `{key}` | " not in page] == []
+    assert (
+        "| `epoch_s` | number or null | start of the last epoch, seconds since 1970; null before the first one |"
+        in page
+    )
+    assert "| `jobs` | list of [JobStatus](#jobstatus) | by job id |" in page and "\n## JobStatus\n" in page
+    assert "| `action` | `keep`, `start`, `resize`, `wait` |" in page and "list of [text, number]" in page
+    linked = {part.partition(")")[0] for part in page.split("](#")[1:]}
+    assert linked == {line[3:].lower() for line in page.splitlines() if line.startswith("## ")} - {
+        "statusjson",
+        "explainjson",
+    }
+
+
+def test_the_format_number_is_in_both(url: str) -> None:
+    assert encode(StatusJson(epoch_s=None, dry_run=False)) == {
+        "format": 1,
+        "epoch_s": None,
+        "dry_run": False,
+        "jobs": [],
+    }

@@ -1,0 +1,187 @@
+"""What daemons, launchers and databases of 0.1.0 wrote, to the byte: it is written so today, and reads back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synergyd.control.resize import JobLifecycle, ResizeState, Target, validate
+from synergyd.errors import UsageError
+from synergyd.records import (
+    Accepts,
+    Action,
+    Alternative,
+    Cell,
+    Decision,
+    Measurement,
+    ModelSpec,
+    Plan,
+    Profile,
+    Report,
+    Shape,
+    SharedLink,
+    Sharing,
+)
+from synergyd.slurm.directive import directive_words, parse_script, read_stamp
+from synergyd.wire import admin_comment, codec, plan_file, report
+from synergyd.wire.admin_comment import AdminCommentStamp
+from synergyd.wire.link_protocol import Hello, hello_from, hello_json
+from synergyd.wire.plan import PLAN_CHECKS
+from synergyd.wire.plan_file import PlanFile
+
+PLAN = Plan(2, 2, 4, 2, 64, "full", True, 0, 2, 2, 4, "fp8")
+PLAN_JSON = (
+    '{"tp": 2, "pp": 2, "dp": 4, "micro_batch": 2, "global_batch": 64, "recompute": "full", "sequence_parallel": true, '
+    '"zero_stage": 0, "vpp": 2, "cp": 2, "ep": 4, "precision": "fp8"}'
+)
+SMALL = Plan(tp=2, dp=2, global_batch=8)
+SMALL_JSON = (
+    '{"tp": 2, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, '
+    '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
+)
+MODEL = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
+MODEL_JSON = (
+    '{"name": "gpt-mini", "layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1000, "seq": 256, '
+    '"gated": true, "tied_embeddings": true, "experts": 0, "top_k": 0, "shared_ffn": 0, "moe_every": 1, "head_dim": 0, '
+    '"causal": true}'
+)
+SCRIPT = (
+    "#SYNERGY model='my model.json' min_gpus=4 checkpoint='/daten/übung 1/~x%' gpu_types=a100,h100 weight=2.50 "
+    "global_batch=64:512 deadline=1796126400\n"
+)
+STAMPED = (
+    "synergy:1 model=my%20model.json min_gpus=4 gpu_types=a100,h100 global_batch=64:512 weight=2.5 "
+    "checkpoint=/daten/%C3%BCbung%201/%7Ex%25 deadline=1796126400"
+)
+
+
+def compact(text: str) -> str:
+    return text.replace(": ", ":").replace(", ", ",")
+
+
+@pytest.mark.parametrize(
+    ("own", "rest"),
+    [
+        ({}, ""),
+        (
+            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4)},
+            " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1",
+        ),
+        (
+            {"asked": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
+             "note": "ticket%207%20%7C", "by": 64030, "links": "ctl:7322"},
+            " | asked=a100,2,8 cpus=16 tasks=32 plan=tp:2,pp:2,dp:4,mb:2,gb:64,rc:full,sp:1,zs:0,vp:2,cp:2,ep:4,pr:fp8 "
+            "note=ticket%207%20%7C report=[fe80::1]:7321 by=64030 links=ctl:7322",
+        ),
+    ],
+)  # fmt: skip
+def test_admin_comment(own: dict[str, Any], rest: str) -> None:
+    directive = parse_script(SCRIPT)
+    assert directive is not None
+    stamp = AdminCommentStamp(directive_words(directive), **own)
+    assert admin_comment.encode(stamp) == STAMPED + rest
+    assert admin_comment.decode(STAMPED + rest) == stamp and read_stamp(stamp.directive) == directive
+
+
+def test_plan_file(tmp_path: Path) -> None:
+    text = (
+        '{"by": 64030, "checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "plan": {"cp": 2, '
+        '"dp": 4, "ep": 4, "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
+        '"sequence_parallel": true, "tp": 2, "vpp": 2, "zero_stage": 0}, "report": "ctl:7321"}\n'
+    )
+    told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322")
+    path = plan_file.write(told, tmp_path)
+    assert path.read_text() == text and plan_file.read(path, 7) == told
+    bare = '{"by": null, "checkpoint": "", "format": 1, "job_id": 7, "links": "", "plan": null, "report": ""}\n'
+    assert plan_file.write(PlanFile(7), tmp_path).read_text() == bare and plan_file.read(path, 7) == PlanFile(7)
+
+
+def test_report() -> None:
+    sent = Report(
+        7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, MODEL, "note", Accepts(True, False, True, "fp8"),
+        ("n1",), None, 320.0, 6400.0, True,
+    )  # fmt: skip
+    text = (
+        '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
+        '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,"plan":' + compact(PLAN_JSON)
+        + ',"resharding":true,"model":' + compact(MODEL_JSON) + ',"note":"note","accepts":{"vpp":true,"cp":false,"ep":true,'
+        '"precision":"fp8"},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true}'
+    )  # fmt: skip
+    assert report.to_json(sent).decode() == text
+    assert report.from_json(text.encode()) == sent
+    assert codec.decode(Report, json.loads(text)) == sent  # as the store keeps it
+
+
+def test_hello() -> None:
+    payload = b'{"job_id":7,"restarts":2,"nodes":["n1","n2"],"channel":3,"nonce":"0f"}'
+    assert hello_json(Hello(7, 2, ("n1", "n2"), 3, "0f")) == payload
+    assert hello_from(payload) == Hello(7, 2, ("n1", "n2"), 3, "0f")
+    assert hello_from(b'{"job_id":7,"restarts":2,"nodes":["n1"]}') == Hello(7, 2, ("n1",))
+
+
+CELL_JSON = (
+    f'{{"shape": {{"gpu_type": "a100", "nodes": 1, "gpus_per_node": 4}}, "plan": {SMALL_JSON}, "throughput": 10.0, '
+    '"efficiency": 0.9, "goodput": 9.0, "step_s": 0.8, "memory_bytes": 8589934592, "uncertainty": 0.0, "sync_s": 0.0}'
+)
+LIFE_JSON = (
+    '{"job_id": 7, "submit_s": 1.5, "state": "CHECKPOINTING", "since_s": 2.5, "restarts": 3, "target": {"shape": {"gpu_type": '
+    f'"a100", "nodes": 2, "gpus_per_node": 4}}, "nodes": ["n1", "n2"], "plan": {SMALL_JSON}}}, "origin": {{"shape": '
+    '{"gpu_type": "a100", "nodes": 2, "gpus_per_node": 4}, "nodes": [], "plan": null}, "sent_s": 1.0, "asked_s": 2.0, '
+    f'"acks_before": 4, "attempts": 1, "retry_after_s": 9.0, "plan": {SMALL_JSON}, "cause": "more", "ended_s": 8.5, '
+    '"unanswered": 2, "stopping": true}'
+)
+CELL = Cell(Shape("a100", 1, 4), SMALL, 10.0, 0.9, 9.0, 0.8, 2**33)
+TARGET = Target(Shape("a100", 2, 4), ("n1", "n2"), SMALL)
+LIFE = JobLifecycle(
+    7, 1.5, ResizeState.CHECKPOINTING, 2.5, 3, TARGET, replace(TARGET, nodes=(), plan=None), 1.0, 2.0, 4, 1, 9.0, SMALL,
+    "more", 8.5, 2, True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (CELL, CELL_JSON),
+        (LIFE, LIFE_JSON),
+        (
+            Decision(7, Action.RESIZE, CELL, ("n1",), "grows", 1.5, (Alternative(CELL, "less"),), (("goodput", 0.5),), 0.9,
+                     Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)),))),
+            f'{{"job_id": 7, "action": "resize", "cell": {CELL_JSON}, "node_names": ["n1"], "why": "grows", '
+            f'"relative_goodput": 1.5, "alternatives": [{{"cell": {CELL_JSON}, "why_not": "less"}}], "worth": [["goodput", 0.5]], '
+            '"fairness": 0.9, "sharing": {"slowdown": 1.25, "worst": "nic:n1", "links": [{"link": "nic:n1", "jobs": [8]}]}}',
+        ),
+        (
+            Profile(0.9, 1.1, 17, float("inf"), True, MODEL, 64, (Measurement(PLAN, Shape("a100", 1, 8), 1.25),),
+                    Accepts(True, False, True, "fp8")),
+            f'{{"speed": 0.9, "memory": 1.1, "samples": 17, "noise_scale": "inf", "resharding": true, "model": {MODEL_JSON}, '
+            f'"global_batch": 64, "measured": [{{"plan": {PLAN_JSON}, "shape": {{"gpu_type": "a100", "nodes": 1, '
+            '"gpus_per_node": 8}, "step_s": 1.25, "samples": 1}], "accepts": {"vpp": true, "cp": false, "ep": true, '
+            '"precision": "fp8"}}',
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_store_keeps(record: Any, text: str) -> None:
+    assert json.dumps(codec.encode(record)) == text
+    assert codec.decode(type(record), json.loads(text)) == record
+
+
+def test_a_stored_lifecycle_is_checked_and_may_lack_what_came_later() -> None:
+    checks = {**PLAN_CHECKS, JobLifecycle: validate}
+    data = json.loads(LIFE_JSON)
+    assert codec.decode(JobLifecycle, data, "lifecycle", checks) == LIFE
+    early = {"job_id": 7, "submit_s": 1.5, "state": "RUNNING"}
+    assert codec.decode(JobLifecycle, early, "lifecycle", checks) == JobLifecycle(7, 1.5, ResizeState.RUNNING)
+    for change, text in (
+        ({"target": None, "stopping": False}, "lifecycle: state CHECKPOINTING without a target"),
+        ({"state": "NOWHERE"}, "lifecycle: state is 'NOWHERE'; expected one of QUEUED, "),
+        ({"plan": {"tp": 0}}, "lifecycle: plan.tp is 0; expected a whole number from 1 to 100000000"),
+        ({"target": {"shape": {}}}, "lifecycle: target.shape.gpu_type is missing"),
+        ({"attempts": -1}, "lifecycle: negative count"),
+    ):
+        with pytest.raises(UsageError) as error:
+            codec.decode(JobLifecycle, {**data, **change}, "lifecycle", checks)
+        assert str(error.value).startswith(text)
