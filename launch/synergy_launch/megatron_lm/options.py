@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
 
+_MAX_DIGITS = 18
+
 
 def values(arguments: Sequence[str], name: str) -> list[str]:
     """The words given for `name`."""
@@ -18,8 +20,9 @@ def values(arguments: Sequence[str], name: str) -> list[str]:
 
 def number(arguments: Sequence[str], name: str, default: int) -> int:
     """The last positive number given for `name`."""
-    # Megatron refuses 0 itself
-    numbers = [int(v) for v in values(arguments, name) if v.isascii() and v.isdecimal() and int(v)]
+    # Megatron refuses 0 itself; Python refuses to read thousands of digits
+    words = (v for v in values(arguments, name) if v.isascii() and v.isdecimal() and len(v) <= _MAX_DIGITS)
+    numbers = [int(v) for v in words if int(v)]
     return numbers[-1] if numbers else default
 
 

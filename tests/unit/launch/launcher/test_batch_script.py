@@ -8,10 +8,21 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synergy_launch.launcher.batch_script import (
+    MAX_INPUT_BYTES,
+    MAX_OUTPUT_BYTES,
+    ScriptRequest,
+    command_in,
+    render,
+    split_words,
+)
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
@@ -113,6 +124,7 @@ def test_a_variables_name_is_no_place_for_commands() -> None:
         ("srun -n2 \\\n  synergy-launch \\\n train.py \\\n --a 'b c'", ("train.py", "--a", "b c")),
         ("/opt/x/synergy-launch --checkpoint /c --style=env -- train.py -m", ("train.py", "-m")),
         ("synergy-launch -m pkg.train --x", ("-m", "pkg.train", "--x")),
+        ("synergy-launch --global-batch 64:1024 train.py --x", ("train.py", "--x")),
         ("synergy-launch train.py 2>&1 | tee log.txt", ("train.py",)),
         ("cd /x && A=1 srun synergy-launch train.py --q 'a|b;c' \"d&e\" f\\;g > log || exit 1", ("train.py", "--q", "a|b;c", "d&e", "f;g")),
         ("if ! synergy-launch train.py --n 2; then exit 3; fi", ("train.py", "--n", "2")),
@@ -144,6 +156,71 @@ def test_quotes_that_do_not_close_name_the_line(script: str) -> None:
 def test_rendering_what_was_read_gives_the_words_back(word: str) -> None:
     if "\n" not in word:
         assert command_in(f"srun synergy-launch train.py --a {shlex.quote(word)} | cat") == ("train.py", "--a", word)
+
+
+@pytest.mark.parametrize("line", ["x" * 4_000_000, "'" * 4_000_000, "synergy-launch t.py " + "a " * 2_000_000])
+def test_a_script_beyond_the_bound_costs_nothing(line: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(UsageError, match=r"script of 40000\d\d bytes: at most 65536 are rendered"):
+        command_in(f"synergy-launch {line}")
+    assert time.perf_counter() - began < 0.5
+
+
+WIDE = (
+    "a",
+    "''",
+    "a ",
+    "\\a",
+    '\\"',
+    "$(a",
+    "`a",
+    "|",
+    "-- ",
+    "\x01",
+    " 1",
+    "'\"'",
+    "é",
+    "#",
+    "synergy-launch ",
+    "\nsynergy-launch \\",
+)
+
+
+@pytest.mark.parametrize("piece", WIDE)
+def test_a_script_at_the_bound_is_read_and_rendered_in_linear_time(piece: str) -> None:
+    """Ten such scripts of 64 kB: about a second."""
+    size = len(piece.encode())
+    words = "synergy-launch t.py " + piece * ((MAX_INPUT_BYTES - 100) // size)
+    began = time.perf_counter()
+    for _ in range(10):
+        try:
+            text = render(ScriptRequest("x", command_in(words), Shape("", 1, 1), PLAN, style="megatron"))
+            assert len(text.encode()) <= MAX_OUTPUT_BYTES
+        except UsageError as error:
+            assert "batch script line" in str(error)
+    assert time.perf_counter() - began < 10
+
+
+def test_what_is_rendered_is_bounded() -> None:
+    with pytest.raises(UsageError, match=r"rendered script: script of \d+ bytes: at most 1048576 are rendered"):
+        render(ScriptRequest("x", ("t.py", "'" * 300_000), Shape("", 1, 1)))
+
+
+@given(st.text(alphabet="ab1- '\"\\#$`\t\r\x0b\u2028é", max_size=20))
+@settings(max_examples=2000, deadline=None)
+def test_words_are_split_as_shlex_splits_them(line: str) -> None:
+    def outcome(split: Callable[[str], list[str]]) -> list[str] | str:
+        try:
+            return split(line)
+        except ValueError as error:
+            return str(error)
+
+    assert outcome(split_words) == outcome(lambda text: shlex.split(text, comments=True))
+
+
+def test_numbers_that_python_refuses_to_read_count_as_not_said() -> None:
+    command = ("t.py", "--num-layers", "9" * 5000, "--global-batch-size", "9" * 5000, "--micro-batch-size", "1")
+    assert "9999" in render(ScriptRequest("x", command, Shape("", 1, 4), Plan(dp=4, global_batch=8)))
 
 
 if __name__ == "__main__":
