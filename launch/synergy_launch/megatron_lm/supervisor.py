@@ -82,6 +82,7 @@ class Supervisor:
         plan: Plan | None,
         folder: str,
         seq: int,
+        *,
         step_log: str = "",
         resharding: bool = False,
         accepts: Mapping[str, Any] | None = None,
@@ -153,7 +154,7 @@ class Supervisor:
         """The checkpoint that is there meets all `requests` up to now: nobody has trained since."""
         self.acknowledged = self._asked = requests
 
-    def status(self, restarts: int) -> dict[str, Any] | None:
+    def status(self) -> dict[str, Any] | None:
         """As an agent's status file; None before the first line."""
         newest, plan = self.log.newest, self._plan
         if newest is None:
@@ -179,7 +180,7 @@ class Supervisor:
             "checkpoint_step": self.checkpoint_step(),
             "checkpoint_requests": self.acknowledged,
             "plan": asdict(plan) if plan else None,
-            "restarts": restarts,
+            "restarts": self._restarts,
             "resharding": self._resharding,
             "accepts": self._accepts,
             "state": self.state,

@@ -158,7 +158,7 @@ def test_a_strangers_bytes_break_nothing(noise: bytes, repeat: int) -> None:
     watch.log.feed(noise * repeat)
     watch.log.feed(b"iteration 3/8 |" + noise.replace(b"\n", b" ") + b"|\n")
     watch.log.feed(line(4))
-    status = watch.status(0)
+    status = watch.status()
     if status is not None:
         status_to_report(status, 7, 0)
 
@@ -176,13 +176,13 @@ def test_a_line_without_an_end_is_not_kept() -> None:
 
 def test_what_is_reported() -> None:
     watch = Supervisor(Plan(dp=2, micro_batch=4, global_batch=8), "", 64, resharding=True)
-    assert watch.status(0) is None
+    assert watch.status() is None
     for iteration in (1, 2, 3, 4):
         watch.log.feed(line(iteration, loss=6.0 - iteration / 10))
     watch.log.feed(
         b"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | reserved: 4.0 |\n"
     )
-    report = status_to_report(watch.status(2) or {}, 7, 2)
+    report = status_to_report(watch.status() or {}, 7, 2)
     assert (report.job_id, report.restarts, report.step, report.loss) == (7, 2, 4, pytest.approx(5.6))
     assert report.step_s == pytest.approx(0.2) and report.tokens == 24 * 64 and report.peak_memory_bytes == 2 << 20
     assert report.plan is not None and report.plan.global_batch == 8 and report.resharding and not report.rebatching
