@@ -144,7 +144,8 @@ def gpt(
 
     `beside`: the checkpoint is written while so many further steps are made.
     """
-    from synergy_launch.megatron_core.training import CPU, MegatronRun, start_process_group
+    from synergy_launch.megatron_core.model import CPU
+    from synergy_launch.megatron_core.training import MegatronRun, start_process_group
 
     ranks = start_process_group()
     store = Checkpoints(checkpoint, ranks) if checkpoint else None

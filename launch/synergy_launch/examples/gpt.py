@@ -123,7 +123,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
                 loss=loss,
                 tokens=run.tokens,
                 noise_scale=run.noise_scale,
-                own_s=run.own.take(),
+                own_s=run.forward_timer.take(),
                 done=run.following.done,
                 total=run.following.total,
             ):
