@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from synergy_launch.agent.collectives import Collectives
 from synergyd.errors import SynergyError, UsageError, one_line
 
+_Result = TypeVar("_Result")
 MARKER = "complete"
 _STEP = re.compile(r"step_(\d{8,})\Z")
 _NUMBER = re.compile(r"(\d+)\Z")
@@ -202,6 +203,16 @@ def reason(error: BaseException) -> str:
     return one_line(lines[-1] if lines else type(error).__name__, 300)
 
 
+def attempt(action: Callable[[], _Result]) -> tuple[_Result | None, str]:
+    """What a training library's call gives and "", or None and why it failed. A failed save must not end training."""
+    try:
+        return action(), ""
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        return None, reason(error)
+
+
 class Checkpoints:
     """The checkpoints of one run, seen by all its ranks together: every method but `close` is collective."""
 
@@ -231,19 +242,9 @@ class Checkpoints:
         Raises CheckpointError on every rank if any of them failed; the checkpoint then does not count.
         """
         folder = self.open(step)
-        error = ""
-        meta: Mapping[str, Any] = {}
-        try:
-            meta = write(folder)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except (
-            BaseException
-        ) as problem:  # torch's CheckpointException is no Exception; a failed save must not end training
-            error = reason(problem)
-        if self.ranks.maximum([1 if error else 0])[0]:
+        meta, error = attempt(lambda: write(folder))
+        if self.ranks.maximum([1 if error else 0])[0] or meta is None:
             raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not write its part")
-
         self._by_rank_0(lambda: self.close(folder, step, meta))
 
     def open(self, step: int) -> Path:

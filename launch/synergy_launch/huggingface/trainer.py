@@ -24,15 +24,15 @@ import torch.distributed as dist
 from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, micro_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
-from synergy_launch.pytorch.training import _one_line
 
 from synergyd.errors import UsageError
 from synergyd.rates import factors, usual_rule
 from synergyd.records import Plan
 
-with _one_line(int(os.environ.get("RANK", "0") or 0)):
+with exit_on_error(int(os.environ.get("RANK", "0") or 0)):
     try:
         from transformers import TrainerCallback
     except ImportError as _error:
@@ -59,7 +59,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         self._began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        with _one_line(args.process_index):
+        with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
             given, ranks = settings.plan, _ranks("train")
             plan = _plan_of(args, check_degrees(given, (), "SYNERGY_PLAN_JSON") if given else Plan())
@@ -138,7 +138,7 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
     at a run's start, they follow: by `lr_rule` ("": the usual one of `optim`) and to as many examples. A run that goes on
     keeps its batch. Ends with one line and code 2 where the batch can't be divided.
     """
-    with _one_line(args.process_index):
+    with exit_on_error(args.process_index):
         given, world = AgentSettings.from_environment().plan, args.world_size
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
@@ -173,7 +173,7 @@ def resume_from(output_dir: str | Path) -> str | None:
     After TrainingArguments are made, by all ranks. Trainer's own choice (True) may be one that a kill left half-written.
     """
     rank = int(os.environ.get("RANK", "0") or 0)
-    with _one_line(rank):
+    with exit_on_error(rank):
         found = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
     if found.note and rank == 0:
         print(f"synergy: {found.note}", flush=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -40,6 +39,7 @@ from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.host_memory import free_bytes
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
@@ -49,7 +49,7 @@ from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
 from synergy_launch.pytorch.rng_state import load_random, save_random
-from synergyd.errors import SynergyError, UsageError
+from synergyd.errors import UsageError
 from synergyd.records import Plan
 
 _COPY_SHARE = 0.5  # of the host's free memory, for copies of the state while it is written
@@ -96,7 +96,7 @@ class SynergyTask:
         self.step_count = 0
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
-        with _one_line(int(os.environ.get("RANK", "0"))):
+        with exit_on_error(int(os.environ.get("RANK", "0"))):
             settings = AgentSettings.from_environment()
             if batch_range is not None and settings.batch_range is None and not settings.batch_told:
                 settings = replace(settings, batch_range=batch_range)
@@ -239,7 +239,7 @@ class SynergyTask:
         return {"model": model, "optimizer": optimizer}
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
-        with _quiet():
+        with _without_warnings():
             dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
         save_random(folder, self.ranks)
         return self._meta()
@@ -254,7 +254,7 @@ class SynergyTask:
         error = _not_copied(state) or self._random_saved(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: who stays away would keep the others waiting
             raise RuntimeError(error or "another rank can't copy its part")
-        with _quiet():
+        with _without_warnings():
             written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
         assert isinstance(written, Future)
         return Staged(self._meta(), written.result)
@@ -283,7 +283,7 @@ class SynergyTask:
             raise UsageError(where, "was not written by a plain PyTorch run", "name another folder")
         state = self._state()
         try:
-            with _quiet():
+            with _without_warnings():
                 dcp_load(state, checkpoint_id=str(found.path), no_dist=isinstance(self.ranks, OneProcess))
             set_state_dict(
                 self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
@@ -322,17 +322,6 @@ def _with_batch(plan: Plan, batch: Any) -> Plan:
     return fitting(plan, int(batch[0]), int(batch[1])) or plan
 
 
-@contextlib.contextmanager
-def _one_line(rank: int) -> Iterator[None]:
-    """A user's mistake as one line on rank 0 and exit code 2."""
-    try:
-        yield
-    except SynergyError as error:
-        if rank == 0:
-            print(f"synergy: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
-
-
 def _not_copied(state: Mapping[str, Any]) -> str:
     """Why a copy of `state` by every process of this node would take more of the host's memory than half of what is left;
     "" where it would not. Each process copies all that it holds: under DDP that is everything."""
@@ -352,12 +341,9 @@ def _bytes(state: Any) -> int:
     return sum(_bytes(one) for one in state) if isinstance(state, (list, tuple)) else 0
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warnings of its own future."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _without_warnings() -> warnings.catch_warnings[None]:
+    """torch warns of its own future at each save."""
+    return warnings.catch_warnings(action="ignore")
 
 
 # From here on until the agent listens there is nothing to save, and SIGUSR2 must not kill the process.
