@@ -183,9 +183,9 @@ class Agent:
         return self.act(self.look(step, loss=loss, **figures))
 
     def look(self, step: int, *, loss: float | None, **figures: Unpack[StepFigures]) -> Boundary:
-        """The first half of `after_step`, for a training library that saves by itself and not when it is told to.
+        """The first half of `after_step`, for a training library that saves by itself and not when it is called.
 
-        Where the boundary says `save`, `act` comes after the library has saved, else at once.
+        Where the boundary has `save`, `act` comes after the library has saved, else at once.
         """
         now = self._monotonic()
         self.checkpointer.trained(now - self._mark, self._timer.median_s)

@@ -1,7 +1,7 @@
 """A checkpoint that is written while training goes on.
 
 Training stops only while the state is copied (`stage`). Each rank then writes its part in a thread; at step boundaries
-the ranks agree how far they are: when all have written, the library's own last word (`finish`) is said by all together,
+the ranks agree how far they are: when all have written, they call the library's last step (`finish`) together,
 and rank 0 seals the folder in a thread. Until the seal is there the folder counts for nothing, so a kill at any moment
 leaves the checkpoint before it. One at a time.
 """

@@ -35,7 +35,7 @@ class CheckpointError(SynergyError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found good. `meta` is what the saver put there."""
+    """A checkpoint that verifies. `meta` is what was saved with it."""
 
     path: Path
     step: int
@@ -84,7 +84,7 @@ def prepare(directory: Path, step: int) -> Path:
 
 
 def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
-    """Declare `folder` good: all its files and names are on disk before the marker appears."""
+    """Mark `folder` as good: all its files and names are on disk before the marker appears."""
     files = []
     for path in _files(folder):
         _sync(path)
@@ -229,12 +229,12 @@ class Checkpoints:
 
         def look() -> FoundCheckpoint:
             check_directory(self.directory)
-            found = latest_good(self.directory)
-            set_aside(found.bad)
-            return found
+            newest = latest_good(self.directory)
+            set_aside(newest.bad)
+            return newest
 
-        found: FoundCheckpoint = self._by_rank_0(look)
-        return found
+        newest: FoundCheckpoint = self._by_rank_0(look)
+        return newest
 
     def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
         """`write(folder)` on every rank, then seal. `write` returns the metadata to keep (rank 0's counts).

@@ -37,15 +37,15 @@ class Checkpointer:
     def find_in(self, store: Checkpoints) -> FoundCheckpoint:
         """Where to go on from in `store`, where this run's checkpoints will lie too."""
         self.store = store
-        found = store.find()
-        if found.note:
-            self._status.note(found.note)
-        if found.checkpoint is not None:
-            step = found.checkpoint.step
-            self.schedule.take(found.checkpoint.meta.get("agent"), failure_log.read(store.directory, step))
+        newest = store.find()
+        if newest.note:
+            self._status.note(newest.note)
+        if newest.checkpoint is not None:
+            step = newest.checkpoint.step
+            self.schedule.take(newest.checkpoint.meta.get("agent"), failure_log.read(store.directory, step))
             store.ranks.barrier()  # all have read it before it is overwritten
             self._log_ending(step, clean=False)
-        return found
+        return newest
 
     def start(self, save: Save | None, stage: Stage | None, interval: int | None, now_s: float) -> None:
         """Training begins; `interval` as `Agent.start` has it."""
@@ -67,7 +67,7 @@ class Checkpointer:
 
     @property
     def due_by_clock(self) -> bool:
-        """Rank 0's clock says that it is time for a checkpoint."""
+        """Whether it is time for a checkpoint by rank 0's clock."""
         able = self._settings.rank == 0 and self.save is not None and self.store is not None
         return able and self.schedule.due(self._monotonic())
 

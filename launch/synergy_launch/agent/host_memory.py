@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
-_UNLIMITED = 1 << 60  # what cgroup v1 says where there is no limit is about 2^63
+_UNLIMITED = 1 << 60  # cgroup v1 gives about 2^63 where there is no limit
 
 
 def free_bytes(root: Path = _ROOT) -> int | None:
-    """Bytes that can be had now without a kill; None where the host does not tell. `root`: of the file system that is read."""
-    found = [*_machine(root), *_groups(root)]
-    return max(0, min(found)) if found else None
+    """Bytes that can be had now without a kill; None where the host gives no figure. `root`: of the file system that is read."""
+    free = [*_machine(root), *_groups(root)]
+    return max(0, min(free)) if free else None
 
 
 def _machine(root: Path) -> Iterator[int]:

@@ -58,10 +58,10 @@ def proposed_batch(folder: Path) -> tuple[int, int] | None:
     """(global batch, micro-batch) that was proposed last, None if none was."""
     try:
         data = json.loads((folder / BATCH).read_bytes())
-        found = data["global_batch"], data["micro_batch"]
+        batch = data["global_batch"], data["micro_batch"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if all(type(n) is int and 0 < n < 1 << 27 for n in found) else None
+    return batch if all(type(n) is int and 0 < n < 1 << 27 for n in batch) else None
 
 
 def _write(folder: Path, name: str, text: str) -> None:

@@ -62,7 +62,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     agent.install_signals()
     with agent.watching():
         spec = model_spec(args)
-        found = agent.find_checkpoint(args.checkpoint)
+        checkpoint = agent.find_checkpoint(args.checkpoint).checkpoint
         text = TextWindows(args.seq, args.seed)
         run = MegatronRun(
             spec,
@@ -72,7 +72,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             lr=args.lr,
             seed=args.seed,
             bf16=args.bf16,
-            checkpoint=found.checkpoint,
+            checkpoint=checkpoint,
             base_batch=args.global_batch,
             lr_rule=args.lr_rule,
             count=args.count,

@@ -61,23 +61,23 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
-            given, ranks = settings.plan, _ranks("train")
-            plan = _plan_of(args, check_degrees(given, (), "SYNERGY_PLAN_JSON") if given else Plan())
+            chosen, ranks = settings.plan, _ranks("train")
+            plan = _plan_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
             agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()
             self._store = TrainerCheckpoints(Path(args.output_dir).absolute(), ranks)
-            found = agent.find_in(self._store).checkpoint
+            newest = agent.find_in(self._store).checkpoint
         self.agent, self._batch, self._due = agent, plan.global_batch, None
         logged = [entry["loss"] for entry in state.log_history if "loss" in entry]
         self._loss = float(logged[-1]) if logged else None
         step = state.global_step
-        if found is not None and found.step != step:
-            agent.note(f"{found.path} is there, but training starts at step {step}: resume_from was not used")
-        if found is not None and found.step == step and found.meta.get("batch", [self._batch])[0] != self._batch:
-            was = found.meta["batch"][0]
+        if newest is not None and newest.step != step:
+            agent.note(f"{newest.path} is there, but training starts at step {step}: resume_from was not used")
+        if newest is not None and newest.step == step and newest.meta.get("batch", [self._batch])[0] != self._batch:
+            was = newest.meta["batch"][0]
             agent.note(f"global batch {self._batch} after {was}: Trainer skips or repeats examples; use apply_plan")
-        elif found is None and given is not None and given.global_batch != self._batch:
-            agent.note(f"global batch {self._batch} in place of the plan's {given.global_batch}: use apply_plan")
+        elif newest is None and chosen is not None and chosen.global_batch != self._batch:
+            agent.note(f"global batch {self._batch} in place of the plan's {chosen.global_batch}: use apply_plan")
         agent.start(
             step,
             save=lambda _: {"kind": "huggingface", "batch": [plan.global_batch, plan.micro_batch]},
@@ -139,19 +139,19 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
     keeps its batch. Ends with one line and code 2 where the batch can't be divided.
     """
     with exit_on_error(args.process_index):
-        given, world = AgentSettings.from_environment().plan, args.world_size
+        chosen, world = AgentSettings.from_environment().plan, args.world_size
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
-        found = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
-        kept = found.meta.get("batch") if found is not None else None
+        newest = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
+        kept = newest.meta.get("batch") if newest is not None else None
         batch = (
             int(kept[0])
             if kept
-            else check_degrees(given, (), "SYNERGY_PLAN_JSON").global_batch
-            if given
+            else check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch
+            if chosen
             else global_batch
         )
-        micro = micro_batch(batch, world, given.micro_batch if given else args.per_device_train_batch_size)
+        micro = micro_batch(batch, world, chosen.micro_batch if chosen else args.per_device_train_batch_size)
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
         name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
         scale = factors(lr_rule or _usual(name), global_batch, batch)
@@ -174,10 +174,10 @@ def resume_from(output_dir: str | Path) -> str | None:
     """
     rank = int(os.environ.get("RANK", "0") or 0)
     with exit_on_error(rank):
-        found = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
-    if found.note and rank == 0:
-        print(f"synergy: {found.note}", flush=True)
-    return str(found.checkpoint.path) if found.checkpoint else None
+        newest = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
+    if newest.note and rank == 0:
+        print(f"synergy: {newest.note}", flush=True)
+    return str(newest.checkpoint.path) if newest.checkpoint else None
 
 
 def _ranks(who: str) -> Collectives:
@@ -188,10 +188,10 @@ def _ranks(who: str) -> Collectives:
     return OneProcess()
 
 
-def _plan_of(args: Any, given: Plan) -> Plan:
+def _plan_of(args: Any, chosen: Plan) -> Plan:
     """What Trainer runs with."""
     micro, dp = args.train_batch_size, args.world_size
-    return replace(given, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
+    return replace(chosen, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
 
 
 def _usual(optimiser: str) -> str:

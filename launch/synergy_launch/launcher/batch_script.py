@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _WORDS = re.compile(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|[^\\'"|&;<>`])*""", re.DOTALL)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
     """All that the script depends on. `command`: training script (or `-m`, module) and its arguments, as argv."""
 
@@ -180,7 +180,7 @@ def _command_with_launcher(line: str) -> str:
             continue
         rest = line[match.end() : match.end() + 1]
         if rest and rest in "'\"`\\":
-            return line[position:]  # shlex tells what does not close
+            return line[position:]  # split_words reports what does not close
         if LAUNCHER in match[0]:
             # `2>&1`: the number belongs to the redirection
             return re.sub(r"(?<=\s)[0-9]+\Z", "", match[0]) if rest in ("<", ">") else match[0]

@@ -1,6 +1,6 @@
 """synergy-launch: runs a training script with the plan Synergy chose, in place of torchrun.
 
-Three roles, told apart by where the process finds itself:
+Three roles, by where the process runs:
 - outside a step that covers the allocation (in the batch script, or under an srun with stale sizes): starts such a step;
 - one task a node in a covering step: runs torchrun for that node, watches it, reports;
 - any further task of a wrongly sized step: leaves at once.
@@ -40,7 +40,7 @@ from synergyd.wire.plan_file import PlanFile
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What the user wrote; the options' help says what each is."""
+    """What the user wrote; the options' help describes each."""
 
     checkpoint: str
     runner: str
@@ -106,7 +106,7 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained, plan: P
 
 
 def _supervisor(node: NodeCommand, allocation: JobAllocation, plan: Plan | None) -> Supervisor:
-    """For a command of Megatron-LM's, by the arguments that it was given in the end."""
+    """For a command of Megatron-LM's, by its final arguments."""
     arguments = node.argv
     return Supervisor(
         plan or megatron_arguments.plan_of(arguments, allocation.world),

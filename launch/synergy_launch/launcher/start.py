@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from synergy_launch.agent.settings import TOLD
+from synergy_launch.agent.settings import DAEMON_CHOOSES
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.batch_arguments import Trained
@@ -93,7 +93,7 @@ def node_command(
     if capabilities != NOTHING_MORE:
         environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(capabilities))
     # a daemon that gets reports of the run chooses its batch
-    environment["SYNERGY_GLOBAL_BATCH"] = TOLD if plan_file and plan_file.report else batch_limits
+    environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
         # Megatron requires it for tp and cp, and refuses it where parameters are sharded

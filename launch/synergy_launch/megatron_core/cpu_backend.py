@@ -108,7 +108,7 @@ def _replace_names(intercepted: Counter[str]) -> None:
 
 
 class _Stream:
-    """A CUDA stream's methods, for a device that does one thing after the other."""
+    """A CUDA stream's methods, for a device that runs everything in order."""
 
     def wait_stream(self, other: object) -> None:
         return None

@@ -58,8 +58,8 @@ def start_process_group() -> TorchCollectives:
 class MegatronRun:
     """Model, optimizer and data order of one run under one plan.
 
-    `sample(number)` gives the `seq + 1` token ids of that sample of the run. `distributed_optimizer` None: as the plan
-    says on GPUs, the plain one on CPUs, whose state reshards without repair; a checkpoint's kind comes before both.
+    `sample(number)` gives the `seq + 1` token ids of that sample of the run. `distributed_optimizer` None: the plan's
+    on GPUs, the plain one on CPUs, whose state reshards without repair. A checkpoint's kind comes before both.
     `lr` was tuned for `base_batch` (None: the plan's own), and follows `lr_rule` at the plan's batch; `schedule` gives a
     factor on it from the examples seen, as `count` counts them (synergy_launch.batch.learning_rate).
     """

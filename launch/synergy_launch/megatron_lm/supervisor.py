@@ -31,14 +31,14 @@ _SAVING_S = 600.0  # from outside a long save looks like a step that does not en
 
 def workers(parent: int) -> list[int]:
     """Processes whose parent is `parent`, those that have ended left out."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 state, above = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 if int(above) == parent and state not in ("Z", "X"):
-                    found.append(int(entry.name))
-    return sorted(found)
+                    pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -61,14 +61,14 @@ class LeaveAnswer(Enum):
 
 def ask_to_leave(parent: int, torchrun: bool) -> LeaveAnswer:
     """Sends the training processes (`parent`'s children where that is torchrun) SIGTERM if they have a handler for it."""
-    found = workers(parent) if torchrun else [parent]
-    if not found:
+    pids = workers(parent) if torchrun else [parent]
+    if not pids:
         return LeaveAnswer.NOBODY
-    if any(catches(p, signal.SIGUSR2) for p in found):
+    if any(catches(p, signal.SIGUSR2) for p in pids):
         return LeaveAnswer.NEVER
-    if not all(catches(p, signal.SIGTERM) for p in found):
+    if not all(catches(p, signal.SIGTERM) for p in pids):
         return LeaveAnswer.LATER
-    for pid in found:
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
     return LeaveAnswer.ASKED
@@ -92,8 +92,8 @@ class Supervisor:
         self.log = Log()
         self.acknowledged = 0  # requests that ended in a checkpoint
         self.state = "training"
-        self._asked = 0  # requests that the processes were told of
-        self._declined = self._tried = 0  # that are the agent's; that found processes
+        self._asked = 0  # requests that were passed on to the processes
+        self._declined = self._tried = 0  # requests that the agent serves; requests for which there were processes
         self._ask_at = 0.0
         self._plan, self._seq, self._step_log = plan, seq, step_log
         self._resharding, self._accepts = resharding, accepts
