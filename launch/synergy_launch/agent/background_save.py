@@ -2,8 +2,8 @@
 
 Training stops only while the state is copied (`stage`). Each rank then writes its part in a thread; at step boundaries
 the ranks agree how far they are: when all have written, they call the library's last step (`finish`) together,
-and rank 0 seals the folder in a thread. Until the seal is there the folder counts for nothing, so a kill at any moment
-leaves the checkpoint before it. One at a time.
+and rank 0 seals the folder in a thread. Until it is sealed the folder does not count, so a kill at any moment leaves the
+checkpoint before it. One at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Staged:
-    """A rank's part of a checkpoint, copied. `write` runs in a thread beside training: it may use no group of its.
+    """A rank's part of a checkpoint, copied. `write` runs in a thread beside training: it must not use training's process groups.
 
     `finish` is called by all ranks at the same step boundary when all have written, in the thread of training. `meta`
     is kept with the checkpoint (rank 0's counts).

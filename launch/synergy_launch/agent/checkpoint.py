@@ -56,9 +56,9 @@ def step_folder(directory: Path, step: int) -> Path:
 
 
 def check_directory(directory: Path) -> None:
-    """Make `directory` if its parent is there.
+    """Make `directory` if its parent exists.
 
-    Raises UsageError in one line where neither is there or it can't be written.
+    Raises UsageError in one line where neither exists or it can't be written.
     """
     where = f"checkpoint folder {directory}"
     try:

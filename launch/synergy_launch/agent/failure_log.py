@@ -26,7 +26,7 @@ def read(folder: Path, step: int) -> tuple[int, bool] | None:
 
 
 def write(folder: Path, step: int, failures: int, clean: bool) -> None:
-    """An incarnation goes on from `step`, or has ended cleanly at it. A failure to note it costs one miscounted failure."""
+    """An incarnation goes on from `step`, or has ended cleanly at it. If it can't be written, one failure is miscounted."""
     fresh = folder / f".{FILE}"
     with contextlib.suppress(OSError):
         fresh.write_text(json.dumps({"step": step, "failures": failures, "clean": clean}) + "\n", encoding="ascii")

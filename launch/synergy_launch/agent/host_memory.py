@@ -1,4 +1,4 @@
-"""Memory of this host that this process may still have: what the machine has, or what its control groups leave of it."""
+"""Memory of this host that this process may still allocate, by the machine and by its control groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNLIMITED = 1 << 60  # cgroup v1 gives about 2^63 where there is no limit
 
 
 def free_bytes(root: Path = _ROOT) -> int | None:
-    """Bytes that can be had now without a kill; None where the host gives no figure. `root`: of the file system that is read."""
+    """Bytes that can be allocated now without a kill; None where the host gives no figure. `root`: of the file system that is read."""
     free = [*_machine(root), *_groups(root)]
     return max(0, min(free)) if free else None
 
@@ -24,7 +24,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What each control group that this process is in leaves; its pages of files that nobody maps count as free."""
+    """What each control group of this process leaves; its inactive page cache counts as free."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = [*line.split(":", 2), "-", ""][:3]

@@ -70,7 +70,7 @@ class Following:
         return Factors() if batch == self.base else factors(self.rule, self.base, batch, noise)
 
     def advance(self, batch: int, noise: float | None) -> int:
-        """A step of `batch` examples is done; how many steps a schedule made for M0 goes on by (0 or more)."""
+        """A step of `batch` examples is done. Returns by how many steps a schedule made for M0 advances (0 or more)."""
         self.samples += batch
         self.progress += worth(self.base, batch, noise)
         return self._due()

@@ -90,7 +90,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             self._loss = float(logs["loss"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # another callback, or save_strategy best, was against it: it is asked for again at the next step
+        # another callback, or save_strategy best, prevented it: it is asked for again at the next step
         self._due = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:

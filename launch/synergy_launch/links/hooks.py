@@ -61,7 +61,7 @@ def gate_ddp(model: torch.nn.Module, environment: Mapping[str, str] | None = Non
         return None
     try:
         DdpGate(model, gate).install(model)
-    except (RuntimeError, AttributeError):  # one of torch's built-in hooks is there, or torch's inside is another one
+    except (RuntimeError, AttributeError):  # one of torch's built-in hooks is there, or this torch differs inside
         gate.close()
         return None
     return gate
@@ -174,7 +174,7 @@ def _let_scripts_register() -> None:
 
 
 def _capturing() -> bool:
-    """Whether a CUDA graph is being captured: nothing may wait for the GPU now, and what is replayed later asks nobody."""
+    """Whether a CUDA graph is being captured: nothing may wait for the GPU now, and a replay does not ask."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

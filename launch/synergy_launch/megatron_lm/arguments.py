@@ -83,8 +83,8 @@ def with_plan(
 
 
 def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
-    """Saves to `checkpoint` and goes on from there; a run that begins with another's weights does so at its first start
-    only, or each later one would begin anew."""
+    """Saves to `checkpoint` and resumes from it. A run that begins with another run's weights loads them at its first start
+    only, or each restart would begin anew."""
     out = [*drop(out, ("--save",)), "--save", checkpoint]
     elsewhere = [folder for folder in values(out, "--load") if folder != checkpoint]
     if elsewhere and not trained.iteration:
@@ -94,7 +94,7 @@ def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]
 
 
 def resumed(command: Sequence[str]) -> list[str]:
-    """A whole command as it goes on from what it has saved itself, wherever its first start got its weights from."""
+    """A whole command that resumes from what the run has saved itself, wherever its first weights came from."""
     saves = values(command, "--save")[-1:]
     if not saves or values(command, "--load")[-1:] == saves:
         return list(command)

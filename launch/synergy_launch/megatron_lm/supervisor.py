@@ -56,7 +56,7 @@ class LeaveAnswer(Enum):
     ASKED = "asked"
     LATER = "later"  # a process is only starting, and would die of the signal
     NEVER = "never"  # they have Synergy's agent, which takes requests another way
-    NOBODY = "nobody"  # is there, yet or any more
+    NOBODY = "nobody"  # no process runs yet, or none any more
 
 
 def ask_to_leave(parent: int, torchrun: bool) -> LeaveAnswer:
@@ -129,11 +129,11 @@ class Supervisor:
             self._declined = requests
 
     def left(self, code: int, requests: int) -> bool:
-        """The child has ended with `code`: whether it did so because it was asked to, and its checkpoint is there.
+        """The child has ended with `code`: True where it was asked to and its checkpoint exists.
 
-        Then all `requests` up to now are met. Another node's launcher may have been the one to ask: where this one has
-        not come to it, a clean end is taken for that, or the other would wait for this node in vain. A run that has come
-        to its own end is over, whoever asked; one whose checkpoint is older than its last line has saved nothing.
+        Then all `requests` up to now are met. Another node's launcher may have asked first: a clean end is then taken for
+        an answer to it, or the other node would wait for this one. A run that has reached its last iteration is over, asked
+        or not. A checkpoint older than the newest log line does not count.
         """
         if self._thread is not None:
             self._thread.join(2.0)  # a grandchild may hold the pipe
@@ -151,7 +151,7 @@ class Supervisor:
         return True
 
     def met(self, requests: int) -> None:
-        """The checkpoint that is there meets all `requests` up to now: nobody has trained since."""
+        """The newest checkpoint meets all `requests` up to now: no step was trained since."""
         self.acknowledged = self._asked = requests
 
     def status(self) -> dict[str, Any] | None:

@@ -111,7 +111,7 @@ class SynergyTask:
             if newest is not None:
                 self._load(newest)
                 if settings.plan is None and settings.batch_range is not None:
-                    # the run's own choice, which nobody else remembers
+                    # the run's own choice, which only its checkpoint holds
                     self.plan = self.agent.plan = _with_batch(self.plan, newest.meta.get("batch"))
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
