@@ -73,7 +73,15 @@ class Actuator:
             return  # no synergy-launch line to render
         folder = (known.directive.checkpoint if known.directive else None) or ""
         path = plan_file.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
-        shown = render(ScriptRequest(row.name, command, target.shape, target.plan, target.nodes, folder))
+        request = ScriptRequest(
+            job_name=row.name,
+            command=command,
+            shape=target.shape,
+            plan=target.plan,
+            nodes=target.nodes,
+            checkpoint=folder,
+        )
+        shown = render(request)
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
             file.write(shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from dataclasses import fields, replace
 from typing import Any
 
@@ -140,19 +141,27 @@ def _words(plan: Plan, job_id: int, restarts: int) -> str:
 
 
 def send(report: Report, address: str, by: int | None = None, timeout_s: float = 5.0) -> Plan | None:
-    """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it says one.
+    """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it names one.
 
-    `by`: the daemon's uid; only it and root are believed. Raises UnavailableError; the job never depends on it.
+    `by`: the daemon's uid; only it and root are believed. A report is delivered when the daemon has answered `ok`, within
+    `timeout_s` of the call. Raises UnavailableError where it is not; the job never depends on it.
     """
     host, _, port = address.rpartition(":")
     line = munge.encode(to_json(report)).encode() + b"\n"
+    deadline_s = time.monotonic() + timeout_s
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
             connection.sendall(line)
             connection.shutdown(socket.SHUT_WR)
             answer = b""
-            while b"\n" not in answer and len(answer) < _MAX_ANSWER and (more := connection.recv(_MAX_ANSWER)):
+            while b"\n" not in answer and len(answer) < _MAX_ANSWER:
+                connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+                if not (more := connection.recv(_MAX_ANSWER)):
+                    break
                 answer += more
-            return plan_of_answer(answer, report, by)
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
+    if answer.partition(b"\n")[0].split()[:1] != [b"ok"]:
+        heard = repr(answer[:40]) if answer else "nothing"
+        raise UnavailableError(f"daemon at {address}", f"report not delivered (answered {heard} in place of ok)")
+    return plan_of_answer(answer, report, by)

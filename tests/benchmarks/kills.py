@@ -73,7 +73,8 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
         model, optimizer, global_batch=8, micro_batch=4, checkpoint=folder / "checkpoints", checkpoint_interval=INTERVAL
     ) as task:
         say(f"loaded {task.step_count} {digest()}")
-        save, stage = task.agent._save, task.agent._stage
+        checkpointer = task.agent.checkpointer
+        save, stage = checkpointer.save, checkpointer.stage
         assert save is not None
 
         def noted(target: Path) -> Mapping[str, Any]:
@@ -85,7 +86,7 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
             assert stage is not None
             return stage(target)
 
-        checkpoints = task.agent.checkpoints
+        checkpoints = checkpointer.store
         assert checkpoints is not None
         close = checkpoints.close
 
@@ -94,8 +95,8 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
             say(f"written {step}")
 
         checkpoints.close = sealed  # type: ignore[method-assign]
-        task.agent._save = noted
-        task.agent._stage = staged if stage is not None else None
+        checkpointer.save = noted
+        checkpointer.stage = staged if stage is not None else None
         for rows in task.batches(text, steps, collate=lambda items: torch.tensor([list(item) for item in items])):
             before = task.step_count
             logits = model(rows[:, :-1])

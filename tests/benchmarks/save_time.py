@@ -47,8 +47,8 @@ def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
     with SynergyTask(
         model, optimizer, global_batch=batch, checkpoint=folder / "saved" if saves else None, checkpoint_interval=every
     ) as task:
-        agent = task.agent
-        checkpoint, saved = agent._checkpoint, agent._saved
+        checkpointer = task.agent.checkpointer
+        checkpoint, saved = checkpointer.checkpoint, checkpointer.saved
 
         def timed(step: int, planned: bool = True) -> bool:
             began = time.perf_counter()
@@ -59,9 +59,9 @@ def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
 
         def noted(step: int, held_s: float | None = None) -> None:
             saved(step, held_s)
-            good.append(agent._cadence.save_s)
+            good.append(checkpointer.schedule.save_s)
 
-        agent._checkpoint, agent._saved = timed, noted  # type: ignore[method-assign]
+        checkpointer.checkpoint, checkpointer.saved = timed, noted  # type: ignore[method-assign]
         mark = time.perf_counter()
         last = EVERY * max(saves, 3) + EVERY - 1
         collate = lambda items: torch.tensor([list(item) for item in items])  # noqa: E731

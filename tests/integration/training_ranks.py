@@ -144,7 +144,8 @@ def gpt(
 
     `beside`: the checkpoint is written while so many further steps are made.
     """
-    from synergy_launch.megatron_core.training import CPU, MegatronRun, start_process_group
+    from synergy_launch.megatron_core.model import CPU
+    from synergy_launch.megatron_core.training import MegatronRun, start_process_group
 
     ranks = start_process_group()
     store = Checkpoints(checkpoint, ranks) if checkpoint else None
@@ -257,9 +258,9 @@ def sharded(checkpoint: Path, steps: int, *, interval: int = 0, die_at: int = 0)
             before = task.step_count
             task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
             if task.step_count > before:
-                losses.append(float(task.agent._status["loss"]))
+                losses.append(float(task.agent.status["loss"]))
             if die_at and task.step_count == die_at:
-                task.agent._settle()
+                task.agent.checkpointer.settle()
                 os._exit(9)
         assert task.noise.state()["weight"] > 0  # every step had two norms to compare
     return losses
@@ -312,7 +313,7 @@ def rebatched(
             logits = model(rows[:, :-1])
             task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
             if task.step_count > before:
-                losses.append(float(task.agent._status["loss"]))
+                losses.append(float(task.agent.status["loss"]))
         return {
             "rates": rates[: len(losses)],  # saving a state that is empty makes an empty step too
             "losses": losses,
@@ -323,7 +324,7 @@ def rebatched(
             "tuned": float(optimizer.param_groups[0]["lr"]),
             "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
             "plan": asdict(task.plan),
-            "note": task.agent._status["note"],
+            "note": task.agent.status["note"],
         }
 
 
@@ -375,4 +376,7 @@ def straggling(steps: int, delay_s: float) -> dict[str, Any]:
             logits = model(rows[:, :-1])
             time.sleep(0.01 + late * delay_s)
             task.step(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
-        return {"slow": task.agent._stragglers.slow if task.agent._stragglers else None, "status": task.agent._status}
+        return {
+            "slow": task.agent.stragglers.slow if task.agent.stragglers else None,
+            "status": task.agent.status.values,
+        }

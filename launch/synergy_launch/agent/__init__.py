@@ -1,1 +1,1 @@
-"""Inside each training process, whatever the framework: steps measured, checkpoints taken, status told to the launcher."""
+"""Inside each training process, whatever the framework: steps measured, checkpoints taken, status reported to the launcher."""

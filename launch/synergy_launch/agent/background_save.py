@@ -1,9 +1,9 @@
 """A checkpoint that is written while training goes on.
 
 Training stops only while the state is copied (`stage`). Each rank then writes its part in a thread; at step boundaries
-the ranks agree how far they are: when all have written, the library's own last word (`finish`) is said by all together,
-and rank 0 seals the folder in a thread. Until the seal is there the folder counts for nothing, so a kill at any moment
-leaves the checkpoint before it. One at a time.
+the ranks agree how far they are: when all have written, they call the library's last step (`finish`) together,
+and rank 0 seals the folder in a thread. Until it is sealed the folder does not count, so a kill at any moment leaves the
+checkpoint before it. One at a time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, reason
+from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, attempt, reason
 
 _LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A rank's part of a checkpoint, copied. `write` runs in a thread beside training: it may use no group of its.
+    """A rank's part of a checkpoint, copied. `write` runs in a thread beside training: it must not use training's process groups.
 
     `finish` is called by all ranks at the same step boundary when all have written, in the thread of training. `meta`
     is kept with the checkpoint (rank 0's counts).
@@ -33,7 +33,7 @@ class Staged:
     finish: Callable[[], object] = lambda: None
 
 
-class _Work:
+class _BackgroundTask:
     """Something done in a thread; `error` is "" while and if all is well."""
 
     def __init__(self, action: Callable[[], object]) -> None:
@@ -62,31 +62,25 @@ class BackgroundSave:
         self.step: int | None = None  # of the checkpoint under way
         self._folder = Path()
         self._staged: Staged | None = None
-        self._work: _Work | None = None
+        self._task: _BackgroundTask | None = None
         self._sealing = False
 
     def begin(self, step: int, stage: Callable[[Path], Staged]) -> None:
         """Copies the state and starts to write. Raises CheckpointError on every rank if any could not; none is under
         way then."""
         self._folder = self._checkpoints.open(step)
-        error, staged = "", None
-        try:
-            staged = stage(self._folder)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as problem:
-            error = reason(problem)
+        staged, error = attempt(lambda: stage(self._folder))
         if self._ranks.maximum([1 if error else 0])[0] or staged is None:
             raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not copy its part")
         self.step, self._staged, self._sealing = step, staged, False
-        self._work = _Work(staged.write)
+        self._task = _BackgroundTask(staged.write)
 
     def state(self) -> list[int]:
         """[this rank is busy, it has failed], of which the maximum over the ranks goes to `advance`."""
-        if self._work is None:
+        if self._task is None:
             return [0, 0]
-        busy = self._work.busy  # before the error is looked at
-        return [int(busy), int(not busy and bool(self._work.error))]
+        busy = self._task.busy  # before the error is looked at
+        return [int(busy), int(not busy and bool(self._task.error))]
 
     def advance(self, busy: int, failed: int) -> int | None:
         """The step of the checkpoint that has just become good, None while there is none.
@@ -96,22 +90,17 @@ class BackgroundSave:
         if self.step is None or self._staged is None or busy:
             return None
         if failed:
-            raise self._given_up(self._work.error if self._work else "")
+            raise self._given_up(self._task.error if self._task else "")
         if self._sealing:
-            step, self.step, self._staged, self._work = self.step, None, None, None
+            step, self.step, self._staged, self._task = self.step, None, None, None
             return step
-        error, staged, step, folder = "", self._staged, self.step, self._folder
-        try:
-            staged.finish()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as problem:
-            error = reason(problem)
+        staged, step, folder = self._staged, self.step, self._folder
+        _, error = attempt(staged.finish)
         if self._ranks.maximum([1 if error else 0])[0]:
             raise self._given_up(error)
         self._sealing = True
         rank_0 = self._ranks.rank == 0
-        self._work = _Work(lambda: self._checkpoints.close(folder, step, staged.meta)) if rank_0 else None
+        self._task = _BackgroundTask(lambda: self._checkpoints.close(folder, step, staged.meta)) if rank_0 else None
         return None
 
     def wait(self, in_time: Callable[[], bool] = lambda: True) -> int | None:
@@ -129,5 +118,5 @@ class BackgroundSave:
         return None
 
     def _given_up(self, why: str) -> CheckpointError:
-        step, self.step, self._staged, self._work = self.step, None, None, None
+        step, self.step, self._staged, self._task = self.step, None, None, None
         return CheckpointError(f"checkpoint of step {step}", why or "another rank could not write its part")

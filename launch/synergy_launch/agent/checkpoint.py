@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from synergy_launch.agent.collectives import Collectives
 from synergyd.errors import SynergyError, UsageError, one_line
 
+_Result = TypeVar("_Result")
 MARKER = "complete"
 _STEP = re.compile(r"step_(\d{8,})\Z")
 _NUMBER = re.compile(r"(\d+)\Z")
@@ -34,7 +35,7 @@ class CheckpointError(SynergyError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found good. `meta` is what the saver put there."""
+    """A checkpoint that verifies. `meta` is what was saved with it."""
 
     path: Path
     step: int
@@ -55,9 +56,9 @@ def step_folder(directory: Path, step: int) -> Path:
 
 
 def check_directory(directory: Path) -> None:
-    """Make `directory` if its parent is there.
+    """Make `directory` if its parent exists.
 
-    Raises UsageError in one line where neither is there or it can't be written.
+    Raises UsageError in one line where neither exists or it can't be written.
     """
     where = f"checkpoint folder {directory}"
     try:
@@ -83,7 +84,7 @@ def prepare(directory: Path, step: int) -> Path:
 
 
 def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
-    """Declare `folder` good: all its files and names are on disk before the marker appears."""
+    """Mark `folder` as good: all its files and names are on disk before the marker appears."""
     files = []
     for path in _files(folder):
         _sync(path)
@@ -202,6 +203,16 @@ def reason(error: BaseException) -> str:
     return one_line(lines[-1] if lines else type(error).__name__, 300)
 
 
+def attempt(action: Callable[[], _Result]) -> tuple[_Result | None, str]:
+    """What a training library's call gives and "", or None and why it failed. A failed save must not end training."""
+    try:
+        return action(), ""
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        return None, reason(error)
+
+
 class Checkpoints:
     """The checkpoints of one run, seen by all its ranks together: every method but `close` is collective."""
 
@@ -218,12 +229,12 @@ class Checkpoints:
 
         def look() -> FoundCheckpoint:
             check_directory(self.directory)
-            found = latest_good(self.directory)
-            set_aside(found.bad)
-            return found
+            newest = latest_good(self.directory)
+            set_aside(newest.bad)
+            return newest
 
-        found: FoundCheckpoint = self._by_rank_0(look)
-        return found
+        newest: FoundCheckpoint = self._by_rank_0(look)
+        return newest
 
     def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
         """`write(folder)` on every rank, then seal. `write` returns the metadata to keep (rank 0's counts).
@@ -231,19 +242,9 @@ class Checkpoints:
         Raises CheckpointError on every rank if any of them failed; the checkpoint then does not count.
         """
         folder = self.open(step)
-        error = ""
-        meta: Mapping[str, Any] = {}
-        try:
-            meta = write(folder)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except (
-            BaseException
-        ) as problem:  # torch's CheckpointException is no Exception; a failed save must not end training
-            error = reason(problem)
-        if self.ranks.maximum([1 if error else 0])[0]:
+        meta, error = attempt(lambda: write(folder))
+        if self.ranks.maximum([1 if error else 0])[0] or meta is None:
             raise CheckpointError(f"checkpoint of step {step}", error or "another rank could not write its part")
-
         self._by_rank_0(lambda: self.close(folder, step, meta))
 
     def open(self, step: int) -> Path:

@@ -1,4 +1,4 @@
-"""When a run's next checkpoint is due, and what its checkpoints tell the next incarnation about failures."""
+"""When a run's next checkpoint is due, and what its checkpoints hold for the next incarnation about failures."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ class CheckpointSchedule:
         return self._failures
 
     def take(self, history: Any, ending: tuple[int, bool] | None = None) -> None:
-        """What a checkpoint's metadata says of the incarnations before this one; `ending` (synergy_launch.agent.failure_log) knows better
-        how the last one ended."""
+        """Takes over what a checkpoint's metadata holds of the incarnations before this one.
+
+        `ending` (synergy_launch.agent.failure_log) comes before it on how the last one ended.
+        """
         if not isinstance(history, dict):
             return
         self._run_s, self._failures = float(history.get("run_s", 0.0)), int(history.get("failures", 0))
         self.save_s = float(history.get("save_s", 0.0))
         self.held_s = float(history.get("held_s", self.save_s))
-        # whoever goes on from a checkpoint that nobody asked for has died after it
+        # a run that goes on from a checkpoint that nobody asked for has failed after it
         clean = bool(history.get("planned", True))
         if ending is not None:
             self._failures, clean = max(self._failures, ending[0]), ending[1]
@@ -52,7 +54,7 @@ class CheckpointSchedule:
         self._run_s += seconds
 
     def due(self, now_s: float) -> bool:
-        """By the clock; the caller knows of steps."""
+        """By the clock alone; steps are the caller's."""
         every_s = self.every.every_s if self.every else checkpoint_interval.FIRST_S
         return self.steps is None and now_s - self._saved_at >= every_s
 

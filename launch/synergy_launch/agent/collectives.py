@@ -1,6 +1,6 @@
 """The few collective operations that the agent and the checkpoints need, over the host network (gloo).
 
-`OneProcess` is the same thing for one process and needs no torch.
+`OneProcess` is the same for one process and needs no torch.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class TorchCollectives:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * self.world
-        self._dist.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * self.world
+        self._dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def barrier(self) -> None:
         # An all-reduce rather than dist.barrier(): the latter takes the GPU's device where there is one.

@@ -1,4 +1,4 @@
-"""Memory of this host that this process may still have: what the machine has, or what its control groups leave of it."""
+"""Memory of this host that this process may still allocate, by the machine and by its control groups."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
-_UNLIMITED = 1 << 60  # what cgroup v1 says where there is no limit is about 2^63
+_UNLIMITED = 1 << 60  # cgroup v1 gives about 2^63 where there is no limit
 
 
 def free_bytes(root: Path = _ROOT) -> int | None:
-    """Bytes that can be had now without a kill; None where the host does not tell. `root`: of the file system that is read."""
-    found = [*_machine(root), *_groups(root)]
-    return max(0, min(found)) if found else None
+    """Bytes that can be allocated now without a kill; None where the host gives no figure. `root`: of the file system that is read."""
+    free = [*_machine(root), *_groups(root)]
+    return max(0, min(free)) if free else None
 
 
 def _machine(root: Path) -> Iterator[int]:
@@ -24,7 +24,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What each control group that this process is in leaves; its pages of files that nobody maps count as free."""
+    """What each control group of this process leaves; its inactive page cache counts as free."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = [*line.split(":", 2), "-", ""][:3]

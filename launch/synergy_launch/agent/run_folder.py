@@ -17,12 +17,12 @@ BATCH = "batch"
 
 
 def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Where the folder of this node and incarnation would lie, mktemp's X standing for what nobody can foresee."""
+    """Where the folder of this node and incarnation would lie, with mktemp's X for the random part."""
     return Path(tempfile.gettempdir()) / f"{_prefix(job_id, restarts, node_rank)}XXXXXXXX"
 
 
 def make(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Makes a folder of this launcher's own (mode 0700, a name nobody can foresee). Raises UsageError."""
+    """Makes a folder of this launcher's own (mode 0700, a random name). Raises UsageError."""
     try:
         return Path(tempfile.mkdtemp(prefix=_prefix(job_id, restarts, node_rank)))
     except OSError as error:
@@ -58,10 +58,10 @@ def proposed_batch(folder: Path) -> tuple[int, int] | None:
     """(global batch, micro-batch) that was proposed last, None if none was."""
     try:
         data = json.loads((folder / BATCH).read_bytes())
-        found = data["global_batch"], data["micro_batch"]
+        batch = data["global_batch"], data["micro_batch"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if all(type(n) is int and 0 < n < 1 << 27 for n in found) else None
+    return batch if all(type(n) is int and 0 < n < 1 << 27 for n in batch) else None
 
 
 def _write(folder: Path, name: str, text: str) -> None:

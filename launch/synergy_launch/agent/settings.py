@@ -1,4 +1,4 @@
-"""What the launcher told a training process through its environment, and which plans can be run at all."""
+"""The environment that the launcher gives a training process, checked, and which plans can be run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from synergy_launch.batch.tuner import batch_range
 from synergyd.errors import UsageError
 from synergyd.records import Plan
 
-TOLD = "told"  # as SYNERGY_GLOBAL_BATCH: a daemon chooses
+DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What the launcher told this worker, checked. `plan` is None where the launcher gave none."""
+    """What this process' environment holds. `plan` is None where the launcher had none."""
 
     run_dir: Path | None = None
     plan: Plan | None = None
@@ -33,7 +33,7 @@ class AgentSettings:
     world: int = 1
     accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
     batch_range: tuple[int, int] | None = None
-    batch_told: bool = False  # a daemon chooses the batch
+    daemon_chooses_batch: bool = False
     background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
 
     @classmethod
@@ -63,8 +63,8 @@ class AgentSettings:
             local_rank=number_of(env, "LOCAL_RANK", int, 0),
             world=world,
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
-            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != TOLD else None,
-            batch_told=limits == TOLD,
+            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != DAEMON_CHOOSES else None,
+            daemon_chooses_batch=limits == DAEMON_CHOOSES,
             background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
         )
 

@@ -1,7 +1,7 @@
-"""Which node holds the others up: each rank's own time for a step, compared with its peers' on other nodes.
+"""Which node delays the others: each rank's own time for a step, compared with its peers' on other nodes.
 
 A rank's own time is what it takes before it meets the others in a collective (the forward passes); the whole step takes
-all of them equally long, and so tells nothing. Peers are the ranks that do the same work: those of one pipeline stage.
+equally long on all of them, and shows nothing. Peers are the ranks that do the same work: those of one pipeline stage.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def slow_places(places: Sequence[Place], own_s: Sequence[float]) -> dict[str, fl
             ratios.setdefault(place.node, []).append(seconds / usual[place.peers])
     if len(ratios) < 2:
         return {}
-    found = {node: statistics.median(values) for node, values in ratios.items()}
-    return {node: ratio for node, ratio in found.items() if ratio >= SLOW}
+    medians = {node: statistics.median(values) for node, values in ratios.items()}
+    return {node: ratio for node, ratio in medians.items() if ratio >= SLOW}
 
 
 def words(slow: Mapping[str, float]) -> str:
@@ -74,7 +74,7 @@ class Stragglers:
         mine = [0.0] * self._ranks.world
         mine[self._ranks.rank] = statistics.median(self._recent)
         self._recent.clear()
-        found = slow_places(self._places, self._ranks.total(mine))
-        self._times = {node: self._times.get(node, 0) + 1 for node in found}
-        self.slow = {node: ratio for node, ratio in found.items() if self._times[node] >= _TWICE}
+        slow = slow_places(self._places, self._ranks.total(mine))
+        self._times = {node: self._times.get(node, 0) + 1 for node in slow}
+        self.slow = {node: ratio for node, ratio in slow.items() if self._times[node] >= _TWICE}
         return True

@@ -2,7 +2,7 @@
 
 A whole copy would be memory that no plan's memory model counts (4 bytes a parameter). The product of two gradients is
 a sum over their elements, so it is estimated from a stratified sample: small tensors whole, of larger ones every n-th
-element, weighted by how many it stands for. BUDGET elements are 16 MiB a rank, far below what a memory model can tell.
+element, weighted by how many it stands for. BUDGET elements are 16 MiB a rank, far below the error of a memory model.
 """
 
 from __future__ import annotations

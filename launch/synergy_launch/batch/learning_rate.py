@@ -70,7 +70,7 @@ class Following:
         return Factors() if batch == self.base else factors(self.rule, self.base, batch, noise)
 
     def advance(self, batch: int, noise: float | None) -> int:
-        """A step of `batch` examples is done; how many steps a schedule made for M0 goes on by (0 or more)."""
+        """A step of `batch` examples is done. Returns by how many steps a schedule made for M0 advances (0 or more)."""
         self.samples += batch
         self.progress += worth(self.base, batch, noise)
         return self._due()
@@ -97,13 +97,13 @@ class Following:
 
     def restore(self, meta: Mapping[str, Any]) -> str:
         """From a checkpoint's metadata, its M0 and count included; a sentence where they differ from the script's."""
-        told = (self.base, self.count)
+        script = (self.base, self.count)
         self.samples = int(meta["samples"])
         self.progress = float(meta.get("progress", self.samples))
         self.base = int(meta.get("base_batch", self.base))
         self.count = str(meta.get("count", self.count))
         self._due()
-        if told == (self.base, self.count):
+        if script == (self.base, self.count):
             return ""
         return f"the checkpoint was tuned for global batch {self.base}, counted in {self.count}: that is kept"
 
@@ -145,13 +145,13 @@ def at_batch(
     """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for group in groups:
-        found = following.factors(batch, noise)
+        scale = following.factors(batch, noise)
         kept.append((group, {name: group[name] for name in ("lr", "weight_decay") if name in group}))
         if "lr" in group:
-            group["lr"] = group["lr"] * found.rate
+            group["lr"] = group["lr"] * scale.rate
         apart = group.get("decoupled_weight_decay") if decoupled is None else decoupled
         if apart and "weight_decay" in group:
-            group["weight_decay"] = group["weight_decay"] * found.decoupled_decay
+            group["weight_decay"] = group["weight_decay"] * scale.decoupled_decay
     try:
         yield
     finally:

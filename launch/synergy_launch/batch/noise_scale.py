@@ -26,7 +26,7 @@ class Norms:
     b_big: int
 
 
-SILENT = Norms(0.0, 0.0, 0, 0)  # a step that says nothing
+SILENT = Norms(0.0, 0.0, 0, 0)  # a step that shows nothing
 
 
 class NoiseScale:
@@ -41,7 +41,7 @@ class NoiseScale:
     def update(self, small: float, big: float, b_small: float, b_big: float) -> float | None:
         """Take in one step: squared norms `small` and `big` at batch sizes `b_small` < `b_big`; the new `value`.
 
-        A step that says nothing (equal batch sizes, or a norm that is not finite) changes nothing.
+        A step that shows nothing (equal batch sizes, or a norm that is not finite) changes nothing.
         """
         if b_big > b_small > 0 and math.isfinite(small) and math.isfinite(big):
             square = (b_big * big - b_small * small) / (b_big - b_small)

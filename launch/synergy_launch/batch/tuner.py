@@ -17,7 +17,7 @@ from synergyd.records import Plan
 
 _RANGE = re.compile(r"([0-9]{1,8}):([0-9]{1,8})\Z")
 _POINTS = 24
-GAIN = 1.05  # a change is worth its trouble (caches, allocations, a schedule's next stride) from here on
+GAIN = 1.05  # the least gain for which the batch changes: a change costs caches and allocations
 _FIRST_GAIN = 1.2  # nothing is known of larger batches: they must promise this much if they cost no more time
 STEPS_BETWEEN = 30
 MEMORY_USED = 0.85  # of the device, by what torch allocates: the rest is for fragments, NCCL and the CUDA context

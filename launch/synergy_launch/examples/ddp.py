@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,9 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_launch import SynergyTask
-from synergy_launch.batch.learning_rate import COUNTS
+from synergy_launch.examples.arguments import common_arguments
 from synergy_launch.examples.text import TextWindows
-from synergyd.rates import RULES
 
 
 class ByteModel(nn.Module):
@@ -46,32 +44,8 @@ class ByteModel(nn.Module):
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--seq", type=int, default=64, help="bytes a sample (default 64)")
-    parser.add_argument(
-        "--steps", type=int, default=100, help="steps of --global-batch in all, those before a restart included"
-    )
-    parser.add_argument(
-        "--global-batch",
-        type=int,
-        default=16,
-        help="what --lr was tuned for, and the batch without a plan (default 16)",
-    )
+    parser = common_arguments(__doc__, global_batch=16, lr_rule="", count="")
     parser.add_argument("--micro-batch", type=int, help="without a plan (default: the global batch over the processes)")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--lr-rule", choices=RULES, default="", help="at another global batch (default: AdamW's, sqrt)")
-    parser.add_argument("--count", choices=COUNTS, default="", help="what --steps count (default examples)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
-    parser.add_argument(
-        "--checkpoint-interval", type=int, metavar="STEPS",
-        help="0: on request and at the end (default: from what a checkpoint takes and how often runs fail)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
-    )
     return parser.parse_args(argv)
 
 

@@ -13,45 +13,23 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings, check_plan
-from synergy_launch.batch.learning_rate import COUNTS, Schedule
-from synergyd.errors import SynergyError
-from synergyd.rates import RULES
+from synergy_launch.agent.user_errors import exit_on_error
+from synergy_launch.batch.learning_rate import Schedule
+from synergy_launch.examples.arguments import common_arguments
 from synergyd.records import ModelSpec, Plan
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=64)
+    parser = common_arguments(__doc__, global_batch=8, lr_rule="sqrt", count="examples")
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=64, help="bytes a sample (default 64)")
     parser.add_argument("--gated", action="store_true", help="SwiGLU, RMSNorm and untied embeddings, as Llama has")
-    parser.add_argument(
-        "--steps", type=int, default=100, help="steps of --global-batch in all, those before a restart included"
-    )
-    parser.add_argument(
-        "--global-batch", type=int, default=8, help="what --lr was tuned for, and the batch without a plan (default 8)"
-    )
     parser.add_argument("--micro-batch", type=int, default=1, help="without a plan (default 1)")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--lr-rule", choices=RULES, default="sqrt", help="at another global batch (default sqrt)")
-    parser.add_argument("--count", choices=COUNTS, default="examples", help="what --steps and the schedule count")
     parser.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="steps of --global-batch (default 0)")
     parser.add_argument("--cosine", action="store_true", help="to a tenth of --lr at the end (default: constant)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints; SYNERGY_CHECKPOINT_DIR comes before it")
-    parser.add_argument(
-        "--checkpoint-interval", type=int, metavar="STEPS",
-        help="0: on request and at the end (default: from what a checkpoint takes and how often runs fail)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--step-delay", type=float, default=0.0, metavar="S", help="sleep this long a step, to watch it"
-    )
     return parser.parse_args(argv)
 
 
@@ -74,7 +52,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     plan = settings.plan or check_plan(
         Plan(dp=settings.world, micro_batch=args.micro_batch, global_batch=args.global_batch), settings.world
     )
-    # Imported here: wrong settings are told without waiting for torch.
+    # Imported here: wrong settings are reported without waiting for torch.
     from synergy_launch.examples.text import TextWindows
     from synergy_launch.megatron_core.training import MegatronRun, start_process_group
     from synergy_launch.pytorch.device_memory import device_memory, peak_memory
@@ -84,7 +62,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     agent.install_signals()
     with agent.watching():
         spec = model_spec(args)
-        found = agent.find_checkpoint(args.checkpoint)
+        checkpoint = agent.find_checkpoint(args.checkpoint).checkpoint
         text = TextWindows(args.seq, args.seed)
         run = MegatronRun(
             spec,
@@ -94,15 +72,15 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             lr=args.lr,
             seed=args.seed,
             bf16=args.bf16,
-            checkpoint=found.checkpoint,
+            checkpoint=checkpoint,
             base_batch=args.global_batch,
             lr_rule=args.lr_rule,
             count=args.count,
             schedule=Schedule(args.warmup * args.global_batch, args.steps * args.global_batch if args.cosine else 0),
         )
-        for text_of in (run.note, run.following.words(plan.global_batch, run.noise_scale)):
-            if text_of:
-                agent.note(text_of)
+        for remark in (run.note, run.following.words(plan.global_batch, run.noise_scale)):
+            if remark:
+                agent.note(remark)
         agent.start(
             run.step,
             save=run.save,
@@ -123,7 +101,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
                 loss=loss,
                 tokens=run.tokens,
                 noise_scale=run.noise_scale,
-                own_s=run.own.take(),
+                own_s=run.forward_timer.take(),
                 done=run.following.done,
                 total=run.following.total,
             ):
@@ -139,12 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     # Until the agent listens, a request for a checkpoint has nothing to save and must not kill the process.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     args = arguments(argv)
-    try:
+    with exit_on_error(int(os.environ.get("RANK", "0"))):
         train(args, AgentSettings.from_environment())
-    except SynergyError as error:
-        if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
-            print(f"synergy: {error}", file=sys.stderr)
-        return 2
     return 0
 
 

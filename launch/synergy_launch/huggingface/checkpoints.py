@@ -38,12 +38,12 @@ _WEIGHTS = ("*.safetensors", "*.bin", "pytorch_model_fsdp_*", "global_step*")
 def latest_good(directory: Path) -> FoundCheckpoint:
     """The newest checkpoint that was finished; newer ones that were not are named in the note."""
     folders = sorted((f for f in directory.iterdir() if _NAME.match(f.name) and f.is_dir()), key=_step_of, reverse=True)
-    found = first_good(folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _unsealed(folder))
-    if found.checkpoint is None or found.checkpoint.meta:
-        return found
-    older = folders[folders.index(found.checkpoint.path) :]
+    newest = first_good(folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _unsealed(folder))
+    if newest.checkpoint is None or newest.checkpoint.meta:
+        return newest
+    older = folders[folders.index(newest.checkpoint.path) :]
     meta = next((m for f in older if (m := _meta_of(f))), {})
-    return replace(found, checkpoint=replace(found.checkpoint, meta=meta))
+    return replace(newest, checkpoint=replace(newest.checkpoint, meta=meta))
 
 
 class TrainerCheckpoints(Checkpoints):
@@ -56,15 +56,15 @@ class TrainerCheckpoints(Checkpoints):
 
         def look() -> FoundCheckpoint:
             self.directory.mkdir(parents=True, exist_ok=True)
-            found = latest_good(self.directory)
-            for folder in found.bad:
+            newest = latest_good(self.directory)
+            for folder in newest.bad:
                 target = folder.with_name(f"unusable-{folder.name}")
                 shutil.rmtree(target, ignore_errors=True)
                 folder.rename(target)
-            return found
+            return newest
 
-        found: FoundCheckpoint = self._by_rank_0(look)
-        return found
+        newest: FoundCheckpoint = self._by_rank_0(look)
+        return newest
 
     def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
         """Seals what Trainer has written; `write` gives the metadata only. Raises CheckpointError on every rank."""
@@ -100,12 +100,12 @@ def micro_batch(batch: int, dp: int, most: int) -> int | None:
 def _unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
     step = _step_of(folder)
     try:
-        said = json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"]
+        saved_step = json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"]
     except FileNotFoundError:
         return None, "it was not finished"
     except (OSError, ValueError, KeyError, TypeError):
         return None, f"its {STATE} can't be read"
-    if said != step or (folder / _UNFINISHED).exists():
+    if saved_step != step or (folder / _UNFINISHED).exists():
         return None, "it was not finished"
     if not any(_filled(path) for pattern in _WEIGHTS for path in folder.glob(pattern)):
         return None, "it has no weights"

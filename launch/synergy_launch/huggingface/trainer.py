@@ -24,15 +24,15 @@ import torch.distributed as dist
 from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, micro_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
-from synergy_launch.pytorch.training import _one_line
 
 from synergyd.errors import UsageError
 from synergyd.rates import factors, usual_rule
 from synergyd.records import Plan
 
-with _one_line(int(os.environ.get("RANK", "0") or 0)):
+with exit_on_error(int(os.environ.get("RANK", "0") or 0)):
     try:
         from transformers import TrainerCallback
     except ImportError as _error:
@@ -59,25 +59,25 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         self._began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        with _one_line(args.process_index):
+        with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
-            given, ranks = settings.plan, _ranks("train")
-            plan = _plan_of(args, check_degrees(given, (), "SYNERGY_PLAN_JSON") if given else Plan())
+            chosen, ranks = settings.plan, _ranks("train")
+            plan = _plan_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
             agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()
             self._store = TrainerCheckpoints(Path(args.output_dir).absolute(), ranks)
-            found = agent.find_in(self._store).checkpoint
+            newest = agent.find_in(self._store).checkpoint
         self.agent, self._batch, self._due = agent, plan.global_batch, None
         logged = [entry["loss"] for entry in state.log_history if "loss" in entry]
         self._loss = float(logged[-1]) if logged else None
         step = state.global_step
-        if found is not None and found.step != step:
-            agent.note(f"{found.path} is there, but training starts at step {step}: resume_from was not used")
-        if found is not None and found.step == step and found.meta.get("batch", [self._batch])[0] != self._batch:
-            was = found.meta["batch"][0]
+        if newest is not None and newest.step != step:
+            agent.note(f"{newest.path} is there, but training starts at step {step}: resume_from was not used")
+        if newest is not None and newest.step == step and newest.meta.get("batch", [self._batch])[0] != self._batch:
+            was = newest.meta["batch"][0]
             agent.note(f"global batch {self._batch} after {was}: Trainer skips or repeats examples; use apply_plan")
-        elif found is None and given is not None and given.global_batch != self._batch:
-            agent.note(f"global batch {self._batch} in place of the plan's {given.global_batch}: use apply_plan")
+        elif newest is None and chosen is not None and chosen.global_batch != self._batch:
+            agent.note(f"global batch {self._batch} in place of the plan's {chosen.global_batch}: use apply_plan")
         agent.start(
             step,
             save=lambda _: {"kind": "huggingface", "batch": [plan.global_batch, plan.micro_batch]},
@@ -90,7 +90,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             self._loss = float(logs["loss"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # another callback, or save_strategy best, was against it: it is asked for again at the next step
+        # another callback, or save_strategy best, prevented it: it is asked for again at the next step
         self._due = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -138,20 +138,20 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
     at a run's start, they follow: by `lr_rule` ("": the usual one of `optim`) and to as many examples. A run that goes on
     keeps its batch. Ends with one line and code 2 where the batch can't be divided.
     """
-    with _one_line(args.process_index):
-        given, world = AgentSettings.from_environment().plan, args.world_size
+    with exit_on_error(args.process_index):
+        chosen, world = AgentSettings.from_environment().plan, args.world_size
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
-        found = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
-        kept = found.meta.get("batch") if found is not None else None
+        newest = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
+        kept = newest.meta.get("batch") if newest is not None else None
         batch = (
             int(kept[0])
             if kept
-            else check_degrees(given, (), "SYNERGY_PLAN_JSON").global_batch
-            if given
+            else check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch
+            if chosen
             else global_batch
         )
-        micro = micro_batch(batch, world, given.micro_batch if given else args.per_device_train_batch_size)
+        micro = micro_batch(batch, world, chosen.micro_batch if chosen else args.per_device_train_batch_size)
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
         name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
         scale = factors(lr_rule or _usual(name), global_batch, batch)
@@ -173,11 +173,11 @@ def resume_from(output_dir: str | Path) -> str | None:
     After TrainingArguments are made, by all ranks. Trainer's own choice (True) may be one that a kill left half-written.
     """
     rank = int(os.environ.get("RANK", "0") or 0)
-    with _one_line(rank):
-        found = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
-    if found.note and rank == 0:
-        print(f"synergy: {found.note}", flush=True)
-    return str(found.checkpoint.path) if found.checkpoint else None
+    with exit_on_error(rank):
+        newest = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
+    if newest.note and rank == 0:
+        print(f"synergy: {newest.note}", flush=True)
+    return str(newest.checkpoint.path) if newest.checkpoint else None
 
 
 def _ranks(who: str) -> Collectives:
@@ -188,10 +188,10 @@ def _ranks(who: str) -> Collectives:
     return OneProcess()
 
 
-def _plan_of(args: Any, given: Plan) -> Plan:
+def _plan_of(args: Any, chosen: Plan) -> Plan:
     """What Trainer runs with."""
     micro, dp = args.train_batch_size, args.world_size
-    return replace(given, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
+    return replace(chosen, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
 
 
 def _usual(optimiser: str) -> str:

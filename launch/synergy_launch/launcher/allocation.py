@@ -24,25 +24,31 @@ STALE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobAllocation:
-    """A job's nodes as one task of a step sees them. `in_step`: this process is one of a step that covers every node once.
+    """A job's nodes as one task of a step sees them."""
 
-    `job_id` None outside Slurm. `gpus` counts the GPUs on this node (0 = none said: one process then).
-    """
-
+    #: None outside Slurm
     job_id: int | None
     restarts: int
     nodes: tuple[str, ...]
     node_rank: int
+    #: on this node; 0: Slurm gave no number, and one process is run
     gpus: int
+    #: this process belongs to a step that covers every node once
     in_step: bool
-    leader: bool  # the one process that may start a step of its own
+    #: the one process that may start a step of its own
+    leader: bool
 
     @property
     def processes(self) -> int:
         """Training processes on this node."""
         return max(1, self.gpus)
+
+    @property
+    def world(self) -> int:
+        """Training processes of the whole job."""
+        return self.processes * len(self.nodes)
 
 
 def read(environment: Mapping[str, str]) -> JobAllocation:
@@ -50,7 +56,8 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
     gpus = _gpus(environment)
     text = environment.get("SLURM_JOB_ID")
     if not text:
-        return JobAllocation(None, 0, (socket.gethostname(),), 0, gpus, True, True)
+        here = (socket.gethostname(),)
+        return JobAllocation(job_id=None, restarts=0, nodes=here, node_rank=0, gpus=gpus, in_step=True, leader=True)
     job_id = _number(environment, "SLURM_JOB_ID")
     nodes = expand(environment.get("SLURM_JOB_NODELIST", ""), "SLURM_JOB_NODELIST")
     if not nodes:
@@ -66,7 +73,9 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
     leader = not in_step or environment.get("SLURM_PROCID") == "0"
     rank = _number(environment, "SLURM_NODEID") if in_step else 0
     restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
-    return JobAllocation(job_id, restarts, nodes, rank, gpus, covers, leader)
+    return JobAllocation(
+        job_id=job_id, restarts=restarts, nodes=nodes, node_rank=rank, gpus=gpus, in_step=covers, leader=leader
+    )
 
 
 def step_command(allocation: JobAllocation, environment: Mapping[str, str], command: list[str]) -> list[str]:

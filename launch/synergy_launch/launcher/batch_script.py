@@ -1,4 +1,8 @@
-"""A readable batch script for a plan: what one would write by hand with torchrun. Every word of a stranger is quoted."""
+"""A readable batch script for a plan: what one would write by hand with torchrun.
+
+Every word that comes from a user is quoted. The daemon calls this in its loop: input and output are bounded, and every step takes
+time that is linear in the text.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,22 @@ from synergyd.errors import UsageError, one_line
 from synergyd.records import Plan, Shape
 
 LAUNCHER = "synergy-launch"
+MAX_INPUT_BYTES = 64 * 1024  # of a user's batch script
+MAX_OUTPUT_BYTES = 1024 * 1024  # more than any input within its bound comes to: quoting makes at most five bytes of one
+# a part of a shell word, or what stands between two words
+_PART = re.compile(
+    r"""(?P<blank>[ \t\r\n]+)|(?P<comment>\#)|(?P<single>'[^']*')|(?P<double>"(?:[^"\\]|\\.)*")|(?P<escaped>\\.)
+    |(?P<plain>[^ \t\r\n\#'"\\]+)|(?P<open>['"\\].*)""",
+    re.DOTALL | re.VERBOSE,
+)
 # options of synergy-launch that take a value
-_WITH_VALUE = ("--checkpoint", "--runner", "--style")
+_WITH_VALUE = ("--checkpoint", "--runner", "--style", "--global-batch")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 # what shell words are made of, up to an operator that ends the command: escapes, quotes, substitutions, plain text
 _WORDS = re.compile(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|[^\\'"|&;<>`])*""", re.DOTALL)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
     """All that the script depends on. `command`: training script (or `-m`, module) and its arguments, as argv."""
 
@@ -38,7 +50,7 @@ class ScriptRequest:
 def render(request: ScriptRequest) -> str:
     """The script's text; running it with sbatch gives the job that Synergy would run. Pure.
 
-    Raises UsageError for a name in `environment` that no shell takes.
+    Raises UsageError for a name in `environment` that no shell takes, and for a script above MAX_OUTPUT_BYTES.
     """
     for name in request.environment:
         if not _VARIABLE.match(name):
@@ -87,21 +99,33 @@ def render(request: ScriptRequest) -> str:
         f"srun --nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 bash -c {shlex.quote(torchrun)} torchrun \\",
     ]
     out.append(_wrapped(words))
-    return "\n".join(out) + "\n"
+    text = "\n".join(out) + "\n"
+    _bounded("rendered script", text, MAX_OUTPUT_BYTES)
+    return text
+
+
+def _bounded(where: str, text: str, limit: int) -> None:
+    """Raises UsageError where `text` has more than `limit` bytes."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limit:
+        raise UsageError(
+            where, f"script of {size} bytes: at most {limit} are rendered", "move data into files of its own"
+        )
 
 
 def command_in(script: str) -> tuple[str, ...]:
     """The argv behind `synergy-launch` in a user's batch script, its own options left out.
 
     Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`.
-    Raises UsageError when there is no such line, or its quotes do not close.
+    Raises UsageError when there is no such line, its quotes do not close, or the script has more than MAX_INPUT_BYTES.
     """
+    _bounded("batch script", script, MAX_INPUT_BYTES)
     joined = script.replace("\\\n", " ")
     for number, line in enumerate(joined.splitlines(), 1):
         if LAUNCHER not in line or line.lstrip().startswith("#"):
             continue
         try:
-            words = shlex.split(_command_with_launcher(line), comments=True)
+            words = split_words(_command_with_launcher(line))
         except ValueError as error:
             raise UsageError(f"batch script line {number}", f"can't be read ({error})") from None
         at = next((i for i, w in enumerate(words) if w.rpartition("/")[2] == LAUNCHER), None)
@@ -111,6 +135,39 @@ def command_in(script: str) -> tuple[str, ...]:
         if rest:
             return rest
     raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
+
+
+def split_words(line: str) -> list[str]:
+    """As `shlex.split(line, comments=True)`, in linear time: shlex copies a word anew for each of its characters.
+
+    Raises ValueError where a quote does not close.
+    """
+    words: list[str] = []
+    parts: list[str] | None = None  # of the word under way
+    for match in _PART.finditer(line):
+        kind, text = match.lastgroup, match[0]
+        if kind in ("blank", "comment"):
+            if parts is not None:
+                words.append("".join(parts))
+            parts = None
+            if kind == "comment":
+                return words
+            continue
+        if kind == "open":
+            backslashes = len(text) - len(text.rstrip("\\"))
+            raise ValueError("No escaped character" if text[0] != "'" and backslashes % 2 else "No closing quotation")
+        parts = [] if parts is None else parts
+        parts.append(_unquoted(text, kind or ""))
+    return words if parts is None else [*words, "".join(parts)]
+
+
+def _unquoted(text: str, kind: str) -> str:
+    """The characters that a part of a word stands for."""
+    if kind == "plain":
+        return text
+    if kind == "escaped":
+        return text[1:]
+    return text[1:-1] if kind == "single" else re.sub(r'\\(["\\])', r"\1", text[1:-1])
 
 
 def _command_with_launcher(line: str) -> str:
@@ -123,7 +180,7 @@ def _command_with_launcher(line: str) -> str:
             continue
         rest = line[match.end() : match.end() + 1]
         if rest and rest in "'\"`\\":
-            return line[position:]  # shlex tells what does not close
+            return line[position:]  # split_words reports what does not close
         if LAUNCHER in match[0]:
             # `2>&1`: the number belongs to the redirection
             return re.sub(r"(?<=\s)[0-9]+\Z", "", match[0]) if rest in ("<", ">") else match[0]
@@ -155,10 +212,10 @@ def _quoted(word: str) -> str:
 
 def _wrapped(words: Sequence[str]) -> str:
     """One option with its values a line."""
-    lines: list[str] = []
+    lines: list[list[str]] = []
     for word in words:
         if lines and not word.startswith("--") and (len(lines) > 1 or words[0] == "-m"):
-            lines[-1] += f" {_quoted(word)}"
+            lines[-1].append(_quoted(word))
         else:
-            lines.append(f"  {_quoted(word)}")
-    return " \\\n".join(lines)
+            lines.append([_quoted(word)])
+    return " \\\n".join("  " + " ".join(line) for line in lines)

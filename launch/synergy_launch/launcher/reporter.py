@@ -1,24 +1,28 @@
-"""Sends the newest status to the daemon from a thread of its own: a slow or absent daemon never holds up the job."""
+"""Sends the newest status to the daemon from a thread of its own: a slow or absent daemon does not delay the job."""
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from synergyd.errors import SynergyError
 from synergyd.records import Plan, Report
 from synergyd.wire import report
 
+FIRST_RETRY, LAST_RETRY = 0.5, 6.0  # times the usual interval
+_SHORTEST_GAP = 0.1  # times the usual interval, between two tries while the daemon does not answer
+
 
 class Reporter:
     """`offer` keeps the newest report only; a thread sends it, at most one each `every_s` unless it is urgent.
 
-    `find` tells the address anew after a failure: another daemon may have taken over.
-    `heard` is called, in the reporter's thread, with the plan whose batch the daemon's answer names; `by` tells the
-    daemon's uid, whose answers are believed.
-    What could not be delivered is sent again, until something newer takes its place: the latest state is never lost.
+    A report that the daemon did not answer with `ok` is not delivered. It is sent again, or a newer one in its place, after
+    FIRST_RETRY intervals, doubled with each further failure up to LAST_RETRY; an urgent one goes sooner.
+    `find` gives the address after a failure: another daemon may have taken over. `heard` is called, in the reporter's
+    thread, with the plan whose batch the daemon's answer names. `by` gives the daemon's uid, whose answers are believed.
     """
 
     def __init__(
@@ -33,7 +37,8 @@ class Reporter:
         self._newest: Report | None = None
         self._urgent = False
         self._closing = False
-        self._failures = 0
+        self._failures = 0  # in a row
+        self._tried_at = time.monotonic()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._loop, name="synergy-reporter", daemon=True)
         self._thread.start()
@@ -57,21 +62,33 @@ class Reporter:
         while True:
             with self._changed:
                 if not self._urgent:
-                    self._changed.wait(self._every_s * min(6, 1 + self._failures))
+                    self._changed.wait(self._wait_s())
+                if self._failures:  # urgent reports too may come in quick succession
+                    self._changed.wait_for(lambda: self._closing, self._gap_left_s())
                 newest, closing, self._urgent, self._newest = self._newest, self._closing, False, None
             if newest is not None and not self._deliver(newest):
                 with self._changed:
-                    self._newest = self._newest or replace(newest)
+                    self._newest = self._newest or newest
             if closing:
                 return
+
+    def _wait_s(self) -> float:
+        """Until the next report; spread, so that a daemon that comes back is not met by all jobs at once."""
+        if not self._failures:
+            return self._every_s
+        times = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(self._failures - 1, 10))
+        return self._every_s * times * random.uniform(0.75, 1.25)
+
+    def _gap_left_s(self) -> float:
+        return max(0.0, self._tried_at + _SHORTEST_GAP * self._every_s - time.monotonic())
 
     def _deliver(self, newest: Report) -> bool:
         if self._send(newest):
             return True
-        found = self._find()
-        if found in ("", self._address):
+        address = self._find()
+        if address in ("", self._address):
             return False
-        self._address = found
+        self._address = address
         return self._send(newest)
 
     def _send(self, newest: Report) -> bool:
@@ -81,6 +98,7 @@ class Reporter:
             if not self._failures:
                 print(f"synergy-launch: {error}; training goes on", file=sys.stderr, flush=True)
             self._failures += 1
+            self._tried_at = time.monotonic()
             return False
         self._failures = 0
         if answer is not None:

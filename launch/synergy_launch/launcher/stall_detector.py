@@ -1,4 +1,4 @@
-"""Notices from outside a training process that its steps have stopped: a hung collective says nothing by itself."""
+"""Detects from outside a training process that its steps have stopped: a hung collective reports nothing by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 LEAST_S = 60.0
 STEPS = 10.0  # a step that takes this many times the usual one will hardly end
-_UNKNOWN_S = 1800.0  # loading and the first steps, of which nobody knows what they take
+_UNKNOWN_S = 1800.0  # for loading and the first steps, whose time is unknown
 _SAVING_S = 1800.0
 
 
@@ -20,7 +20,7 @@ def allowed_s(status: Mapping[str, Any]) -> float | None:
         return None
     step_s = status.get("step_s")
     known = isinstance(step_s, int | float) and not isinstance(step_s, bool) and step_s > 0
-    # a training script's own log may tell of its steps only every so many
+    # a training script's own log may have a line only every so many steps
     steps = STEPS + _positive(status.get("steps_between"))
     return max(LEAST_S, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if known else _UNKNOWN_S
 

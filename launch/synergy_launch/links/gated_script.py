@@ -3,7 +3,7 @@
     python -m synergy_launch.links.gated_script SCRIPT ...      (or -m MODULE ...)
 
 The launcher puts it before the script where the job has a link arbiter to ask and spans nodes. As soon as Megatron's
-DistributedDataParallel is imported, each one that is made is gated (hooks.py). What goes wrong there costs the gating only.
+DistributedDataParallel is imported, each one that is made is gated (hooks.py). An error there turns gating off; the script runs on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _gate_class(module: ModuleType) -> None:
             return
         try:
             _gate(self, gates)
-        except Exception as error:  # Megatron's inside may be another one than was known here
+        except Exception as error:  # this Megatron may differ inside from the known ones
             failed = True
             _say(error)
 

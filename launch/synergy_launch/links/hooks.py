@@ -5,7 +5,7 @@ asks; the last one's arrival gives the links back.
 
 No deadlock is possible. Only the first rank of each reduction group asks (rank 0, where the job is data parallel alone), in place,
 and then starts just the collectives that it would have started; all others ask nothing, start theirs and find them waiting for that
-rank. So every rank starts the same collectives in the same order, whatever the arbiter says, and no rank needs to know whether
+rank. So every rank starts the same collectives in the same order, whatever the arbiter answers, and no rank needs to know whether
 another one asks. Which ranks share a node is worked out from torchrun's own variables, without a collective.
 
 A gated DDP can be copied and pickled as any other: nothing of the gate is in it, and the copy is not gated. What a CUDA graph captures
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from synergy_launch.links import link_gate
 from synergy_launch.links.link_gate import LinkGate
 
-SETTLED_S = 1.0  # for the end of the step before to be told, when the GPU has come past it
+SETTLED_S = 1.0  # for the end of the previous step to be reported once the GPU has passed it
 _C10D: Any = dist  # with what its stubs do not name
 
 
@@ -61,7 +61,7 @@ def gate_ddp(model: torch.nn.Module, environment: Mapping[str, str] | None = Non
         return None
     try:
         DdpGate(model, gate).install(model)
-    except (RuntimeError, AttributeError):  # one of torch's built-in hooks is there, or torch's inside is another one
+    except (RuntimeError, AttributeError):  # one of torch's built-in hooks is there, or this torch differs inside
         gate.close()
         return None
     return gate
@@ -97,7 +97,7 @@ class DdpGate:
         self._own, self._inner = True, inner
 
     def take_builtin(self, kind: Any) -> None:
-        """As `take`, for one of torch's own: what it does in C++, said in Python. Raises RuntimeError for one that is unknown."""
+        """As `take`, for one of torch's own: what it does in C++, in Python. Raises RuntimeError for one that is unknown."""
         known: dict[Any, Callable[[Any], Any]] = {
             _C10D.BuiltinCommHookType.ALLREDUCE: self._mean,
             _C10D.BuiltinCommHookType.FP16_COMPRESS: lambda bucket: default_hooks.fp16_compress_hook(
@@ -174,7 +174,7 @@ def _let_scripts_register() -> None:
 
 
 def _capturing() -> bool:
-    """Whether a CUDA graph is being captured: nothing may wait for the GPU now, and what is replayed later asks nobody."""
+    """Whether a CUDA graph is being captured: nothing may wait for the GPU now, and a replay does not ask."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -219,12 +219,12 @@ class MegatronGate:
 
     def _after(self, finish: Callable[..., Any]) -> Callable[..., Any]:
         def finish_and_end(*args: Any, **kwargs: Any) -> Any:
-            found = finish(*args, **kwargs)
+            result = finish(*args, **kwargs)
             if self._left:
                 self._left -= 1
                 if not self._left:
                     self._ends.end()
-            return found
+            return result
 
         return finish_and_end
 
@@ -250,13 +250,13 @@ class Ends:
     def __init__(self, gate: LinkGate) -> None:
         self._gate = gate
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._told = threading.Event()
-        self._told.set()
+        self._reported = threading.Event()
+        self._reported.set()
         self._thread: threading.Thread | None = None
-        self._over = False  # an end was not told in time
+        self._over = False  # an end was not reported in time
 
     def end(self) -> None:
-        """What the present stream was given last is the end of the message. Raises nothing: training goes on from here."""
+        """The work queued last on the present stream is the end of the message. Raises nothing: training goes on from here."""
         if not torch.cuda.is_available():
             self._gate.end()
             return
@@ -270,13 +270,15 @@ class Ends:
         except RuntimeError:  # no more threads, or the GPU's fault, of which training hears from its own calls
             self._gate.end()
             return
-        self._told.clear()
+        self._reported.clear()
         self._events.put(event)
 
     def settled(self) -> bool:
-        """Waits until the end before has been told, so that it is not taken for that of the next message. False: in SETTLED_S it was
-        not, and from now on nothing is gated."""
-        if self._over or not self._told.wait(SETTLED_S):
+        """Waits until the previous end has been reported, so that it is not taken for that of the next message.
+
+        False: it was not within SETTLED_S, and from now on nothing is gated.
+        """
+        if self._over or not self._reported.wait(SETTLED_S):
             self._over = True
             self._gate.close()
             return False
@@ -293,7 +295,7 @@ class Ends:
             except Exception as error:
                 print(f"synergy: an all-reduce's end is not known: {error}"[:200], file=sys.stderr, flush=True)
             finally:
-                self._told.set()
+                self._reported.set()
 
 
 def _bucket_groups(chunk: Any) -> list[Any]:

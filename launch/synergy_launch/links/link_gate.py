@@ -2,7 +2,7 @@
 
 Fails open. Only an arbiter that is connected and answers within ANSWER_S is ever asked; connecting, credentials and
 back-off (1 s, doubled up to 60 s) are a thread's of its own. A wait ends at the arbiter's bound, whatever happens; an arbiter that lets
-several of them run out is not asked for an hour. Only who munge says is the daemon's user, root or the job's own is believed to be the
+several of them run out is not asked for an hour. Only the daemon's user, root and the job's own, by munge, are accepted as the
 arbiter. No torch here.
 """
 
@@ -28,12 +28,12 @@ from synergyd.wire.link_protocol import Asking, Hello, answer, ask_line, bound_o
 ADDRESS = "SYNERGY_LINK_ARBITER"
 BY = "SYNERGY_LINK_ARBITER_UID"  # the daemon's
 ANSWER_S = 0.05  # an arbiter that takes longer to say `go` or `wait` is slow: not asked again for a while
-MAX_BOUND_S = 10.0  # whatever an arbiter says
+MAX_BOUND_S = 10.0  # whatever the arbiter's bound is
 CONNECT_S, WELCOME_S = 5.0, 15.0
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
 MAX_RAN_OUT, GIVEN_UP_S = 4, 3600.0  # so many waits that no word ended, and it is not asked for so long
 _GOOD = 20  # answers in time before earlier failures are forgotten
-_WINDOW = 20  # messages whose least duration is told
+_WINDOW = 20  # messages whose least duration is sent
 
 
 @dataclass(frozen=True)
@@ -100,30 +100,30 @@ class LinkGate:
 
     def begin(self, size_bytes: int) -> float:
         """A message of so many bytes is ready: returns when it may go, after the arbiter's bound at the latest. Seconds waited."""
-        self.end()  # of what was begun before, where nobody said it
+        self.end()  # of what was begun before, where its end was not reported
         wire = self._wire
         if wire is None:
             return 0.0
         began = self._monotonic()
         self._number += 1
         exposed_s = min(self._took, default=0.0)
-        told_to_wait = False
+        must_wait = False
         try:
             wire.send(ask_line(Asking(self._number, size_bytes / 1e6, exposed_s)))
             until = began + ANSWER_S
             while (word := self._answer(wire, until)) == "wait":
-                told_to_wait = True
+                must_wait = True
                 until = began + self._bound_s + ANSWER_S
         except (OSError, SynergyError) as error:
             late = isinstance(error, TimeoutError)
-            self._ran_out += late and told_to_wait
+            self._ran_out += late and must_wait
             self._drop(wire, "it is slow" if late else one_line(str(error), 200))
             word = ""
         now = self._monotonic()
         waited_s = now - began
         counts = self.counts
         self.counts = GateCounts(
-            counts.asked + 1, counts.waited + told_to_wait, counts.waited_s + waited_s, counts.failures, counts.problem
+            counts.asked + 1, counts.waited + must_wait, counts.waited_s + waited_s, counts.failures, counts.problem
         )
         if word == "go":
             self._good += 1
@@ -165,11 +165,11 @@ class LinkGate:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
-                found = answer(line)
-                if found is None:
-                    raise UnavailableError("link arbiter", f"said {line[:40]!r}")
-                if found[1] == self._number:
-                    return found[0]
+                word_and_number = answer(line)
+                if word_and_number is None:
+                    raise UnavailableError("link arbiter", f"answered {line[:40]!r}")
+                if word_and_number[1] == self._number:
+                    return word_and_number[0]
                 continue
             left_s = until - self._monotonic()
             if left_s <= 0:
@@ -243,13 +243,13 @@ class LinkGate:
                 line += more
             welcome = welcome_of(line)
             if welcome is None:
-                said = line.decode("ascii", "replace").strip() or "ended the connection"
-                raise UnavailableError("link arbiter", said)
+                refusal = line.decode("ascii", "replace").strip() or "ended the connection"
+                raise UnavailableError("link arbiter", refusal)
             signed = self._decode(welcome, self._munge_socket)
             bound_s = bound_of(signed.payload, hello)
             if bound_s is None or signed.uid not in self._trusted:
                 raise UnavailableError(
-                    "link arbiter", f"uid {signed.uid} said a welcome that is not the daemon's to us"
+                    "link arbiter", f"uid {signed.uid} sent a welcome that is not the daemon's to this job"
                 )
             undo.pop_all()
             return wire, min(bound_s, MAX_BOUND_S)

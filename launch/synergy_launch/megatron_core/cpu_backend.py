@@ -1,8 +1,7 @@
-"""Megatron-core on machines without a GPU: what it takes for granted of torch.cuda, answered by the CPU.
+"""Megatron-core on machines without a GPU: what it expects of torch.cuda, provided on the CPU.
 
 No arithmetic, schedule or collective is replaced: only where tensors live, and names that need a CUDA driver. Used
-where `torch.cuda.is_available()` is False and nowhere else; each interception is counted by name, so that nothing
-hides.
+where `torch.cuda.is_available()` is False and nowhere else; each interception is counted by name.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def _replace_names(intercepted: Counter[str]) -> None:
 
 
 class _Stream:
-    """A CUDA stream's methods, for a device that does one thing after the other."""
+    """A CUDA stream's methods, for a device that runs everything in order."""
 
     def wait_stream(self, other: object) -> None:
         return None

@@ -52,8 +52,8 @@ def with_plan(
     Option names are those of Megatron-LM core_v0.16.1. Virtual stages, context and expert parallelism are set where the
     plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
-    shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (megatron_batch);
-    `trained` is where the checkpoint stands. An older `version` is not told what it does not know.
+    shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (batch_arguments);
+    `trained` is where the checkpoint stands. An older `version` gets no option that it does not know.
     """
     rest = _without(with_batch(arguments, plan.global_batch, trained))
     padded = number(arguments, "--make-vocab-size-divisible-by", 128)
@@ -83,8 +83,8 @@ def with_plan(
 
 
 def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
-    """Saves to `checkpoint` and goes on from there; a run that begins with another's weights does so at its first start
-    only, or each later one would begin anew."""
+    """Saves to `checkpoint` and resumes from it. A run that begins with another run's weights loads them at its first start
+    only, or each restart would begin anew."""
     out = [*drop(out, ("--save",)), "--save", checkpoint]
     elsewhere = [folder for folder in values(out, "--load") if folder != checkpoint]
     if elsewhere and not trained.iteration:
@@ -94,7 +94,7 @@ def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]
 
 
 def resumed(command: Sequence[str]) -> list[str]:
-    """A whole command as it goes on from what it has saved itself, wherever its first start got its weights from."""
+    """A whole command that resumes from what the run has saved itself, wherever its first weights came from."""
     saves = values(command, "--save")[-1:]
     if not saves or values(command, "--load")[-1:] == saves:
         return list(command)
@@ -148,14 +148,14 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
 
 
 def version_beside(script: Path) -> tuple[int, int]:
-    """(major, minor) of the Megatron-LM checkout that `script` lies in; NEWEST where that can't be told."""
+    """(major, minor) of the Megatron-LM checkout that `script` lies in; NEWEST where that is unknown."""
     try:
         with (script.parent / "megatron" / "core" / "package_info.py").open(encoding="utf-8", errors="replace") as file:
             text = file.read(65_536)
     except OSError:
         return NEWEST
-    found = [re.search(rf"^{name} *= *([0-9]{{1,4}})\b", text, re.MULTILINE) for name in ("MAJOR", "MINOR")]
-    return (int(found[0][1]), int(found[1][1])) if found[0] and found[1] else NEWEST
+    numbers = [re.search(rf"^{name} *= *([0-9]{{1,4}})\b", text, re.MULTILINE) for name in ("MAJOR", "MINOR")]
+    return (int(numbers[0][1]), int(numbers[1][1])) if numbers[0] and numbers[1] else NEWEST
 
 
 def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list[str]:

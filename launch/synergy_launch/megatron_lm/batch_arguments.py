@@ -2,7 +2,7 @@
 
 Option names and meanings are those of Megatron-LM core_v0.16.1. It counts its schedule in samples and the run in
 iterations (train_iters = train_samples // global_batch_size, iterations of earlier batches included), so a run whose
-batch has changed must be told a number of samples that makes those iterations end where its own samples do. Which batch
+batch has changed gets a number of samples that makes those iterations end where its own samples do. Which batch
 each iteration had is kept in a file beside the checkpoints; nothing here needs torch.
 """
 
@@ -88,12 +88,12 @@ def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[s
 def _rates(out: list[str], base: int, batch: int) -> list[str]:
     kind = (values(out, "--optimizer") or ["adam"])[-1]
     rule = _RULES.get(kind, "none")
-    found = factors(rule, base, batch)
-    changed = {n: real(out, n, 0.0) * found.rate for n in _RATES if values(out, n)}
+    scale = factors(rule, base, batch)
+    changed = {n: real(out, n, 0.0) * scale.rate for n in _RATES if values(out, n)}
     if kind == "adam":
-        changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * found.decoupled_decay
+        changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * scale.decoupled_decay
         # given only with a decay that grows over the run, which then goes from the one to the other
-        changed |= {n: real(out, n, 0.0) * found.decoupled_decay for n in _DECAYS if values(out, n)}
+        changed |= {n: real(out, n, 0.0) * scale.decoupled_decay for n in _DECAYS if values(out, n)}
     for name, value in changed.items():
         out = [*drop(out, (name,)), name, f"{value:.8g}"]
     return out

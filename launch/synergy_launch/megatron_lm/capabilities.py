@@ -1,4 +1,4 @@
-"""Which degrees beyond tp, pp and dp a job's script can be told, read from how it is started.
+"""Which degrees beyond tp, pp and dp a job's script can take, read from its command line.
 
 A script with Synergy's agent takes tp, pp and dp. Megatron-LM's own scripts take the others through their options
 (synergy_launch.megatron_lm.arguments sets them), if the rest of the options allows: the checks are those of Megatron-LM's
@@ -25,7 +25,7 @@ _OWN_LAYOUT = (
 
 
 def accepts(argv: Sequence[str]) -> Accepts:
-    """What a training command line takes: everything a complete Megatron-LM one can be told, else tp, pp, dp alone.
+    """What a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
 
     cp and fp8 need Transformer Engine, so `--transformer-impl local` rules cp out; ep needs experts. The precision is
     the user's own and never changed: another one is another training.

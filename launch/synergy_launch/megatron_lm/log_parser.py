@@ -22,9 +22,9 @@ _UNSTEADY = 2  # lines after a start: the first pays for allocation, and what it
 _RECENT = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One line: averages over the iterations since the line before. None where the line does not say."""
+    """One line: averages over the iterations since the line before. None where the line has none."""
 
     iteration: int
     last: int  # iteration at which the run ends
@@ -39,42 +39,42 @@ class LogLine:
 
 
 def read_line(text: str) -> LogLine | None:
-    """None for any other line. Numbers that are not finite, or below 0 where that makes no sense, count as not said."""
+    """None for any other line. Numbers that are not finite, or below 0 where that makes no sense, count as missing."""
     head = _ITERATION.search(text)
     if head is None or len(text) > MAX_LINE:
         return None
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for part in text[head.end() :].split("|"):
         key, colon, value = part.rpartition(":")
         if colon:
-            said.setdefault(key.strip(), value.strip())
-    losses = [k for k in said if k.endswith("loss")]
-    elapsed = _number(said.get("elapsed time per iteration (ms)"))
+            fields.setdefault(key.strip(), value.strip())
+    losses = [k for k in fields if k.endswith("loss")]
+    elapsed = _number(fields.get("elapsed time per iteration (ms)"))
     return LogLine(
-        int(head[1]),
-        int(head[2]),
-        consumed=_whole(said.get("consumed samples")),
+        iteration=int(head[1]),
+        last=int(head[2]),
+        consumed=_whole(fields.get("consumed samples")),
         step_s=elapsed / 1000 if elapsed else None,
-        batch=_whole(said.get("global batch size")) or None,
+        batch=_whole(fields.get("global batch size")) or None,
         # not printed where it is NaN
-        loss=_number(said.get("lm loss" if "lm loss" in losses else losses[0])) if losses else None,
-        grad_norm=_number(said.get("grad norm")),
-        rate=_number(said.get("learning rate")),
-        skipped=_whole(said.get("number of skipped iterations")) or 0,
-        nan=_whole(said.get("number of nan iterations")) or 0,
+        loss=_number(fields.get("lm loss" if "lm loss" in losses else losses[0])) if losses else None,
+        grad_norm=_number(fields.get("grad norm")),
+        rate=_number(fields.get("learning rate")),
+        skipped=_whole(fields.get("number of skipped iterations")) or 0,
+        nan=_whole(fields.get("number of nan iterations")) or 0,
     )
 
 
 def read_peak_bytes(text: str) -> int | None:
-    """Peak memory that a rank's memory report tells (once, after the first iterations)."""
-    found = _MEMORY.search(text) if len(text) <= MAX_LINE else None
-    return int(float(found[1]) * 2**20) if found else None
+    """Peak memory of a rank's memory report (once, after the first iterations)."""
+    match = _MEMORY.search(text) if len(text) <= MAX_LINE else None
+    return int(float(match[1]) * 2**20) if match else None
 
 
 def read_saved(text: str) -> int | None:
-    """Iteration of a checkpoint that rank 0 says is there."""
-    found = _SAVED.search(text) if len(text) <= MAX_LINE else None
-    return int(found[1]) if found else None
+    """Iteration of a checkpoint that rank 0 reports as saved."""
+    match = _SAVED.search(text) if len(text) <= MAX_LINE else None
+    return int(match[1]) if match else None
 
 
 def apart(first: LogLine, second: LogLine) -> LogLine:
@@ -92,7 +92,7 @@ def apart(first: LogLine, second: LogLine) -> LogLine:
 
 
 class Log:
-    """What one incarnation's output has told so far. `feed` takes it in pieces of any size, of any content."""
+    """What was read from one incarnation's output so far. `feed` takes it in pieces of any size, of any content."""
 
     def __init__(self) -> None:
         self.newest: LogLine | None = None
@@ -109,16 +109,16 @@ class Log:
     def feed(self, piece: bytes) -> list[LogLine]:
         """The training lines that `piece` has completed."""
         *lines, rest = (self._rest + piece).split(b"\n")
-        found = []
+        completed = []
         for line in lines:
             if not self._too_long and len(line) <= MAX_LINE:
                 made = self._take(line.decode("utf-8", "replace"))
-                found += [made] if made else []
+                completed += [made] if made else []
             self._too_long = False
         # the end of a line that never ends is not kept
         self._too_long = self._too_long or len(rest) > MAX_LINE
         self._rest = b"" if self._too_long else rest
-        return found
+        return completed
 
     def restarted(self) -> None:
         """The processes were started anew."""

@@ -1,4 +1,4 @@
-"""Words of a command line: what is given for an option, and the line without it."""
+"""Words of a command line: the values of an option, and the line without it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from collections.abc import Sequence
 
 OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
 
+_MAX_DIGITS = 18
+
 
 def values(arguments: Sequence[str], name: str) -> list[str]:
-    """The words given for `name`."""
+    """The values of option `name`."""
     pairs = zip(arguments, (*arguments[1:], ""), strict=False)
     return [w.partition("=")[2] or after for w, after in pairs if w.partition("=")[0] == name]
 
 
 def number(arguments: Sequence[str], name: str, default: int) -> int:
-    """The last positive number given for `name`."""
-    # Megatron refuses 0 itself
-    numbers = [int(v) for v in values(arguments, name) if v.isascii() and v.isdecimal() and int(v)]
+    """The last positive number among the values of `name`."""
+    # Megatron refuses 0 itself; Python refuses to read thousands of digits
+    words = (v for v in values(arguments, name) if v.isascii() and v.isdecimal() and len(v) <= _MAX_DIGITS)
+    numbers = [int(v) for v in words if int(v)]
     return numbers[-1] if numbers else default
 
 
 def real(arguments: Sequence[str], name: str, default: float) -> float:
-    """The last finite number given for `name`."""
-    found = default
+    """The last finite number among the values of `name`."""
+    last = default
     for text in values(arguments, name):
         with contextlib.suppress(ValueError):
-            found = float(text) if math.isfinite(float(text)) else found
-    return found
+            last = float(text) if math.isfinite(float(text)) else last
+    return last
 
 
 def has(arguments: Sequence[str], name: str) -> bool:

@@ -31,14 +31,14 @@ _SAVING_S = 600.0  # from outside a long save looks like a step that does not en
 
 def workers(parent: int) -> list[int]:
     """Processes whose parent is `parent`, those that have ended left out."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 state, above = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 if int(above) == parent and state not in ("Z", "X"):
-                    found.append(int(entry.name))
-    return sorted(found)
+                    pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -56,19 +56,19 @@ class LeaveAnswer(Enum):
     ASKED = "asked"
     LATER = "later"  # a process is only starting, and would die of the signal
     NEVER = "never"  # they have Synergy's agent, which takes requests another way
-    NOBODY = "nobody"  # is there, yet or any more
+    NOBODY = "nobody"  # no process runs yet, or none any more
 
 
 def ask_to_leave(parent: int, torchrun: bool) -> LeaveAnswer:
     """Sends the training processes (`parent`'s children where that is torchrun) SIGTERM if they have a handler for it."""
-    found = workers(parent) if torchrun else [parent]
-    if not found:
+    pids = workers(parent) if torchrun else [parent]
+    if not pids:
         return LeaveAnswer.NOBODY
-    if any(catches(p, signal.SIGUSR2) for p in found):
+    if any(catches(p, signal.SIGUSR2) for p in pids):
         return LeaveAnswer.NEVER
-    if not all(catches(p, signal.SIGTERM) for p in found):
+    if not all(catches(p, signal.SIGTERM) for p in pids):
         return LeaveAnswer.LATER
-    for pid in found:
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
     return LeaveAnswer.ASKED
@@ -82,6 +82,7 @@ class Supervisor:
         plan: Plan | None,
         folder: str,
         seq: int,
+        *,
         step_log: str = "",
         resharding: bool = False,
         accepts: Mapping[str, Any] | None = None,
@@ -91,8 +92,8 @@ class Supervisor:
         self.log = Log()
         self.acknowledged = 0  # requests that ended in a checkpoint
         self.state = "training"
-        self._asked = 0  # requests that the processes were told of
-        self._declined = self._tried = 0  # that are the agent's; that found processes
+        self._asked = 0  # requests that were passed on to the processes
+        self._declined = self._tried = 0  # requests that the agent serves; requests for which there were processes
         self._ask_at = 0.0
         self._plan, self._seq, self._step_log = plan, seq, step_log
         self._resharding, self._accepts = resharding, accepts
@@ -128,11 +129,11 @@ class Supervisor:
             self._declined = requests
 
     def left(self, code: int, requests: int) -> bool:
-        """The child has ended with `code`: whether it did so because it was asked to, and its checkpoint is there.
+        """The child has ended with `code`: True where it was asked to and its checkpoint exists.
 
-        Then all `requests` up to now are met. Another node's launcher may have been the one to ask: where this one has
-        not come to it, a clean end is taken for that, or the other would wait for this node in vain. A run that has come
-        to its own end is over, whoever asked; one whose checkpoint is older than its last line has saved nothing.
+        Then all `requests` up to now are met. Another node's launcher may have asked first: a clean end is then taken for
+        an answer to it, or the other node would wait for this one. A run that has reached its last iteration is over, asked
+        or not. A checkpoint older than the newest log line does not count.
         """
         if self._thread is not None:
             self._thread.join(2.0)  # a grandchild may hold the pipe
@@ -150,10 +151,10 @@ class Supervisor:
         return True
 
     def met(self, requests: int) -> None:
-        """The checkpoint that is there meets all `requests` up to now: nobody has trained since."""
+        """The newest checkpoint meets all `requests` up to now: no step was trained since."""
         self.acknowledged = self._asked = requests
 
-    def status(self, restarts: int) -> dict[str, Any] | None:
+    def status(self) -> dict[str, Any] | None:
         """As an agent's status file; None before the first line."""
         newest, plan = self.log.newest, self._plan
         if newest is None:
@@ -179,7 +180,7 @@ class Supervisor:
             "checkpoint_step": self.checkpoint_step(),
             "checkpoint_requests": self.acknowledged,
             "plan": asdict(plan) if plan else None,
-            "restarts": restarts,
+            "restarts": self._restarts,
             "resharding": self._resharding,
             "accepts": self._accepts,
             "state": self.state,

@@ -1,4 +1,4 @@
-"""How long this rank alone works in a step: its forward passes, which DDP's collectives come after."""
+"""This rank's own time in a step: its forward passes, which come before DDP's collectives."""
 
 from __future__ import annotations
 

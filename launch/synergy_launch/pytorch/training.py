@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -40,6 +39,7 @@ from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.host_memory import free_bytes
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
@@ -49,7 +49,7 @@ from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
 from synergy_launch.pytorch.rng_state import load_random, save_random
-from synergyd.errors import SynergyError, UsageError
+from synergyd.errors import UsageError
 from synergyd.records import Plan
 
 _COPY_SHARE = 0.5  # of the host's free memory, for copies of the state while it is written
@@ -60,7 +60,7 @@ class SynergyTask:
 
     `global_batch` (examples) is the batch that the optimizer's learning rate was tuned for. It and `micro_batch` (None:
     the global batch over the ranks) hold where Synergy gave no plan. At another batch the rate follows `lr_rule`
-    (adascale, sqrt, linear, none; "": the usual one of the optimizer), and `count` says what schedules and the run's end
+    (adascale, sqrt, linear, none; "": the usual one of the optimizer), and `count` is what schedules and the run's end
     are counted in (examples, progress; "": progress under adascale, else examples). With `batch_range` (low, high)
     the run chooses its batch itself, unless a daemon does.
     `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes; `checkpoint_interval` in
@@ -96,9 +96,9 @@ class SynergyTask:
         self.step_count = 0
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
-        with _one_line(int(os.environ.get("RANK", "0"))):
+        with exit_on_error(int(os.environ.get("RANK", "0"))):
             settings = AgentSettings.from_environment()
-            if batch_range is not None and settings.batch_range is None and not settings.batch_told:
+            if batch_range is not None and settings.batch_range is None and not settings.daemon_chooses_batch:
                 settings = replace(settings, batch_range=batch_range)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
@@ -106,13 +106,13 @@ class SynergyTask:
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
             self.agent.install_signals()
-            found = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None)
+            newest = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None).checkpoint
             self.noise = NoiseScale()
-            if found.checkpoint is not None:
-                self._load(found.checkpoint)
+            if newest is not None:
+                self._load(newest)
                 if settings.plan is None and settings.batch_range is not None:
-                    # the run's own choice, which nobody else remembers
-                    self.plan = self.agent.plan = _with_batch(self.plan, found.checkpoint.meta.get("batch"))
+                    # the run's own choice, which only its checkpoint holds
+                    self.plan = self.agent.plan = _with_batch(self.plan, newest.meta.get("batch"))
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._go_on = True
@@ -128,7 +128,7 @@ class SynergyTask:
             peers=0,
         )
         self._own = ForwardTimer()
-        self._say_batch()
+        self._note_batch()
         self.link_gate = gate_ddp(model)
 
     def __enter__(self) -> SynergyTask:
@@ -227,9 +227,9 @@ class SynergyTask:
         if changed is not None:
             self.plan = changed
             self._norms.follow(changed)
-            self._say_batch()
+            self._note_batch()
 
-    def _say_batch(self) -> None:
+    def _note_batch(self) -> None:
         words = self.following.words(self.plan.global_batch, self.noise.value)
         if words:
             self.agent.note(words)
@@ -239,7 +239,7 @@ class SynergyTask:
         return {"model": model, "optimizer": optimizer}
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
-        with _quiet():
+        with _without_warnings():
             dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
         save_random(folder, self.ranks)
         return self._meta()
@@ -248,13 +248,13 @@ class SynergyTask:
         alone = isinstance(self.ranks, OneProcess)
         if self._beside is None and not alone:
             self._beside = dist.new_group(backend="gloo")
-        if alone:  # said in the thread that writes, where no context of this one's reaches
+        if alone:  # warned of in the thread that writes, which no context of this one reaches
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         state = self._state()
         error = _not_copied(state) or self._random_saved(folder)
-        if self.ranks.maximum([1 if error else 0])[0]:  # all or none: who stays away would keep the others waiting
+        if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
             raise RuntimeError(error or "another rank can't copy its part")
-        with _quiet():
+        with _without_warnings():
             written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
         assert isinstance(written, Future)
         return Staged(self._meta(), written.result)
@@ -277,14 +277,14 @@ class SynergyTask:
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
         }
 
-    def _load(self, found: Checkpoint) -> None:
-        where = f"checkpoint {found.path}"
-        if found.meta.get("kind") != "pytorch":
+    def _load(self, checkpoint: Checkpoint) -> None:
+        where = f"checkpoint {checkpoint.path}"
+        if checkpoint.meta.get("kind") != "pytorch":
             raise UsageError(where, "was not written by a plain PyTorch run", "name another folder")
         state = self._state()
         try:
-            with _quiet():
-                dcp_load(state, checkpoint_id=str(found.path), no_dist=isinstance(self.ranks, OneProcess))
+            with _without_warnings():
+                dcp_load(state, checkpoint_id=str(checkpoint.path), no_dist=isinstance(self.ranks, OneProcess))
             set_state_dict(
                 self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
@@ -292,24 +292,24 @@ class SynergyTask:
             # It is intact (its digests match), so it holds another model or optimizer.
             what = f"does not fit this model and optimizer: {reason(error)}"
             raise UsageError(where, what, "use what it was made with, or another folder") from error
-        if self.scheduler is not None and found.meta.get("scheduler"):
-            self.scheduler.load_state_dict(found.meta["scheduler"])
-        if self.scaler is not None and found.meta.get("scaler"):
-            self.scaler.load_state_dict(found.meta["scaler"])
-        self.step_count = found.step
-        kept = self.following.restore(found.meta)
+        if self.scheduler is not None and checkpoint.meta.get("scheduler"):
+            self.scheduler.load_state_dict(checkpoint.meta["scheduler"])
+        if self.scaler is not None and checkpoint.meta.get("scaler"):
+            self.scaler.load_state_dict(checkpoint.meta["scaler"])
+        self.step_count = checkpoint.step
+        kept = self.following.restore(checkpoint.meta)
         if kept:
             self.agent.note(kept)
-        self.noise.restore(found.meta["noise"])
-        load_random(found.path, self.ranks)
+        self.noise.restore(checkpoint.meta["noise"])
+        load_random(checkpoint.path, self.ranks)
 
 
-def _plan(given: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:
-    if given is not None:
-        if given.tp != 1 or given.pp != 1:
-            what = f"tp={given.tp} pp={given.pp} was given to a plain PyTorch job"
+def _plan(chosen: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:
+    if chosen is not None:
+        if chosen.tp != 1 or chosen.pp != 1:
+            what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
             raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
-        return check_degrees(given, (), "SYNERGY_PLAN_JSON")
+        return check_degrees(chosen, (), "SYNERGY_PLAN_JSON")
     return check_plan(
         Plan(dp=world, global_batch=global_batch, micro_batch=micro_batch or max(1, global_batch // world)), world
     )
@@ -320,17 +320,6 @@ def _with_batch(plan: Plan, batch: Any) -> Plan:
     if not isinstance(batch, list) or len(batch) != 2:
         return plan
     return fitting(plan, int(batch[0]), int(batch[1])) or plan
-
-
-@contextlib.contextmanager
-def _one_line(rank: int) -> Iterator[None]:
-    """A user's mistake as one line on rank 0 and exit code 2."""
-    try:
-        yield
-    except SynergyError as error:
-        if rank == 0:
-            print(f"synergy: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
 
 
 def _not_copied(state: Mapping[str, Any]) -> str:
@@ -352,12 +341,9 @@ def _bytes(state: Any) -> int:
     return sum(_bytes(one) for one in state) if isinstance(state, (list, tuple)) else 0
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warnings of its own future."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _without_warnings() -> warnings.catch_warnings[None]:
+    """torch warns of its own future at each save."""
+    return warnings.catch_warnings(action="ignore")
 
 
 # From here on until the agent listens there is nothing to save, and SIGUSR2 must not kill the process.

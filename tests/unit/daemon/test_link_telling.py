@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.command import start_of
+from synergy_launch.launcher.start import node_command
 
 from synergyd.daemon import service
 from synergyd.daemon.adoption import Adoption
@@ -98,23 +98,23 @@ def test_stamp() -> None:
     ("nodes", "links", "told"), [(("a", "b"), "ctl:2", "ctl:2"), (("a",), "ctl:2", None), (("a", "b"), "", None)]
 )
 def test_the_launcher_tells_jobs_that_span_nodes(nodes: tuple[str, ...], links: str, told: str | None) -> None:
-    where = JobAllocation(7, 0, nodes, 0, 4, True, True)
+    where = JobAllocation(job_id=7, restarts=0, nodes=nodes, node_rank=0, gpus=4, in_step=True, leader=True)
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "runner": "torchrun", "master": "a"}
-    made = start_of(["t.py"], where, PlanFile(7, links=links, by=5), **arguments)
+    made = node_command(["t.py"], where, PlanFile(7, links=links, by=5), **arguments)
     assert made.environment.get("SYNERGY_LINK_ARBITER") == told
     assert made.environment.get("SYNERGY_LINK_ARBITER_UID") == (told and "5")
 
 
 def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
-    where = JobAllocation(7, 0, ("a", "b"), 0, 4, True, True)
+    where = JobAllocation(job_id=7, restarts=0, nodes=("a", "b"), node_rank=0, gpus=4, in_step=True, leader=True)
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "master": "a", "style": "megatron"}
     for runner, before in (("torchrun", ("--master-port", "15056")), ("python", (sys.executable,))):
         for given, first in (
             (PlanFile(7, links="c:2"), ("-m", "synergy_launch.links.gated_script", "p.py")),
             (PlanFile(7), ("p.py",)),
         ):
-            made = start_of(["p.py", "--x"], where, given, runner=runner, **arguments)
-            assert made.command[-len(first) - 1 - len(before) :] == (*before, *first, "--x")
+            made = node_command(["p.py", "--x"], where, given, runner=runner, **arguments)
+            assert made.argv[-len(first) - 1 - len(before) :] == (*before, *first, "--x")
 
 
 FAKE = """

@@ -68,16 +68,16 @@ def test_training_goes_on_while_one_is_written(tmp_path: Path) -> None:
     writer = Writer()
     agent = make(tmp_path, writer)
     steps(agent, 1, 3)
-    assert agent._status["checkpoint_step"] is None and agent._under_way
+    assert agent.status["checkpoint_step"] is None and agent.checkpointer.under_way
     assert latest_good(tmp_path / "saved").checkpoint is None  # a kill now finds nothing that looks good
     writer.may_write.set()
     deadline = time.monotonic() + 10
-    assert agent._background is not None
-    while agent._under_way:
+    assert agent.checkpointer.background is not None
+    while agent.checkpointer.under_way:
         agent._agree(None)
         assert time.monotonic() < deadline
     found = latest_good(tmp_path / "saved").checkpoint
-    assert found is not None and found.step == 2 == agent._status["checkpoint_step"]
+    assert found is not None and found.step == 2 == agent.status["checkpoint_step"]
     assert found.meta["kind"] == "test" and found.meta["agent"]["planned"] is False
     assert (writer.finished, writer.waited_for) == (1, 0)
 
@@ -88,8 +88,12 @@ def test_the_next_one_waits_for_the_one_under_way(tmp_path: Path) -> None:
     steps(agent, 1, 3)
     threading.Timer(0.1, writer.may_write.set).start()
     steps(agent, 4, 4)
-    assert agent._status["checkpoint_step"] == 2 and agent._background is not None and agent._background.step == 4
-    assert agent._cadence.held_s >= 0.05  # the wait counts as held up
+    assert (
+        agent.status["checkpoint_step"] == 2
+        and agent.checkpointer.background is not None
+        and agent.checkpointer.background.step == 4
+    )
+    assert agent.checkpointer.schedule.held_s >= 0.05  # the wait counts as held up
 
 
 def test_one_that_was_asked_for_waits_and_is_there(tmp_path: Path) -> None:
@@ -99,8 +103,8 @@ def test_one_that_was_asked_for_waits_and_is_there(tmp_path: Path) -> None:
     threading.Timer(0.1, writer.may_write.set).start()
     (tmp_path / "run" / "checkpoint-request").write_text("1")
     steps(agent, 3, 3)
-    assert agent._status["checkpoint_requests"] == 1 and agent._status["checkpoint_step"] == 3
-    assert writer.waited_for == 1 and not agent._under_way
+    assert agent.status["checkpoint_requests"] == 1 and agent.status["checkpoint_step"] == 3
+    assert writer.waited_for == 1 and not agent.checkpointer.under_way
     found = latest_good(tmp_path / "saved").checkpoint
     assert found is not None and found.step == 3 and found.meta["agent"]["planned"] is True
 
@@ -112,9 +116,9 @@ def test_a_request_at_the_step_that_is_being_written_needs_no_second_one(tmp_pat
     threading.Timer(0.05, writer.may_write.set).start()
     agent._on_term(signal.SIGTERM, None)
     agent._end(2)
-    assert agent._status["checkpoint_step"] == 2 and writer.waited_for == 0
+    assert agent.status["checkpoint_step"] == 2 and writer.waited_for == 0
     following = make(tmp_path, writer)
-    assert following._cadence.failures == 0
+    assert following.checkpointer.schedule.failures == 0
 
 
 def test_sigterm_does_not_wait_longer_than_the_grace(tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_sigterm_does_not_wait_longer_than_the_grace(tmp_path: Path) -> None:
     began = time.monotonic()
     assert not agent.after_step(3, loss=1.0)
     assert 0.15 < time.monotonic() - began < 5
-    assert writer.waited_for == 0 and "last checkpoint: none" in str(agent._status["note"])
+    assert writer.waited_for == 0 and "last checkpoint: none" in str(agent.status["note"])
     writer.may_write.set()
 
 
@@ -135,7 +139,7 @@ def test_the_end_of_the_run_is_waited_for(tmp_path: Path) -> None:
     steps(agent, 1, 3)
     writer.may_write.set()
     agent.finish()
-    assert agent._status["checkpoint_step"] == 3 and agent._status["state"] == "done" and not agent._under_way
+    assert agent.status["checkpoint_step"] == 3 and agent.status["state"] == "done" and not agent.checkpointer.under_way
 
 
 @pytest.mark.parametrize("fails", ["write", "finish"])
@@ -145,13 +149,13 @@ def test_one_that_fails_ends_nothing_and_the_next_is_tried(tmp_path: Path, fails
     writer.may_write.set()
     agent = make(tmp_path, writer)
     steps(agent, 1, 3)
-    agent._settle()
-    assert agent._status["checkpoint_step"] is None
-    assert {"write": "no space left", "finish": "no last word"}[fails] in str(agent._status["note"])
+    agent.checkpointer.settle()
+    assert agent.status["checkpoint_step"] is None
+    assert {"write": "no space left", "finish": "no last word"}[fails] in str(agent.status["note"])
     writer.fails = ""
     steps(agent, 4, 4)
-    agent._settle()
-    assert agent._status["checkpoint_step"] == 4
+    agent.checkpointer.settle()
+    assert agent.status["checkpoint_step"] == 4
 
 
 def test_without_memory_for_the_copy_training_waits_for_checkpoints(tmp_path: Path) -> None:
@@ -159,15 +163,15 @@ def test_without_memory_for_the_copy_training_waits_for_checkpoints(tmp_path: Pa
     writer.fails = "copy"
     agent = make(tmp_path, writer)
     steps(agent, 1, 4)
-    assert writer.waited_for == 2 and agent._status["checkpoint_step"] == 4
-    assert "from now on training waits" in str(agent._status["note"])
+    assert writer.waited_for == 2 and agent.status["checkpoint_step"] == 4
+    assert "from now on training waits" in str(agent.status["note"])
 
 
 def test_the_setting_makes_training_wait(tmp_path: Path) -> None:
     writer = Writer()
     agent = make(tmp_path, writer, background_saves=False)
     steps(agent, 1, 4)
-    assert writer.waited_for == 2 and agent._status["checkpoint_step"] == 4
+    assert writer.waited_for == 2 and agent.status["checkpoint_step"] == 4
     environment = {"SYNERGY_BACKGROUND_SAVES": "0"}
     assert AgentSettings.from_environment(environment).background_saves is False
     assert AgentSettings.from_environment({}).background_saves is True

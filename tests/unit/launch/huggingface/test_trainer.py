@@ -129,7 +129,7 @@ def test_a_mistake_is_one_line(
     if given:
         monkeypatch.setenv("SYNERGY_PLAN_JSON", json.dumps(given))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setattr(hf, "_ranks", lambda who: hf.Alone())
+        monkeypatch.setattr(hf, "_ranks", lambda who: hf.OneProcess())
     with pytest.raises(SystemExit) as end:
         hf.apply_plan(arguments(tmp_path), global_batch=batch)
     assert end.value.code == 2
@@ -149,7 +149,7 @@ def test_processes_that_do_not_know_each_other_are_one_line(
 def test_a_request_is_met_after_trainer_has_saved(hf: Any, tmp_path: Path, run_dir: Path) -> None:
     playing = Playing(tmp_path, hf.SynergyCallback(), arguments(tmp_path))
     playing.step()
-    assert playing.callback.agent._status["step"] == 1
+    assert playing.callback.agent.status["step"] == 1
     (run_dir / "checkpoint-request").write_text("1")
     playing.against = True  # another callback, or save_strategy best, has the last word
     playing.step()
@@ -190,7 +190,7 @@ def test_sigterm_without_time_ends_without_a_save_even_where_trainer_would(
     monkeypatch.setenv("SYNERGY_GRACE_S", "3")
     playing = Playing(tmp_path, hf.SynergyCallback(), arguments(tmp_path))
     playing.step()
-    playing.callback.agent._cadence.save_s = 60.0
+    playing.callback.agent.checkpointer.schedule.save_s = 60.0
     playing.callback.agent._stop = True
     with pytest.raises(SystemExit) as end:
         playing.step(save=True)

@@ -20,16 +20,26 @@ STEP = {
 
 def test_outside_slurm() -> None:
     where = read({"CUDA_VISIBLE_DEVICES": "0,3"})
-    assert where == JobAllocation(None, 0, (socket.gethostname(),), 0, 2, True, True) and where.processes == 2
+    assert (
+        where
+        == JobAllocation(
+            job_id=None, restarts=0, nodes=(socket.gethostname(),), node_rank=0, gpus=2, in_step=True, leader=True
+        )
+        and where.processes == 2
+    )
     assert read({}).processes == 1 and read({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}).gpus == 0
 
 
 def test_in_the_batch_script_it_leads() -> None:
-    assert read(JOB) == JobAllocation(7, 3, ("n1", "n2"), 0, 4, False, True)
+    assert read(JOB) == JobAllocation(
+        job_id=7, restarts=3, nodes=("n1", "n2"), node_rank=0, gpus=4, in_step=False, leader=True
+    )
 
 
 def test_in_a_step_that_covers_every_node_once() -> None:
-    assert read(STEP) == JobAllocation(7, 3, ("n1", "n2"), 1, 4, True, False)
+    assert read(STEP) == JobAllocation(
+        job_id=7, restarts=3, nodes=("n1", "n2"), node_rank=1, gpus=4, in_step=True, leader=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,21 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synergy_launch.launcher.batch_script import (
+    MAX_INPUT_BYTES,
+    MAX_OUTPUT_BYTES,
+    ScriptRequest,
+    command_in,
+    render,
+    split_words,
+)
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
@@ -21,23 +32,65 @@ PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=1, global_batch=16, recompute="selecti
 HOSTILE = ("$(touch owned)", "`touch owned`", "'; touch owned; '", '"; touch owned; "', "a\nb\ttouch owned\n", "ünï中\u202e", "",
            "-n", "--x=$HOME", "\\", "\\\n", "!!", "*", "~", "#SBATCH --uid=0", "| touch owned", "> owned")  # fmt: skip
 REQUESTS = {
-    "single_node": ScriptRequest("gpt", ("train.py", "--steps", "10", "data.bin"), Shape("a100", 1, 4), Plan(dp=4, global_batch=8)),
-    "multi_node": ScriptRequest(
-        "gpt", ("train.py", "--steps", "10"), Shape("a100", 2, 4), Plan(dp=8, global_batch=8), ("n1", "n2"), "/ckpt", why="grows"
+    "single_node": ScriptRequest(
+        job_name="gpt",
+        command=("train.py", "--steps", "10", "data.bin"),
+        shape=Shape("a100", 1, 4),
+        plan=Plan(dp=4, global_batch=8),
     ),
-    "module": ScriptRequest("gpt", ("-m", "my.package", "run", "--steps", "10", "20"), Shape("", 1, 1)),
+    "multi_node": ScriptRequest(
+        job_name="gpt",
+        command=("train.py", "--steps", "10"),
+        shape=Shape("a100", 2, 4),
+        plan=Plan(dp=8, global_batch=8),
+        nodes=("n1", "n2"),
+        checkpoint="/ckpt",
+        why="grows",
+    ),
+    "module": ScriptRequest(
+        job_name="gpt", command=("-m", "my.package", "run", "--steps", "10", "20"), shape=Shape("", 1, 1)
+    ),
     "megatron": ScriptRequest(
-        "llama", ("pretrain_gpt.py", "--num-layers", "4", "--num-attention-heads=8", "--tensor-model-parallel-size", "8",
-                  "--data-path", "0.3", "a b", "0.7", "c", "--lr", "1e-4"),
-        Shape("h100", 2, 4), PLAN, ("n1", "n2"), "/scratch/ck pt",
+        job_name="llama",
+        command=(
+            "pretrain_gpt.py",
+            "--num-layers",
+            "4",
+            "--num-attention-heads=8",
+            "--tensor-model-parallel-size",
+            "8",
+            "--data-path",
+            "0.3",
+            "a b",
+            "0.7",
+            "c",
+            "--lr",
+            "1e-4",
+        ),
+        shape=Shape("h100", 2, 4),
+        plan=PLAN,
+        nodes=("n1", "n2"),
+        checkpoint="/scratch/ck pt",
     ),
     "hostile": ScriptRequest(
-        "x\n#SBATCH --uid=0\n$(touch owned) 'é\" \x1b[31m", ("tr'ain $(touch owned).py", "--name", *HOSTILE), Shape("a100", 1, 2),
-        Plan(dp=2, global_batch=2), ("n'1", "$(touch owned)"), "/ck'pt\n$(touch owned)", why="because\nrm -rf / \x1b]0;owned\x07",
+        job_name="x\n#SBATCH --uid=0\n$(touch owned) 'é\" \x1b[31m",
+        command=("tr'ain $(touch owned).py", "--name", *HOSTILE),
+        shape=Shape("a100", 1, 2),
+        plan=Plan(dp=2, global_batch=2),
+        nodes=("n'1", "$(touch owned)"),
+        checkpoint="/ck'pt\n$(touch owned)",
+        why="because\nrm -rf / \x1b]0;owned\x07",
         environment={"A": "'\n$(touch owned)"},
     ),
-    "hostile_module": ScriptRequest("m", ("-m", "pa'ckage", *HOSTILE), Shape("a100", 2, 1), None, (), "-rf"),
-}  # fmt: skip
+    "hostile_module": ScriptRequest(
+        job_name="m",
+        command=("-m", "pa'ckage", *HOSTILE),
+        shape=Shape("a100", 2, 1),
+        plan=None,
+        nodes=(),
+        checkpoint="-rf",
+    ),
+}
 STUBS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
     "torchrun": 'printf "%s\\0" "$@" > "$OUT"; printf "%s\\0" "${SYNERGY_CHECKPOINT_DIR-}" "${A-}" > "$OUT.env"\n',
@@ -53,7 +106,7 @@ def test_golden(name: str) -> None:
 def test_degrees_beyond_the_usual_are_told_and_reach_megatron() -> None:
     plan = Plan(tp=2, pp=2, vpp=2, cp=2, dp=1, micro_batch=1, global_batch=16)
     words = ("pretrain_gpt.py", "--num-layers", "8", "--num-attention-heads", "8")
-    text = render(ScriptRequest("llama", words, Shape("h100", 1, 8), plan))
+    text = render(ScriptRequest(job_name="llama", command=words, shape=Shape("h100", 1, 8), plan=plan))
     assert "# plan: tp 2, pp 2, vpp 2, cp 2, dp 1, micro-batch 1" in text
     assert "--context-parallel-size 2" in text and "--num-layers-per-virtual-pipeline-stage 2" in text
 
@@ -103,7 +156,7 @@ def test_options_for_slurm_stay_on_lines_of_their_own(name: str) -> None:
 def test_a_variables_name_is_no_place_for_commands() -> None:
     for name in ("A;touch owned", "A=1 B", "", "1A", "Ä"):
         with pytest.raises(UsageError, match="no variable's name"):
-            render(ScriptRequest("x", ("t.py",), Shape("", 1, 1), environment={name: ""}))
+            render(ScriptRequest(job_name="x", command=("t.py",), shape=Shape("", 1, 1), environment={name: ""}))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +166,7 @@ def test_a_variables_name_is_no_place_for_commands() -> None:
         ("srun -n2 \\\n  synergy-launch \\\n train.py \\\n --a 'b c'", ("train.py", "--a", "b c")),
         ("/opt/x/synergy-launch --checkpoint /c --style=env -- train.py -m", ("train.py", "-m")),
         ("synergy-launch -m pkg.train --x", ("-m", "pkg.train", "--x")),
+        ("synergy-launch --global-batch 64:1024 train.py --x", ("train.py", "--x")),
         ("synergy-launch train.py 2>&1 | tee log.txt", ("train.py",)),
         ("cd /x && A=1 srun synergy-launch train.py --q 'a|b;c' \"d&e\" f\\;g > log || exit 1", ("train.py", "--q", "a|b;c", "d&e", "f;g")),
         ("if ! synergy-launch train.py --n 2; then exit 3; fi", ("train.py", "--n", "2")),
@@ -144,6 +198,77 @@ def test_quotes_that_do_not_close_name_the_line(script: str) -> None:
 def test_rendering_what_was_read_gives_the_words_back(word: str) -> None:
     if "\n" not in word:
         assert command_in(f"srun synergy-launch train.py --a {shlex.quote(word)} | cat") == ("train.py", "--a", word)
+
+
+@pytest.mark.parametrize("line", ["x" * 4_000_000, "'" * 4_000_000, "synergy-launch t.py " + "a " * 2_000_000])
+def test_a_script_beyond_the_bound_costs_nothing(line: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(UsageError, match=r"script of 40000\d\d bytes: at most 65536 are rendered"):
+        command_in(f"synergy-launch {line}")
+    assert time.perf_counter() - began < 0.5
+
+
+WIDE = (
+    "a",
+    "''",
+    "a ",
+    "\\a",
+    '\\"',
+    "$(a",
+    "`a",
+    "|",
+    "-- ",
+    "\x01",
+    " 1",
+    "'\"'",
+    "é",
+    "#",
+    "synergy-launch ",
+    "\nsynergy-launch \\",
+)
+
+
+@pytest.mark.parametrize("piece", WIDE)
+def test_a_script_at_the_bound_is_read_and_rendered_in_linear_time(piece: str) -> None:
+    """Ten such scripts of 64 kB: about a second."""
+    size = len(piece.encode())
+    words = "synergy-launch t.py " + piece * ((MAX_INPUT_BYTES - 100) // size)
+    began = time.perf_counter()
+    for _ in range(10):
+        try:
+            text = render(
+                ScriptRequest(
+                    job_name="x", command=command_in(words), shape=Shape("", 1, 1), plan=PLAN, style="megatron"
+                )
+            )
+            assert len(text.encode()) <= MAX_OUTPUT_BYTES
+        except UsageError as error:
+            assert "batch script line" in str(error)
+    assert time.perf_counter() - began < 10
+
+
+def test_what_is_rendered_is_bounded() -> None:
+    with pytest.raises(UsageError, match=r"rendered script: script of \d+ bytes: at most 1048576 are rendered"):
+        render(ScriptRequest(job_name="x", command=("t.py", "'" * 300_000), shape=Shape("", 1, 1)))
+
+
+@given(st.text(alphabet="ab1- '\"\\#$`\t\r\x0b\u2028é", max_size=20))
+@settings(max_examples=2000, deadline=None)
+def test_words_are_split_as_shlex_splits_them(line: str) -> None:
+    def outcome(split: Callable[[str], list[str]]) -> list[str] | str:
+        try:
+            return split(line)
+        except ValueError as error:
+            return str(error)
+
+    assert outcome(split_words) == outcome(lambda text: shlex.split(text, comments=True))
+
+
+def test_numbers_that_python_refuses_to_read_count_as_not_said() -> None:
+    command = ("t.py", "--num-layers", "9" * 5000, "--global-batch-size", "9" * 5000, "--micro-batch-size", "1")
+    assert "9999" in render(
+        ScriptRequest(job_name="x", command=command, shape=Shape("", 1, 4), plan=Plan(dp=4, global_batch=8))
+    )
 
 
 if __name__ == "__main__":

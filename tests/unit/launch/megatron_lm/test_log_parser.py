@@ -19,7 +19,16 @@ GOLDEN = {
         "learning rate: 1.500000E-05 | global batch size:  1024 | lm loss: 6.512345E+00 | loss scale: 1.0 | "
         "grad norm: 1.234 | num zeros: 17 | params norm: 812.300 | number of skipped iterations:   0 | "
         "number of nan iterations:   0 |",
-        LogLine(200, 500_000, 204_800, 1.5123, 1024, 6.512345, 1.234, 1.5e-5),
+        LogLine(
+            iteration=200,
+            last=500_000,
+            consumed=204_800,
+            step_s=1.5123,
+            batch=1024,
+            loss=6.512345,
+            grad_norm=1.234,
+            rate=1.5e-5,
+        ),
     ),
     "0.13.1": (
         " [2025-08-01 10:00:00] iteration       10/     100 | consumed samples:          320 | skipped samples:           32 | "
@@ -27,27 +36,60 @@ GOLDEN = {
         "learning rate: 3.000000E-04 | decoupled learning rate: 1.000000E-04 | global batch size:    32 | "
         "lm loss: 1.031000E+01 | load_balancing_loss: 1.200000E+00 | loss scale: 4096.0 | grad norm: 0.500 | "
         "number of skipped iterations:   2 | number of nan iterations:   1 |",
-        LogLine(10, 100, 320, 0.0995, 32, 10.31, 0.5, 3e-4, skipped=2, nan=1),
+        LogLine(
+            iteration=10,
+            last=100,
+            consumed=320,
+            step_s=0.0995,
+            batch=32,
+            loss=10.31,
+            grad_norm=0.5,
+            rate=3e-4,
+            skipped=2,
+            nan=1,
+        ),
     ),
     "0.14.0": (
         " [2025-10-01 10:00:00] iteration        3/      30 | consumed samples:           48 | "
         "elapsed time per iteration (ms): 250.0 | learning rate: 0.000000E+00 | global batch size:    16 | "
         "loss scale: 1.0 | number of skipped iterations:   3 | number of nan iterations:   3 |",
-        LogLine(3, 30, 48, 0.25, 16, None, None, 0.0, skipped=3, nan=3),  # a loss that is NaN is not printed
+        LogLine(
+            iteration=3,
+            last=30,
+            consumed=48,
+            step_s=0.25,
+            batch=16,
+            loss=None,
+            grad_norm=None,
+            rate=0.0,
+            skipped=3,
+            nan=3,
+        ),  # a loss that is NaN is not printed
     ),
     "0.15.3": (
         " [2025-12-01 10:00:00] iteration 12345678/123456789 | consumed samples: 123456789012 | "
         "elapsed time per iteration (ms): 30000.0 | learning rate: 1.000000E-05 | global batch size: 98304 | "
         "lm loss: 1.700000E+00 | mtp_1 loss: 2.100000E+00 | loss scale: 1.0 | grad norm: 0.031 | "
         "number of skipped iterations:   0 | number of nan iterations:   0 |",
-        LogLine(12_345_678, 123_456_789, 123_456_789_012, 30.0, 98_304, 1.7, 0.031, 1e-5),
+        LogLine(
+            iteration=12_345_678,
+            last=123_456_789,
+            consumed=123_456_789_012,
+            step_s=30.0,
+            batch=98_304,
+            loss=1.7,
+            grad_norm=0.031,
+            rate=1e-5,
+        ),
     ),
     "0.16.1": (
         " [2026-11-21 03:14:34.360411] iteration        3/       8 | consumed samples:           24 | "
         "elapsed time per iteration (ms): 216.7 | throughput per GPU (TFLOP/s/GPU): 0.0 | learning rate: 2.994009E-03 | "
         "global batch size:     8 | lm loss: 5.310274E+00 | loss scale: 1.0 | grad norm: 2.656 | "
         "number of skipped iterations:   0 | number of nan iterations:   0 |",
-        LogLine(3, 8, 24, 0.2167, 8, 5.310274, 2.656, 2.994009e-3),
+        LogLine(
+            iteration=3, last=8, consumed=24, step_s=0.2167, batch=8, loss=5.310274, grad_norm=2.656, rate=2.994009e-3
+        ),
     ),
 }
 GOOD = GOLDEN["0.16.1"][0]
@@ -105,7 +147,7 @@ def test_wrong_numbers_count_as_not_said() -> None:
         "iteration 3/8 | consumed samples: -4 | elapsed time per iteration (ms): nan | global batch size: 0 | "
         "lm loss: inf | grad norm: 1e999 | number of nan iterations: ² | learning rate: | grad norm: 3"
     )
-    assert found == LogLine(3, 8)
+    assert found == LogLine(iteration=3, last=8)
 
 
 def test_the_first_two_lines_after_a_start_have_no_steady_time() -> None:
@@ -133,13 +175,17 @@ def test_the_second_line_is_freed_of_the_first() -> None:
 
 
 def test_what_the_first_line_counted_is_counted_once() -> None:
-    first, second = LogLine(1, 99, skipped=1), LogLine(10, 99, loss=4.0, skipped=3, nan=1)
+    first, second = LogLine(iteration=1, last=99, skipped=1), LogLine(iteration=10, last=99, loss=4.0, skipped=3, nan=1)
     assert apart(first, second) == LogLine(
-        10, 99, loss=4.0, skipped=2, nan=1
+        iteration=10, last=99, loss=4.0, skipped=2, nan=1
     )  # the first was skipped: no loss of it in there
-    assert apart(LogLine(9, 99, loss=5.0), LogLine(10, 99, loss=5.0, skipped=1)).loss == 5.0  # the second was
-    assert apart(LogLine(1, 99, loss=9.0), LogLine(2, 99, loss=4.0)).loss == 0.0  # no line of Megatron's
-    assert apart(LogLine(10, 99, loss=9.0), LogLine(2, 99, loss=4.0)).loss == 4.0
+    assert (
+        apart(LogLine(iteration=9, last=99, loss=5.0), LogLine(iteration=10, last=99, loss=5.0, skipped=1)).loss == 5.0
+    )  # the second was
+    assert (
+        apart(LogLine(iteration=1, last=99, loss=9.0), LogLine(iteration=2, last=99, loss=4.0)).loss == 0.0
+    )  # no line of Megatron's
+    assert apart(LogLine(iteration=10, last=99, loss=9.0), LogLine(iteration=2, last=99, loss=4.0)).loss == 4.0
 
 
 @given(st.lists(st.integers(1, 400), max_size=8))
@@ -158,7 +204,7 @@ def test_a_strangers_bytes_break_nothing(noise: bytes, repeat: int) -> None:
     watch.log.feed(noise * repeat)
     watch.log.feed(b"iteration 3/8 |" + noise.replace(b"\n", b" ") + b"|\n")
     watch.log.feed(line(4))
-    status = watch.status(0)
+    status = watch.status()
     if status is not None:
         status_to_report(status, 7, 0)
 
@@ -176,13 +222,13 @@ def test_a_line_without_an_end_is_not_kept() -> None:
 
 def test_what_is_reported() -> None:
     watch = Supervisor(Plan(dp=2, micro_batch=4, global_batch=8), "", 64, resharding=True)
-    assert watch.status(0) is None
+    assert watch.status() is None
     for iteration in (1, 2, 3, 4):
         watch.log.feed(line(iteration, loss=6.0 - iteration / 10))
     watch.log.feed(
         b"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | reserved: 4.0 |\n"
     )
-    report = status_to_report(watch.status(2) or {}, 7, 2)
+    report = status_to_report(watch.status() or {}, 7, 2)
     assert (report.job_id, report.restarts, report.step, report.loss) == (7, 2, 4, pytest.approx(5.6))
     assert report.step_s == pytest.approx(0.2) and report.tokens == 24 * 64 and report.peak_memory_bytes == 2 << 20
     assert report.plan is not None and report.plan.global_batch == 8 and report.resharding and not report.rebatching

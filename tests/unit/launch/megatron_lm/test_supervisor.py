@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher import command
+from synergy_launch.launcher import node_run
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.command import Start, run_node
+from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.stall_detector import StallDetector, allowed_s
+from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.megatron_lm.arguments import plan_of, reshards, resumed, version_beside, with_plan
 from synergy_launch.megatron_lm.supervisor import LeaveAnswer, Supervisor, ask_to_leave, catches, workers
 
@@ -62,19 +63,19 @@ class Site:
         self.script.write_text(SCRIPT)
         self.reports: list[Report] = []
         monkeypatch.setattr("synergyd.wire.report.send", lambda report, address, by: self.reports.append(report))
-        monkeypatch.setattr(command, "POLL_S", 0.01)
+        monkeypatch.setattr(node_run, "POLL_S", 0.01)
         monkeypatch.setattr("synergy_launch.megatron_lm.supervisor._ASK_AGAIN_S", 0.05)
         monkeypatch.setattr("synergy_launch.megatron_lm.supervisor._LOOK_S", 0.05)
         self.watch = Supervisor(
-            Plan(dp=1, micro_batch=8, global_batch=8), str(self.save), 64, str(folder / "steps.jsonl")
+            Plan(dp=1, micro_batch=8, global_batch=8), str(self.save), 64, step_log=str(folder / "steps.jsonl")
         )
 
     def run(self, last: int, then: Callable[[], None], nodes: tuple[str, ...] = ("here",), rank: int = 0) -> int:
-        made = Start((sys.executable, str(self.script), str(self.save), str(last)), {})
+        made = NodeCommand((sys.executable, str(self.script), str(self.save), str(last)), {})
         thread = threading.Thread(target=then)
         thread.start()
         try:
-            where = JobAllocation(9, 0, nodes, rank, 0, True, True)
+            where = JobAllocation(job_id=9, restarts=0, nodes=nodes, node_rank=rank, gpus=0, in_step=True, leader=True)
             return run_node(made, where, PlanFile(9, None, "ctl:1"), self.run_dir, self.watch)
         finally:
             thread.join()

@@ -1,0 +1,26 @@
+"""How long a step takes: the median of the recent ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+_WARM_UP_STEPS = 2  # the first steps after a start include allocation, compilation and connections
+
+
+class StepTimer:
+    """Median duration of the recent steps; the first ones after a start don't count."""
+
+    def __init__(self, window: int = 20, skip: int = _WARM_UP_STEPS) -> None:
+        self._recent: deque[float] = deque(maxlen=window)
+        self._skip = skip
+
+    def add(self, seconds: float) -> None:
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._recent.append(seconds)
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self._recent) if self._recent else None

@@ -1,0 +1,20 @@
+"""A user's mistake ends a training process with one line and exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from synergyd.errors import SynergyError
+
+
+@contextlib.contextmanager
+def exit_on_error(rank: int) -> Iterator[None]:
+    """Turns a SynergyError of the body into one line on rank 0 (all ranks have the same to say) and SystemExit(2)."""
+    try:
+        yield
+    except SynergyError as error:
+        if rank == 0:
+            print(f"synergy: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,124 @@
+"""One node's command from its start to its end: signals, checkpoint requests, Megatron-LM's restarts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from synergy_launch.agent import run_folder
+from synergy_launch.agent.settings import number_of
+from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.start import NodeCommand
+from synergy_launch.launcher.status_reports import StatusReports
+from synergy_launch.megatron_lm import arguments as megatron_arguments
+from synergy_launch.megatron_lm.supervisor import Supervisor
+from synergyd.wire.plan_file import PlanFile
+
+POLL_S = 0.2
+
+
+def run_node(
+    command: NodeCommand,
+    allocation: JobAllocation,
+    plan_file: PlanFile | None,
+    run_dir: Path,
+    supervisor: Supervisor | None = None,
+) -> int:
+    """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code.
+
+    `supervisor`: the command is Megatron-LM's, which may have no agent of Synergy's in it. Its output is read, and where it
+    ended because a checkpoint was asked for it is started again, unless the job was ended meanwhile.
+    """
+    return _NodeRun(command, allocation, run_dir, supervisor).run(plan_file)
+
+
+class _NodeRun:
+    """The child process and what the signals have asked of it."""
+
+    def __init__(
+        self, command: NodeCommand, allocation: JobAllocation, run_dir: Path, supervisor: Supervisor | None
+    ) -> None:
+        self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
+        self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
+        self._held_until = 0.0  # monotonic; 0: the child runs
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ending = False  # SIGTERM or SIGINT came
+        self._requests = 0  # checkpoint requests so far, one a SIGUSR2
+        self._handed_over = 0  # of them, those that are in the run folder
+
+    def run(self, plan_file: PlanFile | None) -> int:
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGINT, self._on_term)
+        child = self._start()
+        reports = StatusReports(self._allocation, plan_file, self._run_dir, self._supervisor)
+        while True:
+            if child.poll() is not None:
+                if not self._resumes(child.returncode):
+                    break
+                if time.monotonic() >= self._held_until:
+                    self._held_until = 0.0
+                    self._command = replace(self._command, argv=tuple(megatron_arguments.resumed(self._command.argv)))
+                    child = self._start()
+            elif self._supervisor:
+                self._supervisor.ask(self._requests, child, self._command.has_torchrun)
+            self._hand_over_requests()
+            reports.poll()
+            time.sleep(POLL_S)
+        reports.close()
+        status = run_folder.read_status(self._run_dir) or {}
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
+        if self._ending and status.get("state") == "done" and not status.get("failed"):
+            return 0
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        environment = {**os.environ, **self._command.environment}
+        output = subprocess.PIPE if self._supervisor else None
+        child = subprocess.Popen(self._command.argv, env=environment, stdout=output)
+        signal.signal(signal.SIGUSR2, self._on_usr2)
+        if self._supervisor:
+            self._supervisor.follow(child)
+        self._child = child
+        if self._ending:  # the signal came just before the start
+            child.terminate()
+        return child
+
+    def _resumes(self, returncode: int) -> bool:
+        """The child has ended: whether the run goes on after a hold, for it left because a checkpoint was asked for."""
+        if self._supervisor is None:
+            return False
+        if not self._held_until:
+            if not self._supervisor.left(returncode, self._requests):
+                return False
+            self._held_until = time.monotonic() + self._hold_s
+        self._supervisor.met(self._requests)
+        return not self._ending
+
+    def _hand_over_requests(self) -> None:
+        if self._requests <= self._handed_over:
+            return
+        self._handed_over = self._requests
+        try:
+            run_folder.request_checkpoint(self._run_dir, self._handed_over)
+        except OSError as error:  # a full or cleaned /tmp must not end the training
+            click.echo(f"synergy-launch: {self._run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
+
+    def _on_usr2(self, _number: int, _frame: FrameType | None) -> None:
+        self._requests += 1
+
+    def _on_term(self, number: int, _frame: FrameType | None) -> None:
+        self._ending = True
+        # Slurm signals every process of the step itself, and a second SIGTERM makes torchrun give up its clean end
+        if self._allocation.job_id is None and self._child is not None and self._child.poll() is None:
+            self._child.send_signal(number)

@@ -1,0 +1,57 @@
+"""Where the launcher finds the job's plan and the daemon's address: the daemon's file, else AdminComment."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from synergyd.errors import UsageError
+from synergyd.wire import plan_file
+from synergyd.wire.plan_file import PlanFile
+
+DEFAULT_STATE_DIR = "/var/lib/synergy"
+
+
+def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[PlanFile | None, str]:
+    """The plan file of $SYNERGY_PLAN or of the state folder, else the one in AdminComment; and a remark when one was unusable.
+
+    Raises UsageError for a wrong $SYNERGY_PLAN outside Slurm.
+    """
+    named = environment.get("SYNERGY_PLAN", "")
+    if job_id is None:
+        return (plan_file.read(Path(named), 0), "") if named else (None, "")
+    state_dir = Path(environment.get("SYNERGY_STATE_DIR", DEFAULT_STATE_DIR))
+    path = Path(named) if named else plan_file.plan_path(state_dir, job_id)
+    remark = ""
+    if _may_exist(path):
+        try:
+            return plan_file.read(path, job_id), ""
+        except UsageError as error:
+            remark = str(error)
+    try:
+        return plan_file.from_admin_comment(_admin_comment(job_id), job_id), remark
+    except UsageError as error:
+        return None, str(error)
+
+
+def _may_exist(path: Path) -> bool:
+    """False only where the path surely does not exist; a folder without permission is reported when it is read."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
+
+
+def _admin_comment(job_id: int) -> str:
+    if not shutil.which("scontrol"):
+        return ""
+    show = ["scontrol", "show", "job", str(job_id)]
+    try:
+        done = subprocess.run(show, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    # a job name with a newline could imitate this line; it could only lead its own owner's job astray
+    comments = [x.strip() for x in done.stdout.splitlines() if x.strip().startswith("AdminComment=")]
+    return comments[-1].removeprefix("AdminComment=") if comments else ""

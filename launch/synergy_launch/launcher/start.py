@@ -1,0 +1,124 @@
+"""From a plan and an allocation to what one node runs: its command and environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from synergy_launch.agent.settings import DAEMON_CHOOSES
+from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
+from synergy_launch.megatron_lm import arguments as megatron_arguments
+from synergy_launch.megatron_lm.batch_arguments import Trained
+from synergy_launch.megatron_lm.capabilities import accepts
+from synergyd.records import NOTHING_MORE, Plan
+from synergyd.wire.plan_file import PlanFile
+
+TORCHRUN = "synergy_launch.launcher.torchrun"
+GATED_SCRIPT = "synergy_launch.links.gated_script"
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """What one node runs: the command, what is added to the environment, and remarks for the log."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def has_torchrun(self) -> bool:
+        """Whether the training processes are torchrun's children."""
+        return TORCHRUN in self.argv
+
+
+def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
+    """The plan for `world` GPUs: itself where it fits, else the same with another dp, else none; and a remark.
+
+    The two differ when Slurm started the job with another size than the planned one (a daemon that died half-way).
+    """
+    if plan is None or plan.gpus == world:
+        return plan, ""
+    dp, rest = divmod(world, plan.tp * plan.pp * plan.cp)
+    # virtual stages need a multiple of pp micro-batches, experts a multiple of ep replicas
+    unit = dp * (plan.pp if plan.vpp > 1 else 1)
+    if not rest and dp and plan.global_batch % unit == 0 and dp % plan.ep == 0:
+        micro = plan.micro_batch
+        while plan.global_batch % (unit * micro):
+            micro -= 1
+        return replace(plan, dp=dp, micro_batch=micro), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
+    return None, f"plan was for {plan.gpus} GPUs, there are {world}: the script's own degrees are used"
+
+
+def is_megatron(style: str, arguments: Sequence[str]) -> bool:
+    """Whether the script takes its degrees as Megatron-LM's arguments."""
+    return style == "megatron" or (style == "auto" and megatron_arguments.is_megatron(arguments))
+
+
+def node_command(
+    script: Sequence[str],
+    allocation: JobAllocation,
+    plan_file: PlanFile | None,
+    *,
+    run_dir: Path,
+    checkpoint: str,
+    runner: str,
+    master: str,
+    style: str = "auto",
+    step_log: str = "",
+    threads: str = "1",
+    batch_limits: str = "",
+    trained: Trained = megatron_arguments.NOTHING_YET,
+    version: tuple[int, int] = megatron_arguments.NEWEST,
+) -> NodeCommand:
+    """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.
+
+    `script`: its path, or `module:` and its name, and its arguments. `trained`: where a Megatron-LM checkpoint stands;
+    `version`: Megatron-LM's own.
+    """
+    plan, remark = fit_plan(plan_file.plan if plan_file else None, allocation.world)
+    checkpoint = checkpoint or (plan_file.checkpoint if plan_file else "")
+    name, arguments = script[0], list(script[1:])
+    capabilities = accepts(arguments) if style in ("auto", "megatron") else NOTHING_MORE
+    if plan and is_megatron(style, arguments):
+        arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version)
+    environment = {
+        "SYNERGY_RUN_DIR": str(run_dir),
+        "SYNERGY_RESTARTS": str(allocation.restarts),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
+        "OMP_NUM_THREADS": threads,
+    }
+    if capabilities != NOTHING_MORE:
+        environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(capabilities))
+    # a daemon that gets reports of the run chooses its batch
+    environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
+    if plan:
+        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        # Megatron requires it for tp and cp, and refuses it where parameters are sharded
+        if (plan.tp > 1 or plan.cp > 1) and not megatron_arguments.is_sharded(arguments):
+            environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if plan_file and plan_file.links and len(allocation.nodes) > 1:
+        environment["SYNERGY_LINK_ARBITER"] = plan_file.links
+        if plan_file.by is not None:
+            environment["SYNERGY_LINK_ARBITER_UID"] = str(plan_file.by)
+    if checkpoint:
+        environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
+        environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")
+    target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
+    if "SYNERGY_LINK_ARBITER" in environment and is_megatron(style, arguments):
+        target = ["-m", GATED_SCRIPT, *target]
+    before = [sys.executable] if runner == "python" else _torchrun(allocation, master)
+    return NodeCommand((*before, *target, *arguments), environment, (remark,) if remark else ())
+
+
+def _torchrun(allocation: JobAllocation, master: str) -> list[str]:
+    rendezvous = ["--standalone"]
+    if len(allocation.nodes) > 1:
+        port = rendezvous_port(allocation.job_id or 0, allocation.restarts)
+        rendezvous = ["--node-rank", str(allocation.node_rank), "--master-addr", master, "--master-port", str(port)]
+    return [
+        sys.executable, "-P", "-m", TORCHRUN, "--nnodes", str(len(allocation.nodes)),
+        "--nproc-per-node", str(allocation.processes), *rendezvous,
+    ]  # fmt: skip

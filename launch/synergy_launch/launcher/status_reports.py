@@ -1,0 +1,91 @@
+"""What a node's launcher reports to the daemon: the training's status, from its file or from Megatron-LM's log."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from synergy_launch.agent import run_folder
+from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.plan_source import find_plan_file
+from synergy_launch.launcher.reporter import Reporter
+from synergy_launch.launcher.stall_detector import StallDetector
+from synergy_launch.megatron_lm.supervisor import Supervisor
+from synergyd.records import Plan
+from synergyd.wire.plan_file import PlanFile
+from synergyd.wire.report import status_to_report
+
+ASK_AGAIN_S = 15.0
+_URGENT = ("checkpoint_requests", "state", "note", "stalled_s")
+
+
+class StatusReports:
+    """Reports of one node's run; `poll` is called in the launcher's loop. A job that started without a daemon asks for one.
+
+    An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports.
+    """
+
+    def __init__(
+        self, allocation: JobAllocation, plan_file: PlanFile | None, run_dir: Path, supervisor: Supervisor | None
+    ) -> None:
+        self._allocation, self._run_dir, self._supervisor = allocation, run_dir, supervisor
+        reporting_nodes = (0, len(allocation.nodes) - 1) if supervisor else (0,)
+        self._reports = allocation.node_rank in reporting_nodes and allocation.job_id is not None
+        self._daemon_uid = plan_file.by if plan_file else None
+        self._sent: dict[str, object] = {}  # the status that was offered last
+        self._stall = StallDetector(time.monotonic())
+        self._every_s = ASK_AGAIN_S
+        self._ask_at = time.monotonic() + self._every_s
+        self._reporter = self._reporter_to(plan_file.report) if self._reports and plan_file else None
+
+    def poll(self) -> None:
+        """Offers a status that has changed, or looks for a daemon where there is none yet."""
+        if self._reporter is not None:
+            self._offer(self._reporter, self._stall)
+        elif self._reports and time.monotonic() > self._ask_at:
+            # each question may cost slurmctld an RPC, and there may never be a daemon
+            self._every_s = min(2 * self._every_s, 20 * ASK_AGAIN_S)
+            self._ask_at = time.monotonic() + self._every_s
+            self._reporter = self._reporter_to(self._find_address())
+
+    def close(self) -> None:
+        """Sends the last status."""
+        if self._reporter is not None:
+            self._sent = {}
+            self._offer(self._reporter, None)
+            self._reporter.close()
+
+    def _reporter_to(self, address: str) -> Reporter | None:
+        if not address:
+            return None
+        return Reporter(address, find=self._find_address, heard=self._propose, by=lambda: self._daemon_uid)
+
+    def _find_address(self) -> str:
+        plan_file, _ = find_plan_file(self._allocation.job_id, os.environ)
+        if plan_file is None:
+            return ""
+        self._daemon_uid = plan_file.by
+        return plan_file.report
+
+    def _propose(self, plan: Plan) -> None:
+        try:
+            run_folder.propose_batch(self._run_dir, plan)
+        except OSError as error:  # a full or cleaned /tmp must not end the training
+            click.echo(f"synergy-launch: {self._run_dir}: batch can't be handed over ({error.strerror})", err=True)
+
+    def _offer(self, reporter: Reporter, stall: StallDetector | None) -> None:
+        job_id, restarts = self._allocation.job_id, self._allocation.restarts
+        status = run_folder.read_status(self._run_dir)
+        if status is None and self._supervisor is not None:
+            status = self._supervisor.status()
+        if status is not None and stall is not None:
+            status["stalled_s"] = stall.check(status, time.monotonic())
+        if status is None or status == self._sent or job_id is None:
+            return
+        before, self._sent = self._sent, status
+        first_speed = bool(status.get("step_s")) and not before.get("step_s")
+        urgent = first_speed or any(status.get(key) != before.get(key) for key in _URGENT)
+        reporter.offer(status_to_report(status, job_id, restarts), urgent=urgent)

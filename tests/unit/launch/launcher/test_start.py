@@ -1,0 +1,103 @@
+"""What a node runs: the plan fitted to what Slurm gave, the command and the environment made of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synergy_launch.agent.settings import AgentSettings
+from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.start import NodeCommand, fit_plan, node_command
+
+from synergyd.records import Plan
+from synergyd.wire.plan_file import PlanFile
+
+PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=4, global_batch=16)
+NODES = JobAllocation(job_id=9, restarts=1, nodes=("n1", "n2"), node_rank=1, gpus=4, in_step=True, leader=False)
+
+
+def test_fit_keeps_a_plan_that_fits() -> None:
+    assert fit_plan(PLAN, 8) == (PLAN, "") and fit_plan(None, 8) == (None, "")
+
+
+@pytest.mark.parametrize(("world", "dp", "micro"), [(4, 1, 4), (16, 4, 4), (32, 8, 2), (64, 16, 1)])
+def test_fit_changes_dp_alone(world: int, dp: int, micro: int) -> None:
+    plan, remark = fit_plan(PLAN, world)
+    assert plan == replace(PLAN, dp=dp, micro_batch=micro) and plan.gpus == world
+    assert plan.global_batch % (plan.dp * plan.micro_batch) == 0 and f"there are {world}" in remark
+
+
+def test_fit_keeps_virtual_stages_and_experts_whole() -> None:
+    plan = Plan(tp=2, pp=2, vpp=2, cp=2, dp=4, ep=2, micro_batch=2, global_batch=32)
+    smaller, remark = fit_plan(plan, 16)
+    assert smaller == replace(plan, dp=2) and "dp is 2" in remark
+    # one replica is no multiple of ep
+    assert fit_plan(plan, 8)[0] is None
+    # 16 micro-batches of 2, but 64 replicas would leave less than one for each pair of stages
+    assert fit_plan(plan, 8 * 64)[0] is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 6, 12, 128])
+def test_fit_gives_up_rather_than_changing_the_batch(world: int) -> None:
+    plan, remark = fit_plan(PLAN, world)
+    assert plan is None and "own degrees" in remark
+
+
+def start(script: list[str], where: JobAllocation = NODES, given: PlanFile | None = None, **more: str) -> NodeCommand:
+    settings = {"checkpoint": "", "runner": "torchrun", "master": "n1", **more}
+    return node_command(script, where, given, run_dir=Path("/run/x"), **settings)  # type: ignore[arg-type]
+
+
+def test_start_on_several_nodes_without_plan() -> None:
+    made = start(["train.py", "--a b", "$(x)"])
+    assert made.argv == (
+        sys.executable, "-P", "-m", "synergy_launch.launcher.torchrun", "--nnodes", "2", "--nproc-per-node", "4", "--node-rank", "1",
+        "--master-addr", "n1", "--master-port", "15073", "train.py", "--a b", "$(x)",
+    )  # fmt: skip
+    assert made.environment["SYNERGY_RUN_DIR"] == "/run/x" and made.environment["SYNERGY_RESTARTS"] == "1"
+    assert "SYNERGY_PLAN_JSON" not in made.environment and "SYNERGY_CHECKPOINT_DIR" not in made.environment
+    assert made.remarks == ()
+
+
+def test_start_alone_and_by_module() -> None:
+    made = start(
+        ["module:pkg.train", "-x"],
+        JobAllocation(job_id=None, restarts=0, nodes=("here",), node_rank=0, gpus=0, in_step=True, leader=True),
+    )
+    assert made.argv[4:] == ("--nnodes", "1", "--nproc-per-node", "1", "--standalone", "-m", "pkg.train", "-x")
+    assert start(["t.py", "-x"], runner="python").argv == (sys.executable, "t.py", "-x")
+
+
+def test_start_with_a_plan() -> None:
+    made = start(["t.py"], given=PlanFile(9, PLAN, "", "/given"))
+    assert json.loads(made.environment["SYNERGY_PLAN_JSON"])["tp"] == 2
+    assert (
+        made.environment["SYNERGY_CHECKPOINT_DIR"] == "/given"
+        and made.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    )
+    assert made.environment["SYNERGY_STEP_LOG"] == "/given/steps.jsonl" and made.environment["OMP_NUM_THREADS"] == "1"
+    own = start(["t.py"], given=PlanFile(9, PLAN, "", "/given"), checkpoint="/own", threads="6")
+    assert own.environment["SYNERGY_CHECKPOINT_DIR"] == "/own" and own.environment["OMP_NUM_THREADS"] == "6"
+
+
+def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
+    options = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
+    words = [*(f"{option}=4" for option in options), "--bf16"]
+    told = start(["pretrain_gpt.py", *words]).environment["SYNERGY_ACCEPTS_JSON"]
+    assert json.loads(told) == {"vpp": True, "cp": True, "ep": False, "precision": "bf16"}
+    assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
+    assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment
+    assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": "[1"}).accepts is None
+
+
+def test_node_command_megatron_by_its_arguments_or_by_word() -> None:
+    megatron = ["t.py", "--num-layers", "2", "--micro-batch-size", "1"]
+    given = PlanFile(9, PLAN)
+    assert "--pipeline-model-parallel-size" in start(megatron, given=given).argv
+    assert "--pipeline-model-parallel-size" not in start(megatron, given=given, style="env").argv
+    assert "--pipeline-model-parallel-size" in start(["t.py"], given=given, style="megatron").argv
+    misfit = start(megatron, given=PlanFile(9, replace(PLAN, tp=3, dp=1)))
+    assert misfit.argv[-5:] == tuple(megatron) and "own degrees" in misfit.remarks[0]
