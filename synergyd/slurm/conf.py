@@ -95,13 +95,10 @@ def load_settings(path: Path) -> LoadedSettings:
         _read_line(line, reading)
     values = reading.values
     report_port = values.get("report_port", Settings.report_port)
+    metrics_port = values.get("metrics_port")
     for key, name, others in (
-        ("metrics_port", "MetricsPort", {"ReportPort": values.get("report_port")}),
-        (
-            "link_arbiter_port",
-            "LinkArbiterPort",
-            {"ReportPort": report_port, "MetricsPort": values.get("metrics_port")},
-        ),
+        ("metrics_port", "MetricsPort", {"ReportPort": report_port}),
+        ("link_arbiter_port", "LinkArbiterPort", {"ReportPort": report_port, "MetricsPort": metrics_port}),
     ):
         taken = [other for other, port in others.items() if port and port == values.get(key)]
         if taken:

@@ -213,6 +213,13 @@ def test_two_ports_that_are_one(folder: Path) -> None:
     assert said(loaded) == ["error: slurm.conf:1: MetricsPort=90 is also the ReportPort; give each its own port"]
 
 
+@pytest.mark.parametrize("key", ["MetricsPort", "LinkArbiterPort"])
+def test_a_port_that_is_the_default_of_another(folder: Path, key: str) -> None:
+    loaded = load(folder, f"#SYNERGY {key}=7321\n")
+    assert loaded.settings == Settings()
+    assert said(loaded) == [f"error: slurm.conf:1: {key}=7321 is also the ReportPort; give each its own port"]
+
+
 def test_includes_are_read_in_their_place_beside_slurm_conf(folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "b.conf").write_text("#SYNERGY Epoch=7\ninclude c.conf\n")
