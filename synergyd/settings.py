@@ -98,11 +98,7 @@ class Settings:
     partitions: tuple[str, ...] = field(
         default=(),
         metadata=_about(
-            "Partitions",
-            NAMES,
-            "The partitions that Synergy looks at.",
-            unset="all",
-            example="gpu,gpu-long",
+            "Partitions", NAMES, "The partitions that Synergy looks at.", unset="all", example="gpu,gpu-long"
         ),
     )
     policy: str = field(
@@ -165,9 +161,7 @@ class Settings:
     priority_weight: bool = field(
         default=False,
         metadata=_about(
-            "PriorityWeight",
-            FLAG,
-            "yes: a job's weight= is multiplied by its Slurm priority over the median one.",
+            "PriorityWeight", FLAG, "yes: a job's weight= is multiplied by its Slurm priority over the median one."
         ),
     )
     qos_weights: dict[str, float] = field(
@@ -220,12 +214,7 @@ class Settings:
         ),
     )
     dry_run: bool = field(
-        default=False,
-        metadata=_about(
-            "DryRun",
-            FLAG,
-            "yes: decide, store and explain, but change no job.",
-        ),
+        default=False, metadata=_about("DryRun", FLAG, "yes: decide, store and explain, but change no job.")
     )
     profile: Path | None = field(
         default=None,
@@ -248,12 +237,7 @@ class Settings:
         ),
     )
     metrics_port: int = field(
-        default=0,
-        metadata=_about(
-            "MetricsPort",
-            PORT,
-            "The port where Prometheus reads metrics.",
-        ),
+        default=0, metadata=_about("MetricsPort", PORT, "The port where Prometheus reads metrics.")
     )
     report_port: int = field(
         default=7321,
@@ -287,10 +271,10 @@ class Settings:
         metadata=_about(
             "LinkArbiterRule",
             RULE,
-            "Who takes turns on a shared link. srsf-N: at most N jobs on a link at once. ada-srsf: a "
-            "second job joins only with a message that is short against what is left of the first one's. -time behind it: "
-            "the shortest remaining time comes first, instead of the least remaining GPU time. -reserve behind it: a job "
-            "that must wait has its links reserved.",
+            "Who takes turns on a shared link. srsf-N: at most N jobs on a link at once. ada-srsf: a second job joins only with "
+            "a message that is short against what is left of the first one's. -time behind it: the shortest remaining time "
+            "comes first, instead of the least remaining GPU time. -reserve behind it: a job that must wait has its links "
+            "reserved.",
         ),
     )
     link_arbiter_wait_s: float = field(
@@ -345,11 +329,7 @@ class Settings:
     )
     node_link: str = field(
         default="10gbe",
-        metadata=_about(
-            "NodeLink",
-            LINK,
-            "The network link of each node, for LinkAware and the link arbiter.",
-        ),
+        metadata=_about("NodeLink", LINK, "The network link of each node, for LinkAware and the link arbiter."),
     )
     leaf_uplink: str = field(
         default="",
