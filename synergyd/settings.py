@@ -1,11 +1,35 @@
-"""The admin's settings, typed, with defaults. slurm.conf's `#SYNERGY Key=Value` lines fill them (synergyd/slurm/conf.py)."""
+"""The admin's settings, each written once: its Key in slurm.conf, type, default and text.
+
+slurm.conf's `#SYNERGY Key=Value` lines fill them (synergyd/slurm/conf.py). slurm_plugins/synergy.conf and the reference
+page are printed from this table (synergyd/settings_text.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-OBJECTIVES = ("power", "sia", "pollux", "max-min")  # what they are: scheduler/claims.py
+from synergyd.setting_types import (
+    DATABASE,
+    FLAG,
+    GPUS,
+    HOST,
+    LINK,
+    NAMES,
+    PORT,
+    RULE,
+    UPLINK,
+    ValueType,
+    by_name,
+    duration,
+    figures,
+    number,
+    one_of,
+    path,
+)
+
+OBJECTIVES = ("power", "sia", "pollux", "max-min")  # what they are: scheduler/problem/priorities.py
 POLICIES = (
     "synergy",
     "exact",
@@ -20,47 +44,333 @@ POLICIES = (
     "sia",
     "crius",
 )
-LINKS = ("1gbe", "10gbe", "25gbe", "100gbe", "ib-edr", "ib-hdr", "ib-ndr")  # their figures: scheduler/links.py
+#: those that may stop any running job, by their papers' rules
+STOPPING_POLICIES = ("srtf", "srsf", "tiresias", "pollux", "sia")
+#: what a GpuType line may say of a GPU type
+FIGURES = ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One Key of slurm.conf."""
+
+    #: as slurm.conf spells it
+    key: str
+    #: its field of Settings
+    field: str = ""
+    type: ValueType
+    #: what it does, a paragraph
+    text: str
+    #: where the default is to set nothing: what then holds
+    unset: str = ""
+    #: where the default is to set nothing: a value
+    example: str = ""
+
+
+def _about(key: str, value_type: ValueType, text: str, *, unset: str = "", example: str = "") -> dict[str, Setting]:
+    """A field's metadata."""
+    return {"setting": Setting(key=key, type=value_type, text=text, unset=unset, example=example)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Each field is one `Key` of slurm.conf, in snake case: `RestartCost` is `restart_cost_s`, `DryRun` is `dry_run`."""
+    """The values. A field is its Key in snake case, durations with `_s`: `RestartCost` is `restart_cost_s`."""
 
-    database: str = ""  # SQLAlchemy URL; empty: SQLite in state_dir
-    epoch_s: float = 60.0
-    partitions: tuple[str, ...] = ()  # empty: all
-    policy: str = "synergy"  # one of POLICIES
-    fairness: float = 0.0  # exponent p of the utility ((goodput ratio)^p - 1)/p; 0 is log (Nash), towards -inf max-min
-    objective: str = "power"  # one of OBJECTIVES; power is the one that takes the exponent above
-    fairness_bound: float = 0.0  # finish-time fairness beyond which a job gets an equal share first; 0: none
-    short_first: float = 0.5  # exponent of median time left / own time left in a job's weight; 0: length does not count
-    deadlines: bool = True  # a job that can still meet its deadline gets what it needs first
-    priority_weight: bool = False  # Slurm's priority over the median multiplies a job's weight
-    qos_weights: dict[str, float] = field(default_factory=dict)
-    account_limits: dict[str, int] = field(default_factory=dict)  # GPUs of all Synergy jobs of a Slurm account
-    partition_limits: dict[str, int] = field(default_factory=dict)
-    restart_cost_s: float = 60.0
-    preemption: bool = True  # a running job may be made to wait for others that gain more; False: it keeps some GPUs
-    dry_run: bool = False
-    profile: Path | None = None  # measured rows' fit (`synergyctl profiles fit`) over the built-in GPU figures
-    state_dir: Path = Path("/var/lib/synergy")
-    metrics_port: int = 0  # 0: off
-    report_port: int = 7321  # 0: off, and then no job is ever resized
-    report_host: str = ""  # what jobs connect to; empty: this host's name
-    link_arbiter_port: int = 0  # 0: off; else jobs ask here before each all-reduce between nodes
-    link_arbiter_rule: str = "ada-srsf"  # of scheduler/adadual.py
-    link_arbiter_wait_s: float = 0.5  # the longest that an all-reduce waits for its turn
-    checkpoint_timeout_s: float = 300.0
-    park_s: float = 900.0  # longest a job waits for a daemon that died before it runs as a plain Slurm job
-    restart_delay_s: float = 2.0  # from a job's end to its next start; Slurm fails a job that starts in the same second
-    max_growth: float = 0.0  # 0: no bound; 2: at most doubled in an epoch
-    link_aware: bool = False  # placement and sizes account for links that jobs share
-    node_link: str = "10gbe"  # a node's: one of LINKS, `Nx` before it for N together
-    leaf_uplink: str = ""  # a leaf switch's, likewise; empty: never the bottleneck
-    one_multi_node_job_per_node: bool = False
-    # GPU type -> peak_tflops, memory_gib, bandwidth_gbs, intra_gbs, inter_gbs: they override the built-in figures
-    gpu_figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    database: str = field(
+        default="",
+        metadata=_about(
+            "Database",
+            DATABASE,
+            "Where profiles and decisions are stored: an SQLAlchemy URL. Keep the password out of it: put it into a .pgpass "
+            "file, or name such a file as PGPASSFILE in /etc/default/synergyd.",
+            unset="an SQLite file, synergy.db in StateDir",
+            example="sqlite:////var/lib/synergy/synergy.db",
+        ),
+    )
+    epoch_s: float = field(
+        default=60.0,
+        metadata=_about(
+            "Epoch",
+            duration(1, 86400, "1 s to 1 day, such as 60, 60s or 5m"),
+            "The time between two decisions of the daemon.",
+        ),
+    )
+    partitions: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "Partitions", NAMES, "The partitions that Synergy looks at.", unset="all", example="gpu,gpu-long"
+        ),
+    )
+    policy: str = field(
+        default="synergy",
+        metadata=_about(
+            "Policy",
+            one_of(POLICIES, f"one of: {', '.join(POLICIES)}"),
+            "How GPUs are divided. synergy gives the highest total utility. exact solves the same problem as an integer program "
+            "and is slower. The others are there to be compared with. With Preemption=yes, synergy and exact stop a running "
+            f"job where others gain more; {', '.join(STOPPING_POLICIES[:-1])} and {STOPPING_POLICIES[-1]} stop running jobs by "
+            "the rules of their papers; the rest stop none. With Preemption=no no policy stops a running "
+            "job.",
+        ),
+    )
+    fairness: float = field(
+        default=0.0,
+        metadata=_about(
+            "Fairness",
+            number(-100, 1, "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
+            "The exponent p of a job's utility ((relative goodput)^p - 1)/p. 0 is its logarithm, proportional fairness "
+            "(Nash). At 1 only the sum of goodput counts. Far below 0 the worst-off job counts (max-min).",
+        ),
+    )
+    objective: str = field(
+        default="power",
+        metadata=_about(
+            "Objective",
+            one_of(OBJECTIVES, "power, sia, pollux or max-min"),
+            "What is added up over all jobs: power (with the exponent that Fairness sets), sia (SOSP'23), pollux (OSDI'21) "
+            "or max-min.",
+        ),
+    )
+    fairness_bound: float = field(
+        default=0.0,
+        metadata=_about(
+            "FairnessBound",
+            number(1, 1000, "0 (none), or 1 and more, such as 1.5", or_zero=True),
+            "A job's finish-time fairness is its time to finish over that with an equal share of the GPUs. A job beyond this "
+            "bound gets an equal share before others gain anything. 0: no bound.",
+        ),
+    )
+    short_first: float = field(
+        default=0.5,
+        metadata=_about(
+            "ShortFirst",
+            number(0, 2, "a number from 0 (length does not count) to 2, such as 0.5"),
+            "Short jobs weigh more: a job's weight is multiplied by (median time left / its own time left) to this power, at "
+            "most by three and at least by a third. A job whose reports do not say how far it is counts as typical of those "
+            "that have ended.",
+        ),
+    )
+    deadlines: bool = field(
+        default=True,
+        metadata=_about(
+            "Deadlines",
+            FLAG,
+            "yes: a job that can still meet its deadline= gets what it needs for it before others gain anything.",
+        ),
+    )
+    priority_weight: bool = field(
+        default=False,
+        metadata=_about(
+            "PriorityWeight", FLAG, "yes: a job's weight= is multiplied by its Slurm priority over the median one."
+        ),
+    )
+    qos_weights: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_about(
+            "QosWeights",
+            by_name(number(0.001, 1000, ""), "QOS:WEIGHT with commas between, such as high:4"),
+            "A job's weight= is multiplied by the number of its QOS. A QOS that is not named has 1.",
+            unset="none",
+            example="high:4,low:0.5",
+        ),
+    )
+    account_limits: dict[str, int] = field(
+        default_factory=dict,
+        metadata=_about(
+            "AccountLimits",
+            by_name(GPUS, "ACCOUNT:GPUS with commas between, such as physics:64"),
+            "The most GPUs of all Synergy jobs of a Slurm account together.",
+            unset="none",
+            example="physics:64,chemistry:32",
+        ),
+    )
+    partition_limits: dict[str, int] = field(
+        default_factory=dict,
+        metadata=_about(
+            "PartitionLimits",
+            by_name(GPUS, "PARTITION:GPUS with commas between"),
+            "The most GPUs of all Synergy jobs of a partition together.",
+            unset="none",
+            example="debug:8",
+        ),
+    )
+    restart_cost_s: float = field(
+        default=60.0,
+        metadata=_about(
+            "RestartCost",
+            duration(0, 86400, "0 to 1 day, such as 60s"),
+            "The time that a restart costs a job: checkpoint, requeue and start. A resize must gain more than it costs.",
+        ),
+    )
+    preemption: bool = field(
+        default=True,
+        metadata=_about(
+            "Preemption",
+            FLAG,
+            "yes: a running job that can't be shrunk any further may be stopped at a checkpoint and wait, where others gain "
+            "more from its GPUs than it loses and a restart costs; not within five times RestartCost of its start. no: a "
+            "running job always keeps some GPUs. Policies other than synergy and exact stop jobs by rules of their own, or "
+            "never: see Policy.",
+        ),
+    )
+    dry_run: bool = field(
+        default=False, metadata=_about("DryRun", FLAG, "yes: decide, store and explain, but change no job.")
+    )
+    profile: Path | None = field(
+        default=None,
+        metadata=_about(
+            "Profile",
+            path("an absolute path of what `synergyctl profiles fit` wrote"),
+            "The file that `synergyctl profiles fit` wrote from this cluster's measured rows. It comes over the built-in GPU "
+            "figures.",
+            unset="none",
+            example="/etc/slurm/synergy/cluster.profile",
+        ),
+    )
+    state_dir: Path = field(
+        default=Path("/var/lib/synergy"),
+        metadata=_about(
+            "StateDir",
+            path("an absolute path, such as /var/lib/synergy"),
+            "The daemon's folder: heartbeat, plans of jobs, the SQLite file. The job_submit plugin reads the heartbeat on the "
+            "slurmctld host. Jobs read their plans here where compute nodes see the folder, and from AdminComment elsewhere.",
+        ),
+    )
+    metrics_port: int = field(
+        default=0, metadata=_about("MetricsPort", PORT, "The port where Prometheus reads metrics.")
+    )
+    report_port: int = field(
+        default=7321,
+        metadata=_about(
+            "ReportPort",
+            PORT,
+            "The port that jobs report to. 0: no job can acknowledge a checkpoint, so no job is resized.",
+        ),
+    )
+    report_host: str = field(
+        default="",
+        metadata=_about(
+            "ReportHost",
+            HOST,
+            "The name or address under which jobs reach ReportPort and LinkArbiterPort.",
+            unset="this host",
+            example="slurmctl.example.org",
+        ),
+    )
+    link_arbiter_port: int = field(
+        default=0,
+        metadata=_about(
+            "LinkArbiterPort",
+            PORT,
+            "The port where jobs that span nodes ask before each gradient all-reduce. Those that share a node's link then take "
+            "turns where that is faster. 0: no job asks.",
+        ),
+    )
+    link_arbiter_rule: str = field(  # the rules: links/disciplines.py
+        default="ada-srsf",
+        metadata=_about(
+            "LinkArbiterRule",
+            RULE,
+            "Who takes turns on a shared link. srsf-N: at most N jobs on a link at once. ada-srsf: a second job joins only with "
+            "a message that is short against what is left of the first one's. -time behind it: the shortest remaining time "
+            "comes first, instead of the least remaining GPU time. -reserve behind it: a job that must wait has its links "
+            "reserved.",
+        ),
+    )
+    link_arbiter_wait_s: float = field(
+        default=0.5,
+        metadata=_about(
+            "LinkArbiterWait",
+            duration(0.001, 10, "0.001 s to 10 s, such as 0.5s"),
+            "The longest that an all-reduce waits for its turn.",
+        ),
+    )
+    checkpoint_timeout_s: float = field(
+        default=300.0,
+        metadata=_about(
+            "CheckpointTimeout",
+            duration(1, 86400, "1 s to 1 day, such as 5m"),
+            "The time that a job may take to write its checkpoint before a resize.",
+        ),
+    )
+    restart_delay_s: float = field(
+        default=2.0,
+        metadata=_about(
+            "RestartDelay",
+            duration(1, 300, "1 s to 5 minutes, such as 2s"),
+            "The time from a job's end to its next start in a resize. Slurm itself waits two minutes after a requeue; it fails "
+            "a job that starts again in the same second. Leave this above one second and above what your controllers' clocks "
+            "may jump by.",
+        ),
+    )
+    park_s: float = field(
+        default=900.0,
+        metadata=_about(
+            "Park",
+            duration(0, 604800, "0 to 7 days, such as 15m"),
+            "The longest that a job waits for a daemon that died before it runs as a plain Slurm job.",
+        ),
+    )
+    max_growth: float = field(
+        default=0.0,
+        metadata=_about(
+            "MaxGrowth",
+            number(1, 1024, "0 (no bound), or more than 1, such as 2", or_zero=True, above=True),
+            "The most by which a job may grow in one epoch: 2 is doubled, 0 is no bound.",
+        ),
+    )
+    link_aware: bool = field(
+        default=False,
+        metadata=_about(
+            "LinkAware",
+            FLAG,
+            "yes: the links that jobs share count in where jobs are placed and how many GPUs they get.",
+        ),
+    )
+    node_link: str = field(
+        default="10gbe",
+        metadata=_about("NodeLink", LINK, "The network link of each node, for LinkAware and the link arbiter."),
+    )
+    leaf_uplink: str = field(
+        default="",
+        metadata=_about(
+            "LeafUplink",
+            UPLINK,
+            "The link of a leaf switch to the other switches, for LinkAware. none: it is never the bottleneck.",
+        ),
+    )
+    one_multi_node_job_per_node: bool = field(
+        default=False,
+        metadata=_about(
+            "OneMultiNodeJobPerNode",
+            FLAG,
+            "yes: at most one job that spans nodes on each node, so that no two share its network.",
+        ),
+    )
+    gpu_figures: dict[str, dict[str, float]] = field(
+        default_factory=dict,
+        metadata=_about(
+            "GpuType",
+            figures(f"the type's name, then some of {', '.join(FIGURES)}, each above 0 and at most 1000000"),
+            "Figures of a GPU type, named as in Gres=gpu:TYPE, on a line of its own for each type. They come over the built-in "
+            "figures and over those of Profile. peak_tflops: dense half-precision TFLOP/s. memory_gib: device memory, GiB. "
+            "bandwidth_gbs: device memory, GB/s. intra_gbs: GB/s to another GPU of the node, one direction. inter_gbs: a GPU's "
+            "share of the node's network, GB/s, one direction.",
+            unset="the built-in figures",
+            example="a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25",
+        ),
+    )
 
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.state_dir / 'synergy.db'}"
+
+
+def _entry(settings_field: Any) -> Setting:
+    entry: Setting = settings_field.metadata["setting"]
+    return replace(entry, field=settings_field.name)
+
+
+#: all Keys, in the order of the documentation
+TABLE: tuple[Setting, ...] = tuple(_entry(each) for each in fields(Settings))
+#: those of one value, and GpuType, whose line holds several
+SETTINGS, GPU_TYPE = TABLE[:-1], TABLE[-1]

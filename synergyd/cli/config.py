@@ -14,8 +14,8 @@ from sqlalchemy.exc import ArgumentError
 
 from synergyd.cli.console import console as make_console
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import Settings
-from synergyd.slurm.conf import SETTINGS, Lint, LoadedSettings, find_slurm_conf, load_settings
+from synergyd.settings import GPU_TYPE, SETTINGS, Setting, Settings
+from synergyd.slurm.conf import Lint, LoadedSettings, find_slurm_conf, load_settings
 from synergyd.slurm.conf_lint import lint
 
 
@@ -54,41 +54,22 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
 
 def rows(loaded: LoadedSettings) -> list[tuple[str, str, str]]:
     """(key, value, origin) of each setting, in the order of the documentation; a database password is starred out."""
-    found = []
-    for setting in SETTINGS:
-        value = getattr(loaded.settings, setting.field)
-        found.append(
-            (setting.key, _text(setting.field, value, loaded.settings), loaded.origins.get(setting.field, "default"))
-        )
+    found = [
+        (setting.key, _text(setting, loaded.settings), loaded.origins.get(setting.field, "default"))
+        for setting in SETTINGS
+    ]
     for name, figures in sorted(loaded.settings.gpu_figures.items()):
-        value = " ".join(f"{figure}={number:g}" for figure, number in figures.items())
-        found.append((f"GpuType={name}", value, loaded.origins[f"gpu_figures.{name}"]))
+        key = f"{GPU_TYPE.key}={name}"
+        found.append((key, GPU_TYPE.type.write(figures), loaded.origins[f"{GPU_TYPE.field}.{name}"]))
     return found
 
 
-def _text(field: str, value: object, settings: Settings) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case tuple():
-            return ",".join(value) or "(all)"
-        case None:
-            return "(none)"
-        case dict():
-            pairs = (f"{name}:{number:g}" for name, number in value.items())
-            return ",".join(pairs) or "(none)"
-        case float() if field.endswith("_s"):
-            return f"{value:g}s"
-        case float():
-            return f"{value:g}"
-        case "" if field == "leaf_uplink":
-            return "none"
-        case "" if field == "report_host":
-            return "(this host)"
-        case str() if field == "database":
-            return _without_password(settings.database_url())
-        case _:
-            return str(value)
+def _text(setting: Setting, settings: Settings) -> str:
+    """The value as slurm.conf writes it, or in brackets what holds where nothing is set."""
+    if setting.field == "database":
+        return _without_password(settings.database_url())
+    value = getattr(settings, setting.field)
+    return setting.type.write(value) if value or not setting.unset else f"({setting.unset})"
 
 
 def _without_password(url: str) -> str:

@@ -107,7 +107,7 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
 )
 @click.option("--intra", metavar="LINK", help="Link in the node: nvlink4, pcie4, ..., or 1e9 bytes/s a GPU.")
 @click.option(
-    "--inter", metavar="LINK[/N]", help="Link between nodes, shared by N GPUs: ib-ndr, roce-200/2, eth-25/8, ..."
+    "--inter", metavar="LINK[/N]", help="Link between nodes, shared by N GPUs: ib-ndr, roce-200/2, 4x25gbe/8, ..."
 )
 @click.option(
     "--top",

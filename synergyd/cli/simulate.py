@@ -16,6 +16,7 @@ from rich.table import Table
 
 from synergyd.cli.console import console
 from synergyd.cli.json_file import write_json
+from synergyd.cli.numbers import FiniteRange
 from synergyd.cli.simulate_contention import WithWorkloads
 from synergyd.cli.simulate_links import link_options, with_links
 from synergyd.errors import SynergyError, UsageError
@@ -64,19 +65,17 @@ _OPTIONS = {"epoch": "--epoch", "restartcost": "--resize-cost", "policy": "--pol
 )
 @click.option("--policy", "names", default="synergy", show_default=True, metavar="NAME,...", help=", ".join(policies()))
 @click.option("--oracle", is_flag=True, help="Schedule from the true speeds instead of models learnt from reports.")
-@click.option("--epoch", "epoch_s", default=60.0, show_default=True, type=click.FloatRange(1, 86400), help="Seconds.")
+@click.option("--epoch", "epoch_s", default=60.0, show_default=True, type=FiniteRange(1, 86400), help="Seconds.")
 @click.option("--rounds", is_flag=True, help="Count whole seconds, as the reference simulators do.")
-@click.option(
-    "--fairness", default=0.0, show_default=True, type=click.FloatRange(-8, 1), help="As the setting Fairness."
-)
+@click.option("--fairness", default=0.0, show_default=True, type=FiniteRange(-8, 1), help="As the setting Fairness.")
 @click.option(
     "--set", "given", multiple=True, metavar="KEY=VALUE", help="Any setting, as in slurm.conf: --set ShortFirst=0."
 )
 @click.option("--unknown-lengths", is_flag=True, help="Jobs don't tell how much they have still to do.")
-@click.option("--start-cost", type=click.FloatRange(0, 86400), metavar="S", help="Seconds of a job's first start.")
+@click.option("--start-cost", type=FiniteRange(0, 86400), metavar="S", help="Seconds of a job's first start.")
 @click.option(
     "--resize-cost",
-    type=click.FloatRange(0, 86400),
+    type=FiniteRange(0, 86400),
     metavar="S",
     help="Seconds of a resize: checkpoint, requeue, start.",
 )

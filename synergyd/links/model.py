@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
+from synergyd.link_names import NETWORK_LINKS, parse_link
 
 
 @dataclass(frozen=True)
@@ -38,26 +39,16 @@ class Link:
 # guess on the careful side for InfiniBand, whose credit-based flow control loses less to contention.
 TEN_GBE = Link(0.856, 0.235)
 LINKS: dict[str, Link] = {
-    "1gbe": TEN_GBE.faster(0.1),
-    "10gbe": TEN_GBE,
-    "25gbe": TEN_GBE.faster(2.5),
-    "100gbe": TEN_GBE.faster(10.0),
-    "ib-edr": TEN_GBE.faster(10.0),
-    "ib-hdr": TEN_GBE.faster(20.0),
-    "ib-ndr": TEN_GBE.faster(40.0),
+    name: TEN_GBE.faster(link.gbs / NETWORK_LINKS["10gbe"].gbs) for name, link in NETWORK_LINKS.items()
 }
 
 
 def link_named(name: str) -> Link:
-    """The figures of a kind of link, `4x10gbe` of four together. Raises UsageError."""
-    count, times, kind = name.lower().rpartition("x")
-    known = LINKS.get(name.lower())
-    if known is None and times and count.isascii() and count.isdecimal() and 0 < int(count[:6]) <= 9999:
-        known = LINKS[kind].faster(int(count)) if kind in LINKS else None
-    if known is None:
-        right = f"one of {', '.join(LINKS)}; 4x10gbe for several together"
-        raise UsageError("link", f"no figures for {name!r}", right)
-    return known
+    """The figures of a link between nodes, `4x10gbe` of four together. Raises UsageError."""
+    count, kind = parse_link(name) or (1, "")
+    if kind not in LINKS:
+        raise UsageError("link", f"no figures for {name!r}", f"one of {', '.join(LINKS)}; 4x10gbe for several together")
+    return LINKS[kind].faster(count)
 
 
 @dataclass(frozen=True)

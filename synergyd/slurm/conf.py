@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,13 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import LINKS, OBJECTIVES, POLICIES, Settings
+from synergyd.settings import FIGURES, GPU_TYPE, SETTINGS, TABLE, Settings
 from synergyd.slurm.tokenizer import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
 MAX_FILES = 100
 MAX_FILE_BYTES = 16 * 2**20
-FIGURES = ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs")
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -71,172 +69,8 @@ class ConfLine:
         return f"{self.path}:{self.number}"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How a Key is read: the field of Settings, its reader (which raises ValueError) and what would be right."""
-
-    key: str
-    field: str
-    read: Callable[[str], object]
-    takes: str
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        if not re.fullmatch(r"[+-]?([0-9]{1,9}(\.[0-9]{1,9})?|\.[0-9]{1,9})", text) or not low <= float(text) <= high:
-            raise ValueError(text)
-        return float(text)
-
-    return read
-
-
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd]?)", text)
-        if not match or not low <= float(match[1]) * _UNITS[match[2]] <= high:
-            raise ValueError(text)
-        return float(match[1]) * _UNITS[match[2]]
-
-    return read
-
-
-def _port(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,5}", text) or int(text) > 65535:
-        raise ValueError(text)
-    return int(text)
-
-
-def _flag(text: str) -> bool:
-    return {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}[text.lower()]
-
-
-def _path(text: str) -> Path:
-    if not text.startswith("/") or ".." in Path(text).parts or len(text) > 1024:
-        raise ValueError(text)
-    return Path(text)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if len(set(names)) != len(names) or not all(re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name) for name in names):
-        raise ValueError(text)
-    return names
-
-
-def _host(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}", text):
-        raise ValueError(text)
-    return text
-
-
-def _database(text: str) -> str:
-    try:
-        url = make_url(text)
-    except ArgumentError as error:
-        raise ValueError(text) from error
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise ValueError(text)
-    return text
-
-
-def _growth(text: str) -> float:
-    value = _number(0, 1024)(text)
-    if 0 < value <= 1:
-        raise ValueError(text)
-    return value
-
-
-def _by_name(read: Callable[[str], Any]) -> Callable[[str], dict[str, Any]]:
-    """`NAME:VALUE,NAME:VALUE`, no name twice."""
-
-    def pairs(text: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for item in text.split(","):
-            name, _, value = item.rpartition(":")
-            if name in found or not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name):
-                raise ValueError(text)
-            found[name] = read(value)
-        return found
-
-    return pairs
-
-
-def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        return words[words.index(text)]
-
-    return read
-
-
-def _link(text: str) -> str:
-    match = re.fullmatch(r"(?:[1-9][0-9]{0,3}x)?([a-z0-9-]+)", text.lower())
-    if not match or match[1] not in LINKS:
-        raise ValueError(text)
-    return text.lower()
-
-
-def _uplink(text: str) -> str:
-    return "" if text.lower() == "none" else _link(text)
-
-
-def _gpus(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,7}", text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _bound(text: str) -> float:
-    value = _number(0, 1000)(text)
-    if 0 < value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _rule(text: str) -> str:
-    if not re.fullmatch(r"(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
-        raise ValueError(text)
-    return text
-
-
-_LINKS = f"{', '.join(LINKS)}; 4x10gbe for several together"
-SETTINGS: tuple[Setting, ...] = (
-    Setting("Database", "database", _database, "sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME"),
-    Setting("Epoch", "epoch_s", _seconds(1, 86400), "1 s to 1 day, such as 60, 60s or 5m"),
-    Setting("Partitions", "partitions", _names, "names of partitions with commas between"),
-    Setting("Policy", "policy", _one_of(POLICIES), f"one of: {', '.join(POLICIES)}"),
-    Setting("Fairness", "fairness", _number(-100, 1), "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
-    Setting("Objective", "objective", _one_of(OBJECTIVES), "power, sia, pollux or max-min"),
-    Setting("FairnessBound", "fairness_bound", _bound, "0 (none), or 1 and more, such as 1.5"),
-    Setting("ShortFirst", "short_first", _number(0, 2), "a number from 0 (length does not count) to 2, such as 0.5"),
-    Setting("Deadlines", "deadlines", _flag, "yes or no"),
-    Setting("PriorityWeight", "priority_weight", _flag, "yes or no"),
-    Setting(
-        "QosWeights", "qos_weights", _by_name(_number(0.001, 1000)), "QOS:WEIGHT with commas between, such as high:4"
-    ),
-    Setting("AccountLimits", "account_limits", _by_name(_gpus), "ACCOUNT:GPUS with commas between, such as physics:64"),
-    Setting("PartitionLimits", "partition_limits", _by_name(_gpus), "PARTITION:GPUS with commas between"),
-    Setting("RestartCost", "restart_cost_s", _seconds(0, 86400), "0 to 1 day, such as 60s"),
-    Setting("Preemption", "preemption", _flag, "yes or no"),
-    Setting("DryRun", "dry_run", _flag, "yes or no"),
-    Setting("Profile", "profile", _path, "an absolute path of what `synergyctl profiles fit` wrote"),
-    Setting("StateDir", "state_dir", _path, "an absolute path, such as /var/lib/synergy"),
-    Setting("MetricsPort", "metrics_port", _port, "a port from 1 to 65535, or 0 for none"),
-    Setting("ReportPort", "report_port", _port, "a port from 1 to 65535, or 0 for none"),
-    Setting("ReportHost", "report_host", _host, "a host's name or address"),
-    Setting("LinkArbiterPort", "link_arbiter_port", _port, "a port from 1 to 65535, or 0 for none"),
-    Setting("LinkArbiterRule", "link_arbiter_rule", _rule, "ada-srsf or srsf-N, with -time or -reserve behind it"),
-    Setting("LinkArbiterWait", "link_arbiter_wait_s", _seconds(0.001, 10), "0.001 s to 10 s, such as 0.5s"),
-    Setting("CheckpointTimeout", "checkpoint_timeout_s", _seconds(1, 86400), "1 s to 1 day, such as 5m"),
-    Setting("RestartDelay", "restart_delay_s", _seconds(1, 300), "1 s to 5 minutes, such as 2s"),
-    Setting("Park", "park_s", _seconds(0, 604800), "0 to 7 days, such as 15m"),
-    Setting("MaxGrowth", "max_growth", _growth, "0 (no bound), or more than 1, such as 2"),
-    Setting("LinkAware", "link_aware", _flag, "yes or no"),
-    Setting("NodeLink", "node_link", _link, _LINKS),
-    Setting("LeafUplink", "leaf_uplink", _uplink, f"none, or {_LINKS}"),
-    Setting("OneMultiNodeJobPerNode", "one_multi_node_job_per_node", _flag, "yes or no"),
-)
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
-KEYS = (*(setting.key for setting in SETTINGS), "GpuType")
+KEYS = tuple(setting.key for setting in TABLE)
 
 
 @dataclass
@@ -261,13 +95,10 @@ def load_settings(path: Path) -> LoadedSettings:
         _read_line(line, reading)
     values = reading.values
     report_port = values.get("report_port", Settings.report_port)
+    metrics_port = values.get("metrics_port")
     for key, name, others in (
-        ("metrics_port", "MetricsPort", {"ReportPort": values.get("report_port")}),
-        (
-            "link_arbiter_port",
-            "LinkArbiterPort",
-            {"ReportPort": report_port, "MetricsPort": values.get("metrics_port")},
-        ),
+        ("metrics_port", "MetricsPort", {"ReportPort": report_port}),
+        ("link_arbiter_port", "LinkArbiterPort", {"ReportPort": report_port, "MetricsPort": metrics_port}),
     ):
         taken = [other for other, port in others.items() if port and port == values.get(key)]
         if taken:
@@ -333,12 +164,14 @@ def _read_pair(where: str, key: str, value: str, reading: _Reading) -> None:
         reading.problems.append(Lint(where, f"{setting.key} is given twice", f"{first} holds and this line does not"))
         return
     try:
-        reading.values[setting.field] = setting.read(value)
+        if setting.field == "database":
+            make_url(value)
+        reading.values[setting.field] = setting.type.read(value)
         reading.origins[setting.field] = where
-    except (ValueError, KeyError):
+    except (ValueError, ArgumentError):
         # A database URL may hold a password, so its text is not repeated.
         shown = setting.key if setting.field == "database" else f"{setting.key}={one_line(value, 60)}"
-        reading.problems.append(Lint(where, f"{shown} is not right", f"{setting.key} takes {setting.takes}"))
+        reading.problems.append(Lint(where, f"{shown} is not right", f"{setting.key} takes {setting.type.takes}"))
 
 
 def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> None:
@@ -363,7 +196,7 @@ def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> No
         try:
             if figure in figures:
                 raise ValueError(value)
-            figures[figure] = _number(0.001, 1_000_000)(value)
+            figures[figure] = GPU_TYPE.type.read(value)
         except ValueError:
             what = f"{figure}={one_line(value, 60)} of GpuType={name} is not right"
             reading.problems.append(Lint(where, what, "give each figure once, above 0 and at most 1000000"))

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
-BASE = "synergyd.errors synergyd.records synergyd.words synergyd.rates synergyd.settings"
+BASE = "synergyd.errors synergyd.records synergyd.words synergyd.rates synergyd.link_names synergyd.settings"
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
 PLACEMENT = f"{PROBLEM} synergyd.scheduler.placement"
@@ -27,7 +27,10 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.records", ""),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
-    ("synergyd.settings", ""),
+    ("synergyd.link_names", ""),
+    ("synergyd.setting_types", "synergyd.link_names"),
+    ("synergyd.settings", "synergyd.setting_types"),
+    ("synergyd.settings_text", "synergyd.settings"),
     ("synergyd.wire", "synergyd.errors synergyd.records"),
     ("synergyd.links", BASE),
     ("synergyd.task.model", BASE),
@@ -91,6 +94,8 @@ FORBIDDEN = {
     "synergyd.records": (*IMPURE, *HEAVY),
     "synergyd.words": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
+    "synergyd.link_names": (*IMPURE, *HEAVY),
+    "synergyd.setting_types": (*IMPURE, *HEAVY),
     "synergyd.settings": (*IMPURE, *HEAVY),
     "synergyd.wire": HEAVY,
     "synergyd.links": IMPURE,

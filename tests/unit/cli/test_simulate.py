@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from synergyd.cli.numbers import FiniteRange
 from synergyd.cli.simulate import groups, policy_names, simulate_verb, with_costs
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import UsageError
@@ -55,6 +57,21 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert done.exit_code == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--epoch", "--fairness", "--start-cost", "--resize-cost"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_numbers_are_finite(option: str, text: str) -> None:
+    done = CliRunner().invoke(simulate_verb, [*SMALL, "--policy", "fifo", option, text])
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
+    wrong = "is not a finite number" if text == "nan" else "is not in the range"
+    assert done.stderr.splitlines()[-1].startswith(f"Error: Invalid value for '{option}': {text} {wrong}")
+
+
+def test_an_unbounded_range_takes_no_infinity() -> None:
+    with pytest.raises(click.BadParameter, match="inf is not a finite number"):
+        FiniteRange(min=0).convert("inf", None, None)
+    assert FiniteRange(min=0).convert("1e300", None, None) == 1e300
 
 
 def test_words_of_the_options() -> None:

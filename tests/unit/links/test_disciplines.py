@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from synergyd.errors import UsageError
+from synergyd.link_names import NETWORK_LINKS as NAMES
 from synergyd.links.disciplines import AdaDual, Srsf, discipline_named
 from synergyd.links.model import LINKS, TEN_GBE, Link, Topology, link_named, pace
 from synergyd.records import Shape
 from synergyd.scheduler.placement.lwf import choose_gpus, place_lwf
 from synergyd.scheduler.placement.place import PlacementRequest, place
 from synergyd.scheduler.problem.records import NodeCapacity
-from synergyd.settings import LINKS as NAMES
 
 
 def test_cost_of_sharing() -> None:
@@ -25,7 +25,8 @@ def test_figures_scale_with_the_line_rate() -> None:
     assert LINKS["100gbe"].per_mb == pytest.approx(0.0856)
     assert link_named("IB-HDR") == TEN_GBE.faster(20)
     assert link_named("4x10GbE") == TEN_GBE.faster(4) and set(LINKS) == set(NAMES)
-    for wrong in ("token-ring", "x10gbe", "0x10gbe", "-1x10gbe", "2x", "2x3x10gbe", ""):
+    assert link_named("eth-25") == TEN_GBE.faster(2.5) and link_named("roce-400") == TEN_GBE.faster(40)
+    for wrong in ("nvlink4", "token-ring", "x10gbe", "0x10gbe", "-1x10gbe", "2x", "2x3x10gbe", ""):
         with pytest.raises(UsageError, match="one of 1gbe, 10gbe"):
             link_named(wrong)
 

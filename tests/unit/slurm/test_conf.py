@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from synergyd.cli.config import config, rows
 from synergyd.errors import UsageError
-from synergyd.settings import Settings
+from synergyd.settings import SETTINGS, Settings
 from synergyd.slurm import conf
-from synergyd.slurm.conf import SETTINGS, LoadedSettings, find_slurm_conf, load_settings, with_values
+from synergyd.slurm.conf import LoadedSettings, find_slurm_conf, load_settings, with_values
 from synergyd.slurm.conf_lint import lint
 from tests.unit.plugin.lua_runtimes import ROOT
 
@@ -155,6 +155,18 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY Epoch", "the line can't be read (no value); "),
         ("#SYNERGY StateDir='/x", "the line can't be read (unclosed); "),
         ("#SYNERGY Policy=a\x1b[31m", "the line can't be read (character); "),
+        ("#SYNERGY Epoch=nan", "Epoch=nan is not right; Epoch takes 1 s to 1 day"),
+        ("#SYNERGY Epoch=inf", "Epoch=inf is not right; "),
+        ("#SYNERGY Fairness=nan", "Fairness=nan is not right; Fairness takes a number from -100"),
+        ("#SYNERGY RestartCost=-1", "RestartCost=-1 is not right; "),
+        ("#SYNERGY MaxGrowth=inf", "MaxGrowth=inf is not right; "),
+        ("#SYNERGY MaxGrowth=1", "MaxGrowth=1 is not right; MaxGrowth takes 0 (no bound), or more than 1, such as 2"),
+        ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
+        ("#SYNERGY LeafUplink=0x10gbe", "LeafUplink=0x10gbe is not right; LeafUplink takes none, or 1gbe, 10gbe"),
+        ("#SYNERGY NodeLink=nvlink4", "NodeLink=nvlink4 is not right; NodeLink takes 1gbe, 10gbe, "),
+        ("#SYNERGY NodeLink=none", "NodeLink=none is not right; "),
+        ("#SYNERGY Database=sqlite", "Database is not right; "),
+        ("#SYNERGY Database=sqlite://h:geheim/x", "Database is not right; "),
         ("#SYNERGY GpuType=a100", "GpuType=a100 has no figures; "),
         ("#SYNERGY GpuType=a100 tflops=1", "unknown figure tflops of GpuType=a100; known figures: peak_tflops, "),
         ("#SYNERGY GpuType=a100 memory_gb=1", "unknown figure memory_gb of GpuType=a100; did you mean memory_gib?"),
@@ -178,6 +190,15 @@ def test_a_wrong_line_is_said_and_has_no_effect(folder: Path, line: str, problem
     assert "geheim" not in said(loaded)[0] and said(loaded)[0].isprintable()
 
 
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [("eth-10", "10gbe"), ("2xETH-25", "2x25gbe"), ("4x10GbE", "4x10gbe"), ("1x100gbe", "100gbe"), ("roce-200", "roce-200")],
+)  # fmt: skip
+def test_links_by_any_spelling(folder: Path, text: str, link: str) -> None:
+    loaded = load(folder, f"#SYNERGY NodeLink={text} LeafUplink={text}\n")
+    assert (loaded.settings.node_link, loaded.settings.leaf_uplink, loaded.problems) == (link, link, ())
+
+
 def test_the_first_of_two_holds(folder: Path) -> None:
     loaded = load(
         folder, "Include a.conf\n#SYNERGY epoch=30\n", a="#SYNERGY Epoch=20\n#SYNERGY GpuType=x memory_gib=1\n" * 2
@@ -190,6 +211,13 @@ def test_two_ports_that_are_one(folder: Path) -> None:
     loaded = load(folder, "#SYNERGY MetricsPort=90\n#SYNERGY ReportPort=90\n")
     assert (loaded.settings.metrics_port, loaded.settings.report_port) == (0, 90)
     assert said(loaded) == ["error: slurm.conf:1: MetricsPort=90 is also the ReportPort; give each its own port"]
+
+
+@pytest.mark.parametrize("key", ["MetricsPort", "LinkArbiterPort"])
+def test_a_port_that_is_the_default_of_another(folder: Path, key: str) -> None:
+    loaded = load(folder, f"#SYNERGY {key}=7321\n")
+    assert loaded.settings == Settings()
+    assert said(loaded) == [f"error: slurm.conf:1: {key}=7321 is also the ReportPort; give each its own port"]
 
 
 def test_includes_are_read_in_their_place_beside_slurm_conf(folder: Path) -> None:

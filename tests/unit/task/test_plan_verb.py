@@ -10,8 +10,9 @@ from click.testing import CliRunner
 from synergyd.cli.plan import gpu_counts, plan
 from synergyd.cli.plan_plot import best, curves, split
 from synergyd.errors import UsageError
+from synergyd.link_names import LINK_CLASSES
 from synergyd.records import Plan
-from synergyd.task.model.link_classes import link_figures, links
+from synergyd.task.model.link_classes import link_figures
 from synergyd.task.model.spec import load_model
 from synergyd.task.plan_table import plan_table
 
@@ -157,7 +158,9 @@ def test_links_by_name_and_by_number(tmp_path) -> None:
     # the option comes before the file, whose other figures stay
     assert step("--figures", str(path), "--intra", "300") > 2 * step()
     assert step("--figures", str(path)) > step("--figures", str(path), "--intra", "300")
-    assert link_figures("IB-HDR/4", "inter") == {"inter_gbs": 6.25, "inter_latency_s": links()["ib-hdr"][1]}
+    assert link_figures("IB-HDR/4", "inter") == {"inter_gbs": 6.25, "inter_latency_s": LINK_CLASSES["ib-hdr"].latency_s}
+    assert link_figures("eth-100", "inter") == link_figures("100gbe", "inter") != link_figures("roce-100", "inter")
+    assert link_figures("4x10GbE/2", "inter") == {"inter_gbs": 2.5, "inter_latency_s": LINK_CLASSES["10gbe"].latency_s}
 
 
 def test_plot_without_matplotlib_is_one_line(monkeypatch, tmp_path) -> None:

@@ -1,0 +1,187 @@
+"""How the value of a setting is written in slurm.conf: a type's name, reader, writer, and what it takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synergyd.link_names import NETWORK_LINKS, parse_link
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueType:
+    """A kind of value and its bounds."""
+
+    #: for the reference page: "duration", "port"
+    name: str
+    #: what a value may be, for error lines and the reference page
+    takes: str
+    #: the value of a text; raises ValueError
+    read: Callable[[str], Any]
+    #: the text of a value
+    write: Callable[[Any], str] = str
+    #: of the number that `read` returns; "" if it has none
+    unit: str = ""
+
+
+def number(low: float, high: float, takes: str, *, or_zero: bool = False, above: bool = False) -> ValueType:
+    """A number from `low` (with `above`: from more than that) to `high`; with `or_zero` also 0."""
+
+    def read(text: str) -> float:
+        value = float(text) if re.fullmatch(r"[+-]?([0-9]{1,9}(\.[0-9]{1,9})?|\.[0-9]{1,9})", text) else None
+        if value is None or not ((low <= value <= high and not (above and value == low)) or (or_zero and value == 0)):
+            raise ValueError(text)
+        return value
+
+    return ValueType(name="number", takes=takes, read=read, write=_number_text)
+
+
+def duration(low_s: float, high_s: float, takes: str) -> ValueType:
+    """A number of seconds; with m, h or d behind it of minutes, hours or days."""
+
+    def read(text: str) -> float:
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd]?)", text)
+        if not match or not low_s <= float(match[1]) * _SECONDS[match[2]] <= high_s:
+            raise ValueError(text)
+        return float(match[1]) * _SECONDS[match[2]]
+
+    return ValueType(
+        name="duration with s, m, h or d behind it", takes=takes, read=read, write=_seconds_text, unit="seconds"
+    )
+
+
+def one_of(words: Sequence[str], takes: str) -> ValueType:
+    """One of these words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return ValueType(name="word", takes=takes, read=read)
+
+
+def by_name(value: ValueType, takes: str) -> ValueType:
+    """`NAME:VALUE,NAME:VALUE`, no name twice, as a dict."""
+
+    def read(text: str) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        for item in text.split(","):
+            name, _, written = item.rpartition(":")
+            if name in pairs or not _NAME.fullmatch(name):
+                raise ValueError(text)
+            pairs[name] = value.read(written)
+        return pairs
+
+    def write(pairs: Mapping[str, float]) -> str:
+        return ",".join(f"{name}:{value.write(each)}" for name, each in pairs.items())
+
+    return ValueType(name="list of NAME:VALUE", takes=takes, read=read, write=write, unit=value.unit)
+
+
+def figures(takes: str) -> ValueType:
+    """A line of `FIGURE=NUMBER`; `read` takes one of the numbers, `write` a dict of all."""
+
+    def write(numbers: Mapping[str, float]) -> str:
+        return " ".join(f"{name}={numbers[name]:g}" for name in numbers)
+
+    return ValueType(name="line of figures", takes=takes, read=number(0.001, 1_000_000, "").read, write=write)
+
+
+def _number_text(value: float) -> str:
+    return f"{value:g}"
+
+
+def _seconds_text(value: float) -> str:
+    return f"{value:g}s"
+
+
+def _yes(text: str) -> bool:
+    word = text.lower()
+    if word not in ("yes", "true", "1", "no", "false", "0"):
+        raise ValueError(text)
+    return word in ("yes", "true", "1")
+
+
+def _yes_text(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) > 65535:
+        raise ValueError(text)
+    return int(text)
+
+
+def _gpus(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _path(text: str) -> Path:
+    if not text.startswith("/") or ".." in Path(text).parts or len(text) > 1024:
+        raise ValueError(text)
+    return Path(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if len(set(names)) != len(names) or not all(_NAME.fullmatch(name) for name in names):
+        raise ValueError(text)
+    return names
+
+
+def _host(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}", text):
+        raise ValueError(text)
+    return text
+
+
+def _database(text: str) -> str:
+    if not re.match(r"(sqlite|postgresql)(\+[\w+]*)?://", text):
+        raise ValueError(text)
+    return text
+
+
+def _link(text: str) -> str:
+    count, name = parse_link(text) or (0, "")
+    if name not in NETWORK_LINKS:
+        raise ValueError(text)
+    return f"{count}x{name}" if count > 1 else name
+
+
+def _uplink(text: str) -> str:
+    return "" if text.lower() == "none" else _link(text)
+
+
+def _rule(text: str) -> str:
+    if not re.fullmatch(r"(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
+        raise ValueError(text)
+    return text
+
+
+_LINKS = f"{', '.join(NETWORK_LINKS)}; 4x10gbe for several together"
+FLAG = ValueType(name="yes or no", takes="yes or no", read=_yes, write=_yes_text)
+PORT = ValueType(name="port", takes="a port from 1 to 65535, or 0 for none", read=_port)
+GPUS = ValueType(name="number", takes="a number of GPUs", read=_gpus, unit="GPUs")
+NAMES = ValueType(name="list of names", takes="names of partitions with commas between", read=_names, write=",".join)
+HOST = ValueType(name="host", takes="a host's name or address", read=_host)
+#: `read` looks at the URL's start alone; slurm/conf.py asks SQLAlchemy about the rest
+DATABASE = ValueType(
+    name="SQLAlchemy URL", takes="sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME", read=_database
+)
+LINK = ValueType(name="link", takes=_LINKS, read=_link)
+UPLINK = ValueType(name="link", takes=f"none, or {_LINKS}", read=_uplink, write=lambda link: link or "none")
+RULE = ValueType(name="word", takes="ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
+
+
+def path(takes: str) -> ValueType:
+    """An absolute path without `..`."""
+    return ValueType(name="path", takes=takes, read=_path)

@@ -1,0 +1,63 @@
+"""The table of settings: each written once, and the texts that are printed from it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from synergyd.scheduler.policies.registry import POLICIES, policy_named
+from synergyd.settings import OBJECTIVES, SETTINGS, STOPPING_POLICIES, TABLE, Setting, Settings
+from synergyd.settings import POLICIES as POLICY_NAMES
+from synergyd.settings_text import conf_text, default_text, main, settings_markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_synergy_conf_is_fresh() -> None:
+    written = (ROOT / "slurm_plugins" / "synergy.conf").read_text()
+    assert written == conf_text(), "run: python -m synergyd.settings_text --conf > slurm_plugins/synergy.conf"
+
+
+def test_every_field_has_a_key_of_its_own_name() -> None:
+    assert [setting.field for setting in TABLE] == [each.name for each in fields(Settings)]
+    for setting in SETTINGS:
+        words = setting.field.removesuffix("_s").split("_")
+        assert setting.key == "".join(word.capitalize() for word in words)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_a_default_or_an_example_reads_as_slurm_conf_would(setting: Setting) -> None:
+    written, value = default_text(setting), getattr(Settings(), setting.field)
+    assert bool(written) != bool(setting.unset) and bool(setting.unset) == bool(setting.example)
+    if written:
+        assert setting.type.read(written) == value
+    else:
+        assert setting.type.write(setting.type.read(setting.example)) == setting.example
+    assert setting.text.endswith(".") and not setting.type.takes.endswith(".")
+
+
+def test_the_policies_that_stop_jobs_are_those_that_the_text_names() -> None:
+    assert set(POLICY_NAMES) == set(POLICIES) and len(OBJECTIVES) == 4
+    assert {name for name in POLICIES if policy_named(name).preempts} == set(STOPPING_POLICIES)
+
+
+def test_the_reference_page_has_every_key() -> None:
+    page = settings_markdown()
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [s.key for s in TABLE]
+    entry = page[page.index("## Epoch") : page.index("## Partitions")]
+    assert entry.splitlines()[4:8] == [
+        "- Type: duration with s, m, h or d behind it",
+        "- Takes: 1 s to 1 day, such as 60, 60s or 5m",
+        "- Unit: seconds",
+        "- Default: `60s`",
+    ]
+
+
+def test_both_forms_can_be_printed() -> None:
+    assert CliRunner().invoke(main, ["--conf"]).output == conf_text()
+    assert CliRunner().invoke(main, ["--markdown"]).output == settings_markdown()
+    done = CliRunner().invoke(main, [])
+    assert done.exit_code == 2 and "give --conf or --markdown" in done.output
