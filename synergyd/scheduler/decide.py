@@ -20,7 +20,7 @@ from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights, whole_nodes, with_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation as allocation_of
-from synergyd.scheduler.problem.utility import parts, relative_goodput
+from synergyd.scheduler.problem.utility import relative_goodput, value_terms
 from synergyd.scheduler.solver.greedy import fill, greedy
 from synergyd.settings import Settings
 
@@ -210,13 +210,13 @@ def _decision(
     choice = answer.allocation.choice[index]
     if choice is None:
         why, alternatives = explain(outcome, index, Action.WAIT)
-        worth = parts(ask, None, False, terms)
+        worth = value_terms(ask, None, False, terms)
         return Decision(ask.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
     nodes = answer.placement.nodes[ask.job_id]
     action = _action(ask, choice, nodes)
     why, alternatives = explain(outcome, index, action)
     cell = ask.cells[choice]
-    worth = parts(ask, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
+    worth = value_terms(ask, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
     relative = relative_goodput(cell, ask.cells, ask.asked)
     why += sentence(shared)
     return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)

@@ -19,9 +19,9 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
+from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
-from synergyd.scheduler.problem.utility import restart_factor, stay_value, stop_value, worth
+from synergyd.scheduler.problem.utility import utility, value
 
 TRIES = 400  # places tried for jobs in one epoch: bounds its time on any cluster
 _PASSES = 3
@@ -49,14 +49,6 @@ class Joint:
     placement: Placement
     total: float
     away: Mapping[int, frozenset[int]]
-
-
-def value(ask: JobRequest, choice: int, stays: bool, slowdown: float, terms: Objective) -> float:
-    """What an outcome adds to the objective where its steps take `slowdown` times as long."""
-    factor = 1.0 if stays else restart_factor(ask, choice)
-    need = ask.need_anew if ask.current is not None and not stays else ask.need
-    bonus = terms.need_bonus if 0.0 < need <= ask.cells[choice].goodput / slowdown else 0.0
-    return ask.weight * worth(factor * ask.relative[choice] / slowdown, terms) + bonus
 
 
 def joint(
@@ -149,9 +141,9 @@ class _Work:
 
     def _value(self, i: int) -> float:
         if i < 0:
-            return worth(1.0 / self._slowdown(i), self.problem.terms)
+            return utility(1.0 / self._slowdown(i), self.problem.terms)
         spot = self.spots[i]
-        return value(self.problem.asks[i], spot.choice, spot.stays, self._slowdown(i), self.problem.terms)
+        return value(self.problem.asks[i], spot.choice, spot.stays, self.problem.terms, self._slowdown(i))
 
     def _beside(self, *traffic: Traffic | None) -> set[int]:
         return {
@@ -166,8 +158,8 @@ class _Work:
             for i in self.spots:
                 if (slowdown := self._slowdown(i)) > _HURT and self._may_change(i, sizes):
                     spot, ask = self.spots[i], self.problem.asks[i]
-                    alone = value(ask, spot.choice, spot.stays, 1.0, self.problem.terms)
-                    lost = alone - value(ask, spot.choice, spot.stays, slowdown, self.problem.terms)
+                    alone = value(ask, spot.choice, spot.stays, self.problem.terms)
+                    lost = alone - value(ask, spot.choice, spot.stays, self.problem.terms, slowdown)
                     hurt.append((-lost, i))
             if not any([self._better(i, sizes) for _, i in sorted(hurt)]):
                 return
@@ -243,10 +235,6 @@ class _Work:
         else:
             found = allocation_of(problem, self.choice, moved, before.upper_bound)
         nodes = {problem.asks[i].job_id: spot.nodes for i, spot in self.spots.items()}
-        waits = [
-            stay_value(a, problem.terms) if a.current is None else stop_value(a, problem.terms)
-            for a, c in zip(problem.asks, self.choice, strict=True)
-            if c is None
-        ]
+        waits = [value(a, c, False, problem.terms) for a, c in zip(problem.asks, self.choice, strict=True) if c is None]
         total = sum(waits) + sum(self._value(i) for i in [*self.spots, *(i for i in self.senders if i < 0)])
         return Joint(found, Placement(nodes, dict(placed.failed), dict(self.bins.free)), total, away)

@@ -9,13 +9,13 @@ epoch).
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from synergyd.scheduler.placement.place import place, requests_of
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Policy, Problem
+from synergyd.scheduler.placement.make_placeable import move_others
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation, change_value, stay_value, stop_value
 from synergyd.scheduler.solver.column_table import ColumnTable, table
 from synergyd.scheduler.solver.greedy import greedy
@@ -61,8 +61,9 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
         stopped = (found.choice < 0) & rigid
         bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
         if not stopped.any():
-            choice, moved = _settle(problem, *_read(problem, made, found))
-            best = allocation(problem, choice, moved, bound, found.optimal and not moved and not split)
+            choice, asked = _read(problem, made, found)
+            moved, _ = move_others(problem, choice, asked, _MOVE_ROUNDS, partial(_move_cost, problem))
+            best = allocation(problem, choice, frozenset(moved), bound, found.optimal and not moved and not split)
             if best.gap <= _GOOD:
                 return best
             quick = greedy(problem, bound)
@@ -89,58 +90,8 @@ def _read(problem: Problem, made: ColumnTable, found: LagrangianSolution) -> tup
     return choice, moved
 
 
-def _settle(problem: Problem, choice: list[int | None], asked: set[int]) -> tuple[list[int | None], frozenset[int]]:
-    """Moves jobs that stay where others can't be laid beside them: on the node where that costs least."""
-    moved = set(asked)
-    for _ in range(_MOVE_ROUNDS):
-        taken = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its worth is nobody's business here
-        placed = place(problem.rooms, requests_of(problem, taken))
-        if not placed.failed:
-            break
-        staying: dict[str, list[tuple[float, int, int]]] = defaultdict(list)  # node -> (cost, job, GPUs)
-        for j, cell, stays in taken.taken(problem):
-            ask = problem.asks[j]
-            if stays and cell.shape.nodes == 1 and ask.discount > 0 and ask.current not in ask.banned:
-                cost = stay_value(ask, problem.terms) - change_value(ask, ask.current or 0, problem.terms)
-                for name in ask.nodes:
-                    staying[name].append((cost, j, cell.shape.gpus_per_node))
-        before = len(moved)
-        busy: set[str] = set()
-        for j, ask in enumerate(problem.asks):
-            if ask.job_id in placed.failed and choice[j] is not None:
-                shape = ask.cells[choice[j] or 0].shape
-                moved |= _in_the_way(
-                    problem.rooms, placed.left, staying, busy, ask, shape.gpu_type, shape.gpus_per_node
-                )
-        if len(moved) == before:
-            break
-    return choice, frozenset(moved)
-
-
-def _in_the_way(
-    rooms: tuple[NodeCapacity, ...],
-    left: dict[str, int],
-    staying: dict[str, list[tuple[float, int, int]]],
-    busy: set[str],
-    ask: JobRequest,
-    gpu_type: str,
-    gpus: int,
-) -> set[int]:
-    """The jobs to be moved off one node so that a piece of `gpus` GPUs fits there; only smaller ones."""
-    best: tuple[float, str, set[int]] | None = None
-    for room in rooms:
-        if room.gpu_type != gpu_type or room.name in busy or room.free < gpus or not room.admits(ask.partition):
-            continue
-        free, cost, gone = left[room.name], 0.0, set()
-        for price, j, held in sorted(staying.get(room.name, []), key=lambda s: (s[0] / s[2], s[1])):
-            if free >= gpus:
-                break
-            if held < gpus:
-                free, cost = free + held, cost + price
-                gone.add(j)
-        if free >= gpus and gone and (best is None or cost < best[0]):
-            best = (cost, room.name, gone)
-    if best is None:
-        return set()
-    busy.add(best[1])
-    return best[2]
+def _move_cost(problem: Problem, index: int, gpus: int) -> tuple[float, float]:
+    """(value lost a GPU, value lost) by moving asks[index], which keeps its Cell."""
+    ask = problem.asks[index]
+    lost = stay_value(ask, problem.terms) - change_value(ask, ask.current or 0, problem.terms)
+    return lost / gpus, lost

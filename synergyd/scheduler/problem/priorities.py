@@ -13,7 +13,7 @@ from synergyd.records import Job, JobState
 from synergyd.scheduler.problem.cell_index import CellIndex, Relative
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective
-from synergyd.scheduler.problem.utility import stop_value, waiting, worth
+from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.settings import OBJECTIVES, Settings
 
 _PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
@@ -169,9 +169,9 @@ def with_bonus(terms: Objective, asks: Sequence[JobRequest]) -> Objective:
     spread = 1.0
     for ask in asks:
         best = ask.relative[CellIndex.of(ask.cells).ranked[0]]
-        low = min(waiting(ask, terms), worth(ask.relative[CellIndex.of(ask.cells).least], terms))
+        low = min(waiting_utility(ask, terms), utility(ask.relative[CellIndex.of(ask.cells).least], terms))
         low = low if ask.current is None else min(low, stop_value(ask, terms) / ask.weight)
-        spread += ask.weight * max(0.0, worth(best, terms) - low)
+        spread += ask.weight * max(0.0, utility(best, terms) - low)
     return replace(terms, need_bonus=spread)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from synergyd.scheduler.problem.cell_index import CellIndex, Front, Relative
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem
-from synergyd.scheduler.problem.utility import stay_value, worths
+from synergyd.scheduler.problem.utility import stay_value, utilities
 from synergyd.scheduler.solver.columns import columns
 from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
 from synergyd.scheduler.solver.milp import pools_of
@@ -123,7 +123,7 @@ def _values(asks: Sequence[JobRequest], fronts: Sequence[Front], lens: Ints, ter
     )
     need = spread([ask.need if ask.current is None else ask.need_anew for ask in asks])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
-    return np.asarray(spread([ask.weight for ask in asks]) * worths(factor * relative, terms) + first)
+    return np.asarray(spread([ask.weight for ask in asks]) * utilities(factor * relative, terms) + first)
 
 
 def _without_stuck(problem: Problem, movable: Bools) -> list[int]:

@@ -15,7 +15,7 @@ from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights
 from synergyd.scheduler.problem.records import GpuLimit, NodeCapacity, Objective, Problem, Progress
-from synergyd.scheduler.problem.utility import change_value, parts, restart_factor, stay_value
+from synergyd.scheduler.problem.utility import change_value, restart_factor, stay_value, value_terms
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
 
@@ -218,14 +218,14 @@ def test_max_min_lifts_the_worst_off() -> None:
 def test_the_terms_of_a_job_add_up_to_what_it_is_worth() -> None:
     terms = Objective(need_bonus=50.0)
     one = ask(1, cells(1.0, 1.8, 3.2), weight=2.0, current=0, nodes=("n0",), discount=0.5, need=3.0, need_anew=3.1)
-    assert dict(parts(one, 2, False, terms)) == pytest.approx(
+    assert dict(value_terms(one, 2, False, terms)) == pytest.approx(
         {"goodput": math.log(3.2), "restart": math.log(0.5), "need": 50.0, "weight": math.log(1.6)}
     )
-    assert sum(v for _, v in parts(one, 2, False, terms)) == pytest.approx(change_value(one, 2, terms))
-    assert sum(v for _, v in parts(one, 0, True, terms)) == pytest.approx(stay_value(one, terms))
+    assert sum(v for _, v in value_terms(one, 2, False, terms)) == pytest.approx(change_value(one, 2, terms))
+    assert sum(v for _, v in value_terms(one, 0, True, terms)) == pytest.approx(stay_value(one, terms))
     waits = replace(one, current=None, nodes=())
-    assert sum(v for _, v in parts(waits, None, False, terms)) == pytest.approx(stay_value(waits, terms))
-    assert dict(parts(waits, None, False, terms)).keys() == {"waiting", "weight"}
+    assert sum(v for _, v in value_terms(waits, None, False, terms)) == pytest.approx(stay_value(waits, terms))
+    assert dict(value_terms(waits, None, False, terms)).keys() == {"waiting", "weight"}
 
 
 def test_a_job_that_soon_ends_is_not_worth_a_restart() -> None:
@@ -250,7 +250,7 @@ def test_who_has_less_left_weighs_more_within_bounds() -> None:
     found, _ = claimed(four, ROOMS, Objective(), replace(PLAIN, short_first=0.5), NOW)
     assert [one.weight for one in found] == pytest.approx([2.0, 4.0, 2.0 / 3.0, 2.0])
     assert [one.short for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
-    told = dict(parts(found[1], 2, False, Objective()))
+    told = dict(value_terms(found[1], 2, False, Objective()))
     assert told["weight"] == pytest.approx(math.log(4)) and told["short"] == pytest.approx(2 * math.log(4))
     assert sum(told.values()) == pytest.approx(change_value(found[1], 2, Objective()))
     same, _ = claimed(four, ROOMS, Objective(), replace(PLAIN, short_first=0.0), NOW)

@@ -18,10 +18,10 @@ from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Job, JobState, Shape, SharedLink, Sharing
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
-from synergyd.scheduler.placement.link_aware import Joint, joint, value
+from synergyd.scheduler.placement.link_aware import Joint, joint
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
 from synergyd.scheduler.problem.records import NodeCapacity, Objective, Problem
-from synergyd.scheduler.problem.utility import allocation, parts
+from synergyd.scheduler.problem.utility import allocation, value, value_terms
 from synergyd.settings import Settings
 from synergyd.store.codec import decode, encode
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
@@ -144,9 +144,9 @@ def test_quiet_nodes() -> None:
 def test_value_with_a_need_that_sharing_breaks() -> None:
     one = replace(ask(1, (sends(10.0, 2, 2),), 4), need=8.0, weight=2.0)
     terms = Objective(need_bonus=100.0)
-    assert value(one, 0, False, 1.0, terms) == 100.0
-    assert value(one, 0, False, 2.0, terms) == pytest.approx(2.0 * math.log(0.5))
-    told = dict(parts(one, 0, False, terms, slowdown=2.0))
+    assert value(one, 0, False, terms) == 100.0
+    assert value(one, 0, False, terms, 2.0) == pytest.approx(2.0 * math.log(0.5))
+    told = dict(value_terms(one, 0, False, terms, slowdown=2.0))
     assert told["links"] == pytest.approx(math.log(0.5)) and told["weight"] == pytest.approx(math.log(0.5))
 
 
