@@ -15,13 +15,13 @@ from functools import partial
 import numpy as np
 
 from synergyd.scheduler.placement.make_placeable import move_others
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation, change_value, stay_value, stop_value
 from synergyd.scheduler.solver.column_table import ColumnTable, table
 from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.instance import segment_max
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
-from synergyd.scheduler.solver.milp import MilpPolicy
 
 _HOLDS = 6  # solves in which a running job's stay is made worth more because it would have been stopped
 _MOVE_ROUNDS = 30
@@ -38,7 +38,7 @@ class SynergyPolicy(Policy):
 
     def allocate(self, problem: Problem) -> Allocation:
         if sum(len(ask.cells) for ask in problem.asks) <= self._exact:
-            return MilpPolicy().allocate(problem)
+            return ExactPolicy().allocate(problem)
         return by_prices(problem, self._effort)
 
 

@@ -20,51 +20,22 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Policy, Problem
-from synergyd.scheduler.problem.utility import allocation, objective, stay_value, stop_value
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
+from synergyd.scheduler.problem.utility import stay_value, stop_value
 from synergyd.scheduler.solver.columns import Column, columns
-from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.highs import IntegerSolution, maximise
 from synergyd.scheduler.solver.instance import Ints
 
-_PROVEN = 1e-4  # gap of what is called optimal: HiGHS's own is relative to gains that may be large
 Pools = tuple[int, ...]  # the pools open to a job: indices, ascending
 
 
-class MilpPolicy(Policy):
-    """Proven optimal within `relative_gap` of the gain over changing nothing, or the best found in `time_limit_s`
-    seconds with its gap; never worse than `greedy`, and that where the solver has found nothing."""
-
-    def __init__(self, time_limit_s: float = 5.0, relative_gap: float = 1e-6) -> None:
-        self._time_limit_s, self._relative_gap = time_limit_s, relative_gap
-
-    def allocate(self, problem: Problem) -> Allocation:
-        base = sum(stay_value(ask, problem.terms) for ask in problem.asks)
-        program = _Program()
-        picks = _formulate(problem, program)
-        if not program.gain:
-            return allocation(problem, [ask.current for ask in problem.asks], upper_bound=base, optimal=True)
-        result = program.solve(self._time_limit_s, self._relative_gap)
-        if result.x is None:
-            fallback = sum(max([c.gain for c in columns(ask, problem.terms)] + [0.0]) for ask in problem.asks)
-            return greedy(problem, base + fallback)
-        choice, moved = _read(problem, picks, result.x)
-        bound = base + result.bound
-        if result.ended:
-            found = allocation(problem, choice, moved, bound, optimal=True)
-            return found if found.gap <= _PROVEN else replace(found, optimal=False)
-        quick = greedy(problem, bound)
-        best = allocation(problem, choice, moved, bound)
-        return quick if quick.objective > objective(problem, choice, moved) else best
-
-
 @dataclass
-class _Program:
+class Program:
     """Columns and rows of the program as they are written down. Rows are lower <= A x <= upper."""
 
     gain: list[float] = field(default_factory=list)
@@ -99,7 +70,7 @@ class _Program:
 
 
 @dataclass
-class _Group:
+class JobGroup:
     """Identical jobs: indices of the asks (first submitted first), their columns, and the variables of both."""
 
     members: list[int]
@@ -109,7 +80,9 @@ class _Group:
     variables: list[int] = field(default_factory=list)
 
 
-def _formulate(problem: Problem, program: _Program) -> list[_Group]:
+def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
+    """The program of a problem, and what its variables stand for (see `read`). Empty where nothing can change."""
+    program = Program()
     pools, open_to = pools_of(problem)
     groups = _groups(problem, open_to)
     room_index = {room.name: i for i, room in enumerate(problem.rooms)}
@@ -162,11 +135,11 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
                 terms += own
                 slots += fixed
             program.row(terms, -math.inf, slots)
-    return groups
+    return program, groups
 
 
 def _room_slots(
-    program: _Program, room: NodeCapacity, stays: list[tuple[int, int]], size: int
+    program: Program, room: NodeCapacity, stays: list[tuple[int, int]], size: int
 ) -> tuple[list[tuple[int, float]], int]:
     """How many pieces of `size` GPUs fit on a node beside the jobs that stay there: (terms to subtract, constant)."""
     whole = room.free // size
@@ -184,7 +157,7 @@ def _room_slots(
 
 
 def _route(
-    program: _Program, pieces: dict[tuple[Pools, int], list[tuple[int, float]]]
+    program: Program, pieces: dict[tuple[Pools, int], list[tuple[int, float]]]
 ) -> dict[tuple[int, int], list[tuple[int, float]]]:
     """(pool, size) -> terms that count the pieces laid there; flows where a job may use several pools."""
     demand: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
@@ -210,28 +183,28 @@ def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[str, Pool
     return pools, {p: tuple(q for q, pool in enumerate(pools) if pool[0].admits(p)) for p in partitions}
 
 
-def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[_Group]:
+def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[JobGroup]:
     """Identical jobs together (parameter sweeps): solved one by one their ties make branch and bound explode."""
-    found: dict[Hashable, _Group] = {}
+    found: dict[Hashable, JobGroup] = {}
     for i in sorted(range(len(problem.asks)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
         ask = problem.asks[i]
         own = columns(ask, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
         bound = tuple(limit.binds(ask) for limit in problem.limits)
         loss = round(stay_value(ask, problem.terms) - stop_value(ask, problem.terms), 9) if ask.stoppable else None
-        key = (open_to[ask.partition], offers, _seat(ask), bound, loss)
+        key = (open_to[ask.partition], offers, _held(ask), bound, loss)
         if key in found:
             found[key].members.append(i)
         else:
-            found[key] = _Group([i], own)
+            found[key] = JobGroup([i], own)
     return list(found.values())
 
 
-def _seat(ask: JobRequest) -> Hashable:
+def _held(ask: JobRequest) -> Hashable:
     return None if ask.current is None else (ask.nodes, ask.cells[ask.current].shape)
 
 
-def _read(problem: Problem, groups: list[_Group], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
+def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
     """Choice per ask and who moves. Of identical waiting jobs the first submitted get the best columns; of running ones
     the last submitted change."""
     choice: list[int | None] = [ask.current for ask in problem.asks]

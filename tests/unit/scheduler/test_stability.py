@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from synergyd.records import Action, Cell, Decision, Job, JobState
 from synergyd.scheduler.decide import decide, solve
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.problem.priorities import whole_nodes
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation
-from synergyd.scheduler.solver.milp import MilpPolicy
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
 
 NODES = [node(f"n{i}", 4) for i in range(6)]
 SHAPES = ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4))
-POLICIES: list[Policy] = [MilpPolicy(), SynergyPolicy(exact_columns=0)]
+POLICIES: list[Policy] = [ExactPolicy(), SynergyPolicy(exact_columns=0)]
 
 
 class World:

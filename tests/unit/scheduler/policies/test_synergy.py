@@ -10,12 +10,12 @@ from hypothesis import given, settings
 
 from synergyd.scheduler.decide import solve
 from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.scheduler.solver.lagrangian import Effort
-from synergyd.scheduler.solver.milp import MilpPolicy
 from tests.unit.scheduler.builders import ask, brute_force, cell, cells
-from tests.unit.scheduler.solver.test_milp import check, problems
+from tests.unit.scheduler.policies.test_exact import check, problems
 
 PRICES = SynergyPolicy(exact_columns=0)
 
@@ -71,7 +71,7 @@ def test_near_the_exact_answer_and_every_count_has_its_nodes(seed: int, stops: b
     found = PRICES.allocate(problem)
     placed = place(problem.rooms, requests_of(problem, found))
     assert not placed.failed
-    exact = MilpPolicy(time_limit_s=10).allocate(problem)
+    exact = ExactPolicy(time_limit_s=10).allocate(problem)
     assert found.upper_bound >= exact.objective - 1e-6
     assert found.objective <= exact.upper_bound + 1e-6
     assert exact.objective - found.objective <= 0.02 * abs(exact.objective) + 0.5
