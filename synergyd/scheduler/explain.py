@@ -10,7 +10,7 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilter, Problem
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 
 _ALTERNATIVES = 5
@@ -41,7 +41,7 @@ class Outcome:
         self.capacity = problem.capacity()
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
-        self._free: dict[tuple[str, str], int] = {}
+        self._free: dict[tuple[NodeFilter, str], int] = {}
         self._told: dict[Hashable, tuple[str, tuple[Alternative, ...]]] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
@@ -71,25 +71,25 @@ class Outcome:
     def waits(self, index: int) -> tuple[str, tuple[Alternative, ...]]:
         """What is said of asks[index], which waits and goes on waiting: the same of all that are like it."""
         ask = self.problem.asks[index]
-        like = id(ask.cells), ask.banned, ask.partition, ask.account  # of a waiting job all else is nobody's reason
+        like = id(ask.cells), ask.banned, ask.node_filter, ask.account  # of a waiting job all else is nobody's reason
         if like not in self._told:
             self._told[like] = _waits(self, ask), _alternatives(self, index)
         return self._told[like]
 
     def fits_empty(self, ask: JobRequest, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
-        return self.empty.count(cell.shape, ask.partition) >= cell.shape.nodes
+        return self.empty.count(cell.shape, ask.node_filter) >= cell.shape.nodes
 
     def fits_beside(self, ask: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
         names, gpus = held or ((), 0)
-        return self.left.count(cell.shape, ask.partition, names, gpus) >= cell.shape.nodes
+        return self.left.count(cell.shape, ask.node_filter, names, gpus) >= cell.shape.nodes
 
     def free(self, ask: JobRequest, gpu_type: str) -> int:
         """GPUs left over on nodes that the job may use."""
-        key = ask.partition, gpu_type
+        key = ask.node_filter, gpu_type
         if key not in self._free:
-            rooms = [r for r in self.problem.rooms if r.gpu_type == gpu_type and r.admits(ask.partition)]
+            rooms = [r for r in self.problem.rooms if r.gpu_type == gpu_type and r.admits(ask.node_filter)]
             self._free[key] = sum(self.left.free[r.name] for r in rooms)
         return self._free[key]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from synergyd.records import Shape
-from synergyd.scheduler.problem.records import NodeCapacity
+from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 
 _Fit = tuple[
     bool, int, int, int, int
@@ -23,13 +23,13 @@ class FreeGpus:
         self._rooms = tuple(rooms)
         self._order = {room.name: i for i, room in enumerate(self._rooms)}
         self.free = {room.name: room.free for room in self._rooms}
-        self._open: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
-        self._counts: dict[tuple[str, str, int], int] = {}
+        self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
+        self._counts: dict[tuple[str, NodeFilter, int], int] = {}
 
     def pick(
         self,
         shape: Shape,
-        partition: str,
+        node_filter: NodeFilter,
         own: Collection[str] = (),
         wanted: Mapping[str, int] | None = None,
     ) -> tuple[str, ...] | None:
@@ -40,7 +40,7 @@ class FreeGpus:
         """
         wanted = wanted or {}
         free, gpus = self.free, shape.gpus_per_node
-        nodes = self._open_to(shape.gpu_type, partition)
+        nodes = self._open_to(shape.gpu_type, node_filter)
         fit = [
             (name not in own, wanted.get(name, 0), shared, free[name], i)
             for name, shared, i in nodes
@@ -48,7 +48,7 @@ class FreeGpus:
         ]
         if 2 * len(fit) < len(nodes):
             # Full nodes need not be looked at again until GPUs are given back.
-            self._open[shape.gpu_type, partition] = [entry for entry in nodes if free[entry[0]] > 0]
+            self._open[shape.gpu_type, node_filter] = [entry for entry in nodes if free[entry[0]] > 0]
         if len(fit) < shape.nodes:
             return None
         if shape.nodes == 1:
@@ -78,39 +78,39 @@ class FreeGpus:
             found += next(iter(leaves.values()))
         return found[:nodes]
 
-    def count(self, shape: Shape, partition: str, own: Collection[str] = (), back: int = 0) -> int:
+    def count(self, shape: Shape, node_filter: NodeFilter, own: Collection[str] = (), back: int = 0) -> int:
         """Nodes that have the shape's GPUs free, `back` GPUs on each node of `own` given back. At least `shape.nodes` of
         them: `pick` would find nodes."""
         free, gpus = self.free, shape.gpus_per_node
-        key = shape.gpu_type, partition, gpus
+        key = shape.gpu_type, node_filter, gpus
         if key not in self._counts:
-            nodes = self._open_to(shape.gpu_type, partition)
+            nodes = self._open_to(shape.gpu_type, node_filter)
             self._counts[key] = sum(free[name] >= gpus for name, _, _ in nodes)
         found = self._counts[key]
         for name in own:
             if name in free and free[name] < gpus:
                 room = self._rooms[self._order[name]]
-                if room.gpu_type == shape.gpu_type and room.admits(partition):
+                if room.gpu_type == shape.gpu_type and room.admits(node_filter):
                     found += min(room.free, free[name] + back) >= gpus
         return found
 
-    def fitting(self, shape: Shape, partition: str) -> list[str]:
+    def fitting(self, shape: Shape, node_filter: NodeFilter) -> list[str]:
         """Names of the nodes that could each take one node's part of the shape."""
         free, gpus = self.free, shape.gpus_per_node
-        nodes = self._open_to(shape.gpu_type, partition)
+        nodes = self._open_to(shape.gpu_type, node_filter)
         return [name for name, _, _ in nodes if free[name] >= gpus and self._may_span(name, shape)]
 
     def _may_span(self, name: str, shape: Shape) -> bool:
         return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
 
-    def _open_to(self, gpu_type: str, partition: str) -> list[tuple[str, int, int]]:
-        """(name, partitions that share it, place in the order) of the nodes of a type that a partition may use."""
-        key = gpu_type, partition
+    def _open_to(self, gpu_type: str, node_filter: NodeFilter) -> list[tuple[str, int, int]]:
+        """(name, partitions that share it, place in the order) of the nodes of a type that a job with this filter may use."""
+        key = gpu_type, node_filter
         if key not in self._open:
             self._open[key] = [
                 (room.name, len(room.partitions), i)
                 for i, room in enumerate(self._rooms)
-                if room.gpu_type == gpu_type and room.admits(partition)
+                if room.gpu_type == gpu_type and room.admits(node_filter)
             ]
         return self._open[key]
 

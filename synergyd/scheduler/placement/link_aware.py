@@ -199,7 +199,7 @@ class _Work:
         if ask.current is not None and not old.stays:
             cell = ask.cells[ask.current]
             narrower = sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus
-            if narrower and own <= set(self.bins.fitting(cell.shape, ask.partition)):
+            if narrower and own <= set(self.bins.fitting(cell.shape, ask.node_filter)):
                 yield Assignment(ask.current, True, ask.nodes, traffic_of(i, cell, ask.nodes, self.topology))
         if ask.current is not None and ask.discount <= 0:
             return
@@ -211,10 +211,10 @@ class _Work:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
-                names = self.bins.pick(cell.shape, ask.partition, own)
+                names = self.bins.pick(cell.shape, ask.node_filter, own)
                 found = [] if names is None else [names]
             else:
-                fits = self.bins.fitting(cell.shape, ask.partition)
+                fits = self.bins.fitting(cell.shape, ask.node_filter)
                 found = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.bins.free)
             for names in found:
                 stays = choice == ask.current and set(names) == own

@@ -49,17 +49,17 @@ def place_lwf(
             for name in request.nodes:
                 if name in free:
                     free[name] = max(0, free[name] - request.shape.gpus_per_node)
-    choices = {r.partition: sum(room.admits(r.partition) for room in rooms) for r in requests}
+    choices = {r.node_filter: sum(room.admits(r.node_filter) for room in rooms) for r in requests}
     changing = sorted(
         (r for r in requests if not r.stay),
-        key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.partition], not r.nodes, r.job_id),
+        key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id),
     )
     for request in changing:
         shape, gpus = request.shape, request.shape.gpus_per_node
         fit = [
             room.name
             for room in rooms
-            if room.gpu_type == shape.gpu_type and room.admits(request.partition) and free[room.name] >= gpus
+            if room.gpu_type == shape.gpu_type and room.admits(request.node_filter) and free[room.name] >= gpus
         ]
         if len(fit) < shape.nodes:
             failed[request.job_id] = why_not(free, rooms, request)

@@ -81,7 +81,7 @@ def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cos
             continue
         best: tuple[float, str, set[int]] | None = None
         for room in problem.rooms:
-            usable = room.gpu_type == cell.shape.gpu_type and room.admits(ask.partition) and room.free >= piece
+            usable = room.gpu_type == cell.shape.gpu_type and room.admits(ask.node_filter) and room.free >= piece
             if not usable or room.name in cleared:
                 continue
             free, total, leaving = placement.left[room.name], 0.0, set()

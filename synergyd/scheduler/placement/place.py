@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from synergyd.records import Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Problem
+from synergyd.scheduler.problem.records import ANY_NODE, Allocation, NodeCapacity, NodeFilter, Problem
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PlacementRequest:
 
     job_id: int
     shape: Shape
-    partition: str = ""
+    node_filter: NodeFilter = ANY_NODE
     nodes: tuple[str, ...] = ()
     stay: bool = False
 
@@ -50,13 +50,13 @@ def place(
     changing = [r for r in requests if not r.stay]
     # Nodes on which a changing job sits are left to it where others have a choice.
     homes = Counter(name for r in changing for name in r.nodes)
-    choices = {p: sum(room.admits(p) for room in rooms) for p in {r.partition for r in changing}}
+    choices = {p: sum(room.admits(p) for room in rooms) for p in {r.node_filter for r in changing}}
     # Of equal sizes those on several nodes first (they need distinct ones), then those with the fewest nodes open to
     # them, then those that have a home to keep.
-    changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.partition], not r.nodes, r.job_id))
+    changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id))
     for request in changing:
         homes.subtract(request.nodes)
-        names = bins.pick(request.shape, request.partition, frozenset(request.nodes), homes)
+        names = bins.pick(request.shape, request.node_filter, frozenset(request.nodes), homes)
         if names is None:
             failed[request.job_id] = why_not(bins.free, rooms, request)
             if spanned is not None and request.shape.nodes > 1:
@@ -70,7 +70,7 @@ def place(
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
     """The placement requests of an allocation."""
     return [
-        PlacementRequest(ask.job_id, cell.shape, ask.partition, ask.nodes, stay)
+        PlacementRequest(ask.job_id, cell.shape, ask.node_filter, ask.nodes, stay)
         for ask, cell, stay in ((problem.asks[i], cell, stay) for i, cell, stay in allocation.taken(problem))
     ]
 
@@ -78,7 +78,7 @@ def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementReque
 def why_not(free: Mapping[str, int], rooms: Sequence[NodeCapacity], request: PlacementRequest) -> str:
     """Why no nodes were found for a request while `free` GPUs were left by node name."""
     shape = request.shape
-    usable = [r for r in rooms if r.gpu_type == shape.gpu_type and r.admits(request.partition)]
+    usable = [r for r in rooms if r.gpu_type == shape.gpu_type and r.admits(request.node_filter)]
     fit = sum(free[r.name] >= shape.gpus_per_node for r in usable)
     gpus = sum(free[r.name] for r in usable)
     return (

@@ -34,7 +34,7 @@ class TrialPlacement:
         laid: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
             ask, shape = self._asks[i], self._asks[i].cells[changes[i]].shape
-            names = self.bins.pick(shape, ask.partition, (*self.nodes[i], *ask.nodes), self._homes)
+            names = self.bins.pick(shape, ask.node_filter, (*self.nodes[i], *ask.nodes), self._homes)
             if names is None:
                 break
             self.bins.take(names, shape.gpus_per_node)

@@ -38,7 +38,7 @@ class BackfillPolicy(Policy):
         for i in by_submission(problem):
             ask, want = problem.asks[i], requested_size(problem.asks[i])
             shape = ask.cells[want].shape
-            if ask.current is not None or want in ask.banned or empty.pick(shape, ask.partition) is None:
+            if ask.current is not None or want in ask.banned or empty.pick(shape, ask.node_filter) is None:
                 continue
             tried += guard is not None
             if tried > self._depth:
@@ -69,14 +69,14 @@ class _Guard:
             return self._starts_at(self.time_s, choice, placed)
         rooms = {r.name: r for r in self._problem.rooms}
         names = [rooms[name] for name in placed.nodes[self._problem.asks[newcomer].job_id]]
-        return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.partition) for r in names)
+        return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.node_filter) for r in names)
 
     def _starts_at(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
         bins = FreeGpus(self._problem.rooms)
         for ask, picked in zip(self._problem.asks, choice, strict=True):
             if picked is not None and _end(ask, picked) > time_s:
                 bins.take(placed.nodes[ask.job_id], ask.cells[picked].shape.gpus_per_node)
-        return bins.pick(self._shape, self._head.partition) is not None
+        return bins.pick(self._shape, self._head.node_filter) is not None
 
 
 def _end(ask: JobRequest, choice: int) -> float:
@@ -89,5 +89,5 @@ def _placed(problem: Problem, choice: list[int | None]) -> Placement:
 
 def _may_fit(problem: Problem, placed: Placement, ask: JobRequest, shape: Shape) -> bool:
     """Enough GPUs left at all? Which nodes, only the placement of everybody says."""
-    usable = (r for r in problem.rooms if r.gpu_type == shape.gpu_type and r.admits(ask.partition))
+    usable = (r for r in problem.rooms if r.gpu_type == shape.gpu_type and r.admits(ask.node_filter))
     return sum(placed.left[r.name] for r in usable) >= shape.gpus

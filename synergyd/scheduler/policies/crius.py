@@ -106,8 +106,8 @@ class _Search(TrialPlacement):
 
     def helpful(self, arrival: int, kinds: set[str], steps: list[_Step], most: int) -> list[_Step]:
         """Of each type in `kinds` the first `most` steps that can be taken and free such GPUs where the arrival may run."""
-        partition = self._asks[arrival].partition
-        usable = {name for name, room in self._rooms.items() if room.gpu_type in kinds and room.admits(partition)}
+        node_filter = self._asks[arrival].node_filter
+        usable = {name for name, room in self._rooms.items() if room.gpu_type in kinds and room.admits(node_filter)}
         count = dict.fromkeys(kinds, 0)
         found = []
         for step in steps:

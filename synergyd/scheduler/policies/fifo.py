@@ -29,9 +29,9 @@ class FifoPolicy(Policy):
             ask = problem.asks[i]
             wanted = smallest(ask.cells) if ask.asked is None else ask.asked
             shape = ask.cells[wanted].shape
-            if wanted in ask.banned or empty.pick(shape, ask.partition) is None:
+            if wanted in ask.banned or empty.pick(shape, ask.node_filter) is None:
                 continue
-            names = bins.pick(shape, ask.partition)
+            names = bins.pick(shape, ask.node_filter)
             if names is None:
                 break
             bins.take(names, shape.gpus_per_node)

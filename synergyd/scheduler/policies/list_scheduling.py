@@ -34,7 +34,7 @@ def in_turn(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> All
                 break
             if cell in ask.banned:
                 continue
-            names = bins.pick(ask.cells[cell].shape, ask.partition, ask.nodes, homes)
+            names = bins.pick(ask.cells[cell].shape, ask.node_filter, ask.nodes, homes)
             if names is not None:
                 bins.take(names, gpus)
                 choice[i] = cell

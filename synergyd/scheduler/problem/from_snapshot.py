@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Progress
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
 from synergyd.scheduler.problem.utility import (
     find_asked,
     relative_goodput,
@@ -124,11 +124,6 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
 
 
-def _where(job: Job) -> str:
-    """The job's partition and what it asks of nodes, as Room.admits takes them."""
-    return f"{job.partition} {job.features}" if job.features else job.partition
-
-
 def _room(node: Node, own: int) -> NodeCapacity:
     others = max(0, node.gpus_used - own)
     free = max(node.gpus - others, own) if node.up else 0
@@ -192,8 +187,9 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     fixed = fixed_reason(job)
     need = job.shape.gpus if fixed else directive.min_gpus or 1
     usable, up = [], 0
+    node_filter = NodeFilter(job.partition, job.features)
     for n in snapshot.cluster.nodes:
-        if (not types or n.gpu_type in types) and _room(n, 0).admits(_where(job)):
+        if (not types or n.gpu_type in types) and _room(n, 0).admits(node_filter):
             usable.append(n)
             up += n.gpus if n.up else 0
             if up >= need > 0:
@@ -277,7 +273,7 @@ def _ask(
         relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
         weight=history.weight,
         submit_s=job.submit_s,
-        partition=_where(job),
+        node_filter=NodeFilter(job.partition, job.features),
         asked=asked,
         current=current,
         nodes=nodes,

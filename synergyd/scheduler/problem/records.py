@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from synergyd.records import Cell, has_features
+
+
+class NodeFilter(NamedTuple):
+    """Which nodes a job may use. Empty: any."""
+
+    #: Slurm's field of the job: one partition, or several with commas between them
+    partition: str = ""
+    #: node features that the job asks for (--constraint): names joined by & or by |
+    features: str = ""
+
+
+ANY_NODE = NodeFilter()
 
 
 @dataclass(frozen=True)
@@ -29,12 +41,9 @@ class NodeCapacity:
     features: tuple[str, ...] = ()
     leaf: str = ""
 
-    def admits(self, partition: str) -> bool:
-        """May a job of `partition` run here? (Slurm's field, perhaps several names with commas; after a blank the node
-        features that the job asks for.)"""
-        if not partition:
-            return True
-        names, _, wanted = partition.partition(" ")
+    def admits(self, node_filter: NodeFilter) -> bool:
+        """May a job with this filter run here?"""
+        names, wanted = node_filter
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
         return inside and has_features(wanted, self.features)
 
@@ -77,7 +86,7 @@ class JobRequest:
     relative: Sequence[float]
     weight: float = 1.0
     submit_s: float = 0.0
-    partition: str = ""
+    node_filter: NodeFilter = ANY_NODE
     asked: int | None = None
     current: int | None = None
     nodes: tuple[str, ...] = ()
@@ -135,11 +144,7 @@ class GpuLimit:
     said: int = 0
 
     def binds(self, ask: JobRequest) -> bool:
-        return (
-            ask.account == self.name
-            if self.kind == "account"
-            else self.name in ask.partition.partition(" ")[0].split(",")
-        )
+        return ask.account == self.name if self.kind == "account" else self.name in ask.node_filter.partition.split(",")
 
 
 @dataclass(frozen=True)

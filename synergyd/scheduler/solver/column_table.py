@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.scheduler.problem.cell_index import CellIndex, Front, Relative
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem
 from synergyd.scheduler.problem.utility import stay_value, utilities
 from synergyd.scheduler.solver.columns import columns
 from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
@@ -164,8 +164,8 @@ class _Pools:
     def slots(self, pool: int, size: int) -> int:
         return int((self.counts[pool] // size).sum())
 
-    def usable(self, partition: str, gpu_type: str) -> list[int]:
-        return [q for q in self.open_to[partition] if self._first(q).gpu_type == gpu_type]
+    def usable(self, node_filter: NodeFilter, gpu_type: str) -> list[int]:
+        return [q for q in self.open_to[node_filter] if self._first(q).gpu_type == gpu_type]
 
     def _first(self, pool: int) -> NodeCapacity:
         return self.pools[pool][0]
@@ -178,12 +178,12 @@ class _Uses:
         self._problem, self._pools, self._types = problem, pools, types
         self._number: dict[tuple[tuple[Piece, float], ...], int] = {}
         self.split = False
-        partitions = {p: i for i, p in enumerate(dict.fromkeys(ask.partition for ask in problem.asks))}
+        filters = {f: i for i, f in enumerate(dict.fromkeys(ask.node_filter for ask in problem.asks))}
         bound = [tuple(i for i, limit in enumerate(problem.limits) if limit.binds(a)) for a in problem.asks]
         bounds = {b: i for i, b in enumerate(dict.fromkeys(bound))}
-        self._partitions, self._bounds, self._bound = list(partitions), list(bounds), bound
+        self._filters, self._bounds, self._bound = list(filters), list(bounds), bound
         numbers = [
-            partitions[ask.partition] * len(bounds) + bounds[b] for ask, b in zip(problem.asks, bound, strict=True)
+            filters[ask.node_filter] * len(bounds) + bounds[b] for ask, b in zip(problem.asks, bound, strict=True)
         ]
         self._class = np.array(numbers, dtype=np.intp)
 
@@ -197,8 +197,8 @@ class _Uses:
             rest, size = divmod(value, high)
             rest, count = divmod(rest, wide)
             group, number = divmod(rest, max(1, len(self._types)))
-            partition, bound = divmod(group, len(self._bounds))
-            usable = self._pools.usable(self._partitions[partition], self._types[number])
+            number_of_filter, bound = divmod(group, len(self._bounds))
+            usable = self._pools.usable(self._filters[number_of_filter], self._types[number])
             self.split |= count > 1 and len(usable) > 1
             limits = {(-1 - i, 1): float(count * size) for i in self._bounds[bound]}
             fits = [q for q in usable if self._pools.fit(q, size) >= count]

@@ -27,7 +27,7 @@ def fill(problem: Problem, found: Allocation, nodes: Mapping[int, tuple[str, ...
         ask = problem.asks[i]
         if choice[i] is not None or not left.allows(ask, None, column.cell):
             continue
-        names = bins.pick(ask.cells[column.cell].shape, ask.partition)
+        names = bins.pick(ask.cells[column.cell].shape, ask.node_filter)
         if names is not None:
             bins.take(names, column.gpus_per_node)
             left.change(ask, None, column.cell)
@@ -59,7 +59,7 @@ def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = Tru
             bins.give(before[0], before[1].gpus_per_node)
         ask = problem.asks[i]
         shape = ask.cells[column.cell].shape
-        names = bins.pick(shape, ask.partition, before[0] if before else ())
+        names = bins.pick(shape, ask.node_filter, before[0] if before else ())
         if names is not None:
             left.change(ask, choice[i], column.cell)
             held[i], choice[i], gains[i] = (names, shape), column.cell, column.gain

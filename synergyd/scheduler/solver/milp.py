@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Problem
 from synergyd.scheduler.problem.utility import stay_value, stop_value
 from synergyd.scheduler.solver.columns import Column, columns
 from synergyd.scheduler.solver.highs import IntegerSolution, maximise
@@ -92,7 +92,7 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
     for group in groups:
         ask = problem.asks[group.members[0]]
         count = len(group.members)
-        open_pools = open_to[ask.partition]
+        open_pools = open_to[ask.node_filter]
         if ask.current is not None:
             group.stay = program.variable(0.0, count)
             if ask.stoppable:
@@ -172,18 +172,18 @@ def _route(
     return demand
 
 
-def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[str, Pools]]:
-    """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each partition."""
-    partitions = sorted({ask.partition for ask in problem.asks})
+def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
+    """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each node filter."""
+    filters = sorted({ask.node_filter for ask in problem.asks})
     found: dict[Hashable, list[NodeCapacity]] = {}
     for room in problem.rooms:
-        key = (room.gpu_type, tuple(room.admits(p) for p in partitions))
+        key = (room.gpu_type, tuple(room.admits(f) for f in filters))
         found.setdefault(key, []).append(room)
     pools = list(found.values())
-    return pools, {p: tuple(q for q, pool in enumerate(pools) if pool[0].admits(p)) for p in partitions}
+    return pools, {f: tuple(q for q, pool in enumerate(pools) if pool[0].admits(f)) for f in filters}
 
 
-def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[JobGroup]:
+def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup]:
     """Identical jobs together (parameter sweeps): solved one by one their ties make branch and bound explode."""
     found: dict[Hashable, JobGroup] = {}
     for i in sorted(range(len(problem.asks)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
@@ -192,7 +192,7 @@ def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[JobGroup]:
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
         bound = tuple(limit.binds(ask) for limit in problem.limits)
         loss = round(stay_value(ask, problem.terms) - stop_value(ask, problem.terms), 9) if ask.stoppable else None
-        key = (open_to[ask.partition], offers, _held(ask), bound, loss)
+        key = (open_to[ask.node_filter], offers, _held(ask), bound, loss)
         if key in found:
             found[key].members.append(i)
         else:

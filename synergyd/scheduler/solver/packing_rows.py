@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergyd.records import Shape
-from synergyd.scheduler.problem.records import Problem
+from synergyd.scheduler.problem.records import NodeFilter, Problem
 
 Floats = NDArray[np.float64]
 
@@ -43,9 +43,9 @@ def packing(problem: Problem, takes: Sequence[Take]) -> tuple[Floats, Floats]:
     """
     kinds = sorted({take.shape.gpu_type for take in takes})
     rooms = {kind: [r for r in problem.rooms if r.gpu_type == kind] for kind in kinds}
-    open_to: dict[tuple[str, str], frozenset[int]] = {}
+    open_to: dict[tuple[str, NodeFilter], frozenset[int]] = {}
     for take in takes:
-        key = take.shape.gpu_type, problem.asks[take.ask].partition
+        key = take.shape.gpu_type, problem.asks[take.ask].node_filter
         if key not in open_to:
             open_to[key] = frozenset(n for n, room in enumerate(rooms[key[0]]) if room.admits(key[1]))
     columns, limits = [], []
@@ -53,13 +53,13 @@ def packing(problem: Problem, takes: Sequence[Take]) -> tuple[Floats, Floats]:
         own = [take if take.shape.gpu_type == kind else None for take in takes]
         groups = {open_to[key] for key in open_to if key[0] == kind} | {frozenset(range(len(rooms[kind])))}
         for group in sorted(groups, key=sorted):
-            inside = {p for (k, p), found in open_to.items() if k == kind and found <= group}
+            inside = {f for (k, f), usable in open_to.items() if k == kind and usable <= group}
             for size in sorted({take.shape.gpus_per_node for take in takes if take.shape.gpu_type == kind}):
                 limits.append(float(sum(rooms[kind][n].free // size for n in group)))
                 columns.append(
                     [
                         float(take.nodes * (take.shape.gpus_per_node // size))
-                        if take is not None and problem.asks[take.ask].partition in inside
+                        if take is not None and problem.asks[take.ask].node_filter in inside
                         else 0.0
                         for take in own
                     ]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem, Progress
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem, Progress
 from synergyd.scheduler.problem.utility import find_asked, objective, relative_goodputs, restart_discount
 
 NOW = 100_000.0
@@ -99,7 +99,7 @@ def can_lie(rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest])
             r.name
             for r in rooms
             if r.gpu_type == first.shape.gpu_type
-            and r.admits(first.partition)
+            and r.admits(first.node_filter)
             and free[r.name] >= first.shape.gpus_per_node
         ]
         for names in itertools.combinations(usable, first.shape.nodes):
@@ -154,7 +154,7 @@ def within(problem: Problem, choice: Sequence[int | None]) -> bool:
 
 def requests(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> list[PlacementRequest]:
     return [
-        PlacementRequest(a.job_id, a.cells[c].shape, a.partition, a.nodes, c == a.current and i not in moved)
+        PlacementRequest(a.job_id, a.cells[c].shape, a.node_filter, a.nodes, c == a.current and i not in moved)
         for i, (a, c) in enumerate(zip(problem.asks, choice, strict=True))
         if c is not None
     ]
@@ -185,12 +185,13 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
             "submit_s": NOW - age,
             "age_s": age,
             "restarts": rnd.randrange(4),
-            "partition": rnd.choice(partitions),
+            "node_filter": NodeFilter(rnd.choice(partitions)),
             "progress": Progress(rnd.uniform(0, 200_000), rnd.choice([None, rnd.uniform(0, 1e5)])),
             "banned": frozenset(rnd.sample(range(len(offers)), rnd.choice([0, 0, 0, 1]))),
         }
-        current = rnd.randrange(len(offers))
-        names = bins.pick(offers[current].shape, str(changes["partition"]))
+        current, node_filter = rnd.randrange(len(offers)), changes["node_filter"]
+        assert isinstance(node_filter, NodeFilter)
+        names = bins.pick(offers[current].shape, node_filter)
         if names and rnd.random() < 0.6:
             bins.take(names, offers[current].shape.gpus_per_node)
             discount = restart_discount(age, int(str(changes["restarts"])), 60.0)

@@ -20,7 +20,7 @@ from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.link_aware import Joint, joint
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
-from synergyd.scheduler.problem.records import NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.utility import allocation, value, value_terms
 from synergyd.settings import Settings
 from synergyd.store.codec import decode, encode
@@ -163,7 +163,7 @@ def test_one_multi_node_job_a_node() -> None:
     full = place(rooms(3), pair, frozenset())
     assert "1 left" in full.failed[2] or "no other job that spans nodes" in full.failed[2]
     assert place(rooms(4), pair[:1], frozenset({"n0", "n2"})).nodes == {1: ("n1", "n3")}
-    stays = PlacementRequest(1, Shape("a100", 2, 2), "", ("n0", "n1"), True)
+    stays = PlacementRequest(1, Shape("a100", 2, 2), ANY_NODE, ("n0", "n1"), True)
     assert place(rooms(4), [stays, pair[1]], frozenset()).nodes[2] == ("n2", "n3")
 
 

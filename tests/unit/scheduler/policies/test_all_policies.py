@@ -43,7 +43,7 @@ def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
         if stays:
             assert names == asked.nodes
         else:
-            assert all(rooms[n].gpu_type == cell.shape.gpu_type and rooms[n].admits(asked.partition) for n in names)
+            assert all(rooms[n].gpu_type == cell.shape.gpu_type and rooms[n].admits(asked.node_filter) for n in names)
             assert found.choice[i] not in asked.banned
         choice = found.choice[i]
         if not policy.sizes_fixed and choice is not None and choice != asked.current:

@@ -15,7 +15,15 @@ from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.gpu_limits import within_limits
-from synergyd.scheduler.problem.records import Allocation, GpuLimit, JobRequest, NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.records import (
+    Allocation,
+    GpuLimit,
+    JobRequest,
+    NodeCapacity,
+    NodeFilter,
+    Objective,
+    Problem,
+)
 from synergyd.scheduler.problem.utility import objective
 from synergyd.scheduler.solver.greedy import greedy
 from tests.unit.scheduler.builders import ask, brute_force, can_lie, cell, cells, requests, within
@@ -50,17 +58,17 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
             tuple(offers),
             rnd.choice([1, 2, 4]),
             weight=rnd.choice([0.5, 1.0, 1.0, 3.0]),
-            partition=rnd.choice(partitions),
+            node_filter=NodeFilter(rnd.choice(partitions)),
         )
         current = rnd.randrange(len(offers))
-        names = bins.pick(offers[current].shape, made.partition)
+        names = bins.pick(offers[current].shape, made.node_filter)
         if names and rnd.random() < 0.6:
             bins.take(names, offers[current].shape.gpus_per_node)
             made = ask(
                 j,
                 tuple(offers),
                 weight=made.weight,
-                partition=made.partition,
+                node_filter=made.node_filter,
                 current=current,
                 nodes=names,
                 discount=rnd.choice([0.0, 0.5, 0.95]),
