@@ -180,9 +180,9 @@ def _repaced(
     for job_id in flights:
         for link in links.get(job_id, ()):
             load[link] = load.get(link, 0) + 1
-    found = {}
+    repaced = {}
     for job_id, flight in flights.items():
         mine = links.get(job_id, ())
         cost = pace([topology.figures(x) for x in mine], [load[x] for x in mine])
-        found[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
-    return found
+        repaced[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
+    return repaced

@@ -1,4 +1,4 @@
-"""Who shares links with whom in an epoch's placement, and what that costs: slowdown.py's forecast over Cells and nodes."""
+"""Who shares links with whom in an epoch's placement, and what that costs: the forecast of slowdown.py over Cells and nodes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def sharings(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Sharing]:
     for job_id, names in crossed.items():
         for link in names:
             users.setdefault(link, []).append(job_id)
-    found = {}
-    for job_id, one in slowdowns(jobs, topology).items():
-        if one.others:
+    sharing_of = {}
+    for job_id, forecast in slowdowns(jobs, topology).items():
+        if forecast.others:
             links = tuple(
                 SharedLink(link, tuple(sorted(set(users[link]) - {job_id})))
                 for link in crossed[job_id]
                 if len(users[link]) > 1
             )
-            found[job_id] = Sharing(one.slowdown, one.link, links)
-    return found
+            sharing_of[job_id] = Sharing(forecast.slowdown, forecast.link, links)
+    return sharing_of
 
 
 def slowdowns_of(decisions: Iterable[Decision]) -> dict[int, float]:
@@ -62,20 +62,20 @@ def lines(sharing: Sharing, goodput: float) -> list[str]:
     """For `explain`: a line for each set of neighbours with the links shared with them, then what all of it costs. `goodput`
     sequences/s with its links to itself (0: not known)."""
     with_whom: dict[tuple[int, ...], list[str]] = {}
-    for one in sharing.links:
-        with_whom.setdefault(one.jobs, []).append(link_words(one.link))
-    told = [f"shares {', '.join(links)} with {job_words(jobs)}" for jobs, links in with_whom.items()]
+    for shared in sharing.links:
+        with_whom.setdefault(shared.jobs, []).append(link_words(shared.link))
+    lines_of_jobs = [f"shares {', '.join(links)} with {job_words(jobs)}" for jobs, links in with_whom.items()]
     cost = f"steps take {sharing.slowdown:.2f} times as long"
     if goodput > 0:
         cost += f": goodput {goodput / sharing.slowdown:.3g} in place of {goodput:.3g} sequences/s"
-    return [*told, f"{cost}; it waits most for {link_words(sharing.worst)}"]
+    return [*lines_of_jobs, f"{cost}; it waits most for {link_words(sharing.worst)}"]
 
 
 def sentence(sharing: Sharing | None) -> str:
     """For a Decision's why, with a blank before it; "" where it costs next to nothing."""
     if sharing is None or sharing.slowdown < _TOLD:
         return ""
-    others = tuple(sorted({job for one in sharing.links for job in one.jobs}))
+    others = tuple(sorted({job for shared in sharing.links for job in shared.jobs}))
     count = len(sharing.links)
     where = link_words(sharing.worst) + (f" and {count - 1} more link{'s' * (count > 2)}" if count > 1 else "")
     return f" It shares {where} with {job_words(others)}, so its steps take {sharing.slowdown:.2f} times as long."

@@ -9,15 +9,22 @@ from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
-from synergyd.scheduler.explain import Outcome, explain
-from synergyd.scheduler.placement.link_aware import joint
+from synergyd.scheduler.explain import ExplanationContext, explain
+from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.preemption import without_stopping, worthwhile
-from synergyd.scheduler.problem.from_snapshot import Left, rooms_of, sort_job
+from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
+from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import within_limits
-from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights, whole_nodes, with_bonus
+from synergyd.scheduler.problem.priorities import (
+    gpu_limits_of,
+    objective_of,
+    weights,
+    with_claims,
+    with_need_bonus,
+    without_partial_nodes,
+)
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
@@ -64,11 +71,11 @@ def decide(
     """
     policy = policy or policy_named(settings.policy)
     weight = weights(snapshot.jobs, settings)
-    sorted_jobs: list[JobRequest | Left] = []
+    sorted_jobs: list[JobRequest | UntouchedJob] = []
     for job in snapshot.jobs:
         age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
         sorted_jobs.append(
-            sort_job(
+            classify_job(
                 job,
                 snapshot,
                 cells.get(job.job_id, ()),
@@ -82,15 +89,17 @@ def decide(
         )
     asks = tuple(a for a in sorted_jobs if isinstance(a, JobRequest))
     asks = _stoppable(asks, snapshot, settings) if settings.preemption else asks
-    terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
-    outside = [(j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, Left)]
-    asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s, typical_s)
-    terms = with_bonus(terms, asks)
-    bounds = limits(asks, snapshot.jobs, settings)
+    terms, rooms = objective_of(settings), node_capacities(snapshot, asks)
+    outside = [
+        (j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, UntouchedJob)
+    ]
+    asks, fairness = with_claims(asks, rooms, terms, settings, snapshot.time_s, typical_s)
+    terms = with_need_bonus(terms, asks)
+    bounds = gpu_limits_of(asks, snapshot.jobs, settings)
     spanned = None
     if settings.one_multi_node_job_per_node:
         spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
-        asks = tuple(whole_nodes(ask, rooms) for ask in asks)
+        asks = tuple(without_partial_nodes(ask, rooms) for ask in asks)
     problem = Problem(
         asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned, settings.preemption
     )
@@ -99,9 +108,9 @@ def decide(
     if settings.link_aware:
         topology = topology_of(settings.node_link, settings.leaf_uplink, {room.name: room.leaf for room in rooms})
         others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
-        answer = linked(answer, policy, topology, others)
+        answer = weigh_links(answer, policy, topology, others)
         shared = sharings([*others, *_traffic(answer, topology)], topology)
-    outcome = Outcome(
+    outcome = ExplanationContext(
         answer.problem,
         answer.allocation,
         answer.placement,
@@ -112,10 +121,10 @@ def decide(
     )
     by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
     return tuple(
-        _left(job.job_id, found, shared.get(job.job_id))
-        if isinstance(found, Left)
+        _untouched(job.job_id, sorted_job, shared.get(job.job_id))
+        if isinstance(sorted_job, UntouchedJob)
         else _decision(by_id[job.job_id], answer, outcome, fairness.get(job.job_id), shared.get(job.job_id))
-        for job, found in zip(snapshot.jobs, sorted_jobs, strict=True)
+        for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True)
     )
 
 
@@ -139,7 +148,7 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
         if policy.preempts:
             allocation = policy.allocate(problem) if problem.may_stop else without_stopping(policy, problem)
         else:
-            allocation = worthwhile(policy, problem)
+            allocation = without_wasteful_stops(policy, problem)
         allocation = within_limits(problem, allocation)
         placement = place(problem.rooms, requests_of(problem, allocation), problem.spanned)
         if not placement.failed:
@@ -153,7 +162,7 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
         problem = replace(problem, asks=tuple(asks))
     attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
     # by objective: shrinks for a job that was not laid are worth nothing
-    for attempt in sorted(attempts, key=lambda one: -one.objective):
+    for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
         placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
             return EpochAnswer(problem, attempt, placement)
@@ -162,49 +171,49 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     return EpochAnswer(problem, attempt, replace(placement, failed={}))
 
 
-def linked(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
+def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
     """The answer with shared links weighed (joint.py). Where a job is better off with a Cell of fewer GPUs for them, what it
     leaves is shared out once more, and the better of the two outcomes taken."""
     sizes = not policy.sizes_fixed and not policy.rule
-    first = joint(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
-    found = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
+    first = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
+    as_placed = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
     if not first.away:
-        return found
+        return as_placed
     banned = tuple(
         replace(ask, banned=ask.banned | first.away.get(i, frozenset())) for i, ask in enumerate(answer.problem.asks)
     )
     again = solve(replace(answer.problem, asks=banned), policy)
-    second = joint(again.problem, again.allocation, again.placement, topology, others, sizes)
+    second = place_link_aware(again.problem, again.allocation, again.placement, topology, others, sizes)
     if second.total <= first.total:
-        return found
+        return as_placed
     away = {i: first.away.get(i, frozenset()) | second.away.get(i, frozenset()) for i in {*first.away, *second.away}}
     return EpochAnswer(again.problem, second.allocation, second.placement, away)
 
 
 def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
     """What every job that has a Cell sends."""
-    found = []
+    senders = []
     for i, cell, _ in answer.allocation.taken(answer.problem):
         job_id = answer.problem.asks[i].job_id
         sends = traffic_of(job_id, cell, answer.placement.nodes[job_id], topology)
-        found += [] if sends is None else [sends]
-    return found
+        senders += [] if sends is None else [sends]
+    return senders
 
 
-def _most_of(problem: Problem, found: Allocation) -> Allocation:
-    """`found` without what can't be laid, and what is then free given to who waits."""
-    kept = within_limits(problem, make_placeable(problem, found.choice, found.moved))
+def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
+    """`allocated` without what can't be laid, and what is then free given to who waits."""
+    kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
     placement = place(problem.rooms, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)
 
 
-def _left(job_id: int, left: Left, shared: Sharing | None) -> Decision:
+def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decision:
     why = left.why + sentence(shared)
     return Decision(job_id, left.action, left.cell, left.nodes, why, left.relative_goodput, sharing=shared)
 
 
 def _decision(
-    index: int, answer: EpochAnswer, outcome: Outcome, fairness: float | None, shared: Sharing | None
+    index: int, answer: EpochAnswer, outcome: ExplanationContext, fairness: float | None, shared: Sharing | None
 ) -> Decision:
     ask, terms = answer.problem.asks[index], answer.problem.terms
     choice = answer.allocation.choice[index]

@@ -18,7 +18,7 @@ _WEIGHED = 1e-3  # a certified gap so small that nothing worth words was overloo
 _NAMED = 3  # rival jobs named in a sentence
 
 
-class Outcome:
+class ExplanationContext:
     """An epoch's answer with what every explanation needs, worked out once. `sizes_fixed`: the policy gives each job
     the size it asked for, whatever could be gained. `rule`: what the policy goes by, where that is not the objective.
     `restart_cost_s` in seconds. `away`: by index of the ask, Cells not given because of links that would be shared."""
@@ -55,16 +55,16 @@ class Outcome:
                     else f"job {ask.job_id} (starts on {cell.shape.gpus})"
                 )
                 self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, ask.job_id, words))
-        for found in self.winners.values():
-            found.sort()
-        self._winning = {(gpu_type, job) for gpu_type, found in self.winners.items() for _, job, _ in found}
+        for winners in self.winners.values():
+            winners.sort()
+        self._winning = {(gpu_type, job) for gpu_type, winners in self.winners.items() for _, job, _ in winners}
 
     def rivals(self, gpu_type: str, but: int) -> str:
         """The jobs that start or grow on GPUs of this type, in words; "" if there are none."""
-        found = self.winners.get(gpu_type, [])
-        first = [entry for entry in found[: _NAMED + 1] if entry[1] != but]
+        winners = self.winners.get(gpu_type, [])
+        first = [entry for entry in winners[: _NAMED + 1] if entry[1] != but]
         words = [words for _, _, words in first[:_NAMED]]
-        count = len(found) - ((gpu_type, but) in self._winning)
+        count = len(winners) - ((gpu_type, but) in self._winning)
         more = f" and {count - _NAMED} more" if count > _NAMED else ""
         return ", ".join(words) + more
 
@@ -94,7 +94,7 @@ class Outcome:
         return self._free[key]
 
 
-def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
+def explain(outcome: ExplanationContext, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
     """(why, the best other Cells with why not) for asks[index]."""
     ask = outcome.problem.asks[index]
     choice = outcome.allocation.choice[index]
@@ -155,7 +155,7 @@ def _starts(ask: JobRequest, choice: int) -> str:
     return f"Starts on {_what(ask.cells[choice])}: {_goodput(ask, choice)}."
 
 
-def _changes(outcome: Outcome, ask: JobRequest, choice: int) -> str:
+def _changes(outcome: ExplanationContext, ask: JobRequest, choice: int) -> str:
     old, new = ask.cells[ask.current or 0], ask.cells[choice]
     percent = _percent(old.goodput, new.goodput)
     rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
@@ -182,7 +182,7 @@ def _needed(ask: JobRequest, choice: int, action: Action) -> bool:
     return 0 < need <= ask.cells[choice].goodput
 
 
-def _waits(outcome: Outcome, ask: JobRequest) -> str:
+def _waits(outcome: ExplanationContext, ask: JobRequest) -> str:
     cell = ask.cells[smallest(ask.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
     offers = CellIndex.of(ask.cells)
@@ -195,7 +195,8 @@ def _waits(outcome: Outcome, ask: JobRequest) -> str:
         )
     full = outcome.allowance.exceeded(ask, None, smallest(ask.cells))
     if full is not None:
-        return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.said or full.gpus} GPUs for all of its jobs."
+        limit = f"{full.kind} {full.name} is at its limit of {full.configured_gpus or full.gpus} GPUs"
+        return f"Waits: {least}, and {limit} for all of its jobs."
     if outcome.rule:
         return f"Waits for its turn: {outcome.rule}."
     types = sorted({shape.gpu_type for shape in possible})
@@ -216,7 +217,7 @@ def _waits(outcome: Outcome, ask: JobRequest) -> str:
     )
 
 
-def _stopped(outcome: Outcome, ask: JobRequest) -> str:
+def _stopped(outcome: ExplanationContext, ask: JobRequest) -> str:
     shape = ask.cells[ask.current or 0].shape
     rivals = outcome.rivals(shape.gpu_type, ask.job_id)
     newly = f" This epoch they go to {rivals}." if rivals else ""
@@ -224,7 +225,7 @@ def _stopped(outcome: Outcome, ask: JobRequest) -> str:
     return f"Preempted: it gives back {shape_words(shape)} and waits for its turn{rule}.{newly}"
 
 
-def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
+def _alternatives(outcome: ExplanationContext, index: int) -> tuple[Alternative, ...]:
     """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
     ask = outcome.problem.asks[index]
     choice = outcome.allocation.choice[index]
@@ -240,7 +241,7 @@ def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
     return tuple(Alternative(offers[i], _why_not(outcome, index, i, stay)) for i in first[:_ALTERNATIVES])
 
 
-def _why_not(outcome: Outcome, index: int, i: int, stay: float) -> str:
+def _why_not(outcome: ExplanationContext, index: int, i: int, stay: float) -> str:
     """`stay`: what going on as it is is worth to a running job."""
     ask, terms = outcome.problem.asks[index], outcome.problem.terms
     choice = outcome.allocation.choice[index]
@@ -257,7 +258,7 @@ def _why_not(outcome: Outcome, index: int, i: int, stay: float) -> str:
         return "the policy gives each job the size it asked for"
     full = outcome.allowance.exceeded(ask, choice, i)
     if full is not None:
-        return f"{full.kind} {full.name} would be beyond its limit of {full.said or full.gpus} GPUs"
+        return f"{full.kind} {full.name} would be beyond its limit of {full.configured_gpus or full.gpus} GPUs"
     if outcome.rule:
         return f"the policy goes by another rule: {outcome.rule}"
     if beyond_growth(ask, i, terms):

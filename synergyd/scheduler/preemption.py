@@ -21,39 +21,39 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
     kept: set[int] = set()
     for attempt in range(_ROUNDS + 1):
         rest = [i for i in range(len(problem.asks)) if i not in kept]
-        found = policy.allocate(_beside(problem, rest, kept))
-        stopped = {i for i, choice in zip(rest, found.choice, strict=True) if choice is None} & running
+        allocated = policy.allocate(_beside(problem, rest, kept))
+        stopped = {i for i, choice in zip(rest, allocated.choice, strict=True) if choice is None} & running
         if not stopped:
             break
         kept = kept | stopped if attempt < _ROUNDS - 1 else running
     choice: list[int | None] = [ask.current for ask in problem.asks]
-    for i, picked in zip(rest, found.choice, strict=True):
+    for i, picked in zip(rest, allocated.choice, strict=True):
         choice[i] = picked
-    return allocation(problem, choice, frozenset(rest[i] for i in found.moved))
+    return allocation(problem, choice, frozenset(rest[i] for i in allocated.moved))
 
 
-def worthwhile(policy: Policy, problem: Problem) -> Allocation:
+def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
     """The policy's answer, none of whose stops leave more than half of the GPUs that they free unused: several small jobs may
     be worth more than a wide one, but not a cluster that stands idle for them."""
-    found = policy.allocate(problem)
+    allocated = policy.allocate(problem)
     for _ in range(_ROUNDS):
-        wasteful = _wasteful(problem, found)
+        wasteful = _wasteful(problem, allocated)
         if not wasteful:
-            return found
+            return allocated
         kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.asks))
         problem = replace(problem, asks=tuple(kept))
-        found = policy.allocate(problem)
-    if not _wasteful(problem, found):
-        return found
+        allocated = policy.allocate(problem)
+    if not _wasteful(problem, allocated):
+        return allocated
     return policy.allocate(replace(problem, asks=tuple(replace(a, stoppable=False) for a in problem.asks)))
 
 
-def _wasteful(problem: Problem, found: Allocation) -> set[int]:
+def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
     """Indices of the jobs that are stopped on GPU types of which others take less than half of what those leave."""
     freed: Counter[str] = Counter()
     taken: Counter[str] = Counter()
     stopped: dict[int, str] = {}
-    for i, (ask, choice) in enumerate(zip(problem.asks, found.choice, strict=True)):
+    for i, (ask, choice) in enumerate(zip(problem.asks, allocated.choice, strict=True)):
         now = None if ask.current is None else ask.cells[ask.current].shape
         then = None if choice is None else ask.cells[choice].shape
         if now is not None and then is None:

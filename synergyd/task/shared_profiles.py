@@ -51,7 +51,9 @@ class SharedProfiles:
         self._strikes: dict[str, int] = {}
         self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
         self._began: set[int] = set()  # jobs whose first noise scale counts already
-        self._told: dict[int, set[tuple[Plan, Shape]]] = {}  # by job, what it has put in another's place: once each
+        self._replaced: dict[
+            int, set[tuple[Plan, Shape]]
+        ] = {}  # by job: measurements of others that it has replaced, once each
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """From the store of a daemon before this one."""
@@ -81,14 +83,16 @@ class SharedProfiles:
         if job.job_id not in self._began and profile.noise_scale is not None and profile.noise_scale > 0:
             self._began.add(job.job_id)
             noise = rounded(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
-        told = self._told.setdefault(job.job_id, set())
-        found = replace(known, measured=_joined(known.measured, profile.measured, told), noise_scale=noise, samples=1)
-        if found == self._known.get(key):
+        replaced = self._replaced.setdefault(job.job_id, set())
+        shared = replace(
+            known, measured=_joined(known.measured, profile.measured, replaced), noise_scale=noise, samples=1
+        )
+        if shared == self._known.get(key):
             return {}
         self._known.pop(key, None)
-        self._known[key] = found
+        self._known[key] = shared
         self._forget_old()
-        return {key: found}
+        return {key: shared}
 
     def believed(self, job: Job, profile: Profile) -> Profile:
         """The job's own profile, with what other runs have measured where it has not, and their noise scale until it has one."""
@@ -107,7 +111,7 @@ class SharedProfiles:
         """Of a job that is gone; what it has taught stays."""
         self._unlike.discard(job_id)
         self._began.discard(job_id)
-        self._told.pop(job_id, None)
+        self._replaced.pop(job_id, None)
 
     def _forget_old(self) -> None:
         while len(self._known) > _PROGRAMS:
@@ -137,23 +141,23 @@ def _rates(some: Iterable[Measurement]) -> list[float]:
 
 
 def _joined(
-    known: tuple[Measurement, ...], own: Iterable[Measurement], told: set[tuple[Plan, Shape]]
+    known: tuple[Measurement, ...], own: Iterable[Measurement], replaced: set[tuple[Plan, Shape]]
 ) -> tuple[Measurement, ...]:
-    """The latest of each plan and shape, a few a shape; in their order as long as they say the same. `told`: what this job has
+    """The latest of each plan and shape, a few a shape; in their order as long as they say the same. `replaced`: what this job has
     changed already, so that two that differ a little do not take turns."""
-    found = {(m.plan, m.shape): m for m in known}
+    latest = {(m.plan, m.shape): m for m in known}
     for m in own:
         key = m.plan, m.shape
-        before = found.get(key)
+        before = latest.get(key)
         differs = before is not None and m.step_s > 0 and abs(math.log(m.step_s / before.step_s)) > _SAME
-        if m.step_s > 0 and (before is None or (differs and m.samples >= _REPORTS and key not in told)):
+        if m.step_s > 0 and (before is None or (differs and m.samples >= _REPORTS and key not in replaced)):
             if before is not None:
-                told.add(key)
-            found.pop(key, None)
-            found[key] = replace(m, step_s=rounded(m.step_s), samples=1)
+                replaced.add(key)
+            latest.pop(key, None)
+            latest[key] = replace(m, step_s=rounded(m.step_s), samples=1)
     kept: list[Measurement] = []
     of_shape: dict[object, int] = {}
-    for m in reversed(found.values()):
+    for m in reversed(latest.values()):
         of_shape[m.shape] = of_shape.get(m.shape, 0) + 1
         if of_shape[m.shape] <= _KEPT_A_SHAPE:
             kept.append(m)

@@ -63,9 +63,9 @@ class FreeGpus:
         leaves: dict[str, list[_Fit]] = {}
         for entry in fit:
             leaves.setdefault(self._rooms[entry[-1]].leaf, []).append(entry)
-        found: list[_Fit] = []
-        while len(leaves) > 1 and len(found) < nodes:
-            need = nodes - len(found)
+        chosen: list[_Fit] = []
+        while len(leaves) > 1 and len(chosen) < nodes:
+            need = nodes - len(chosen)
 
             def rank(leaf: str, need: int = need) -> tuple[bool, int, int, str]:
                 some = leaves[leaf]
@@ -73,10 +73,10 @@ class FreeGpus:
                 enough = len(some) >= need
                 return not enough, -min(own, need), len(some) if enough else -len(some), leaf
 
-            found += leaves.pop(min(leaves, key=rank))
-        if len(found) < nodes and leaves:
-            found += next(iter(leaves.values()))
-        return found[:nodes]
+            chosen += leaves.pop(min(leaves, key=rank))
+        if len(chosen) < nodes and leaves:
+            chosen += next(iter(leaves.values()))
+        return chosen[:nodes]
 
     def count(self, shape: Shape, node_filter: NodeFilter, own: Collection[str] = (), back: int = 0) -> int:
         """Nodes that have the shape's GPUs free, `back` GPUs on each node of `own` given back. At least `shape.nodes` of
@@ -86,13 +86,13 @@ class FreeGpus:
         if key not in self._counts:
             nodes = self._open_to(shape.gpu_type, node_filter)
             self._counts[key] = sum(free[name] >= gpus for name, _, _ in nodes)
-        found = self._counts[key]
+        fitting = self._counts[key]
         for name in own:
             if name in free and free[name] < gpus:
                 room = self._rooms[self._order[name]]
                 if room.gpu_type == shape.gpu_type and room.admits(node_filter):
-                    found += min(room.free, free[name] + back) >= gpus
-        return found
+                    fitting += min(room.free, free[name] + back) >= gpus
+        return fitting
 
     def fitting(self, shape: Shape, node_filter: NodeFilter) -> list[str]:
         """Names of the nodes that could each take one node's part of the shape."""

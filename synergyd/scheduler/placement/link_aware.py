@@ -41,7 +41,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Joint:
+class LinkAwareAnswer:
     """The outcome. `total` is the objective with the links in it. `away`: by index of the ask, the Cells that it did not get
     because of the links."""
 
@@ -51,7 +51,7 @@ class Joint:
     away: Mapping[int, frozenset[int]]
 
 
-def joint(
+def place_link_aware(
     problem: Problem,
     allocation: Allocation,
     placement: Placement,
@@ -59,18 +59,18 @@ def joint(
     others: Iterable[Traffic] = (),
     sizes: bool = True,
     tries: int = TRIES,
-) -> Joint:
+) -> LinkAwareAnswer:
     """The allocation and placement, changed where links make something else better.
 
     `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose, and running ones
     their nodes: only where what changes anyway lies is chosen. At most about `tries` places are tried; 0 only works out the total.
     """
-    work = _Work(problem, allocation, placement, topology, tuple(others), tries)
+    work = _LinkAwareSearch(problem, allocation, placement, topology, tuple(others), tries)
     work.improve(sizes)
     return work.outcome(allocation, placement)
 
 
-class _Work:
+class _LinkAwareSearch:
     def __init__(
         self,
         problem: Problem,
@@ -82,9 +82,9 @@ class _Work:
     ) -> None:
         self.problem, self.topology = problem, topology
         self.leaf = {room.name: room.leaf for room in problem.rooms}
-        self.bins = FreeGpus(problem.rooms, problem.spanned)
+        self.free_gpus = FreeGpus(problem.rooms, problem.spanned)
         self.choice = list(allocation.choice)
-        self.spots: dict[int, Assignment] = {}
+        self.assignments: dict[int, Assignment] = {}
         self.senders: dict[int, Traffic] = {}  # by index of the ask, those outside of the problem below 0
         self.users: dict[str, set[int]] = {}
         self.load: dict[str, float] = {}
@@ -113,21 +113,21 @@ class _Work:
         else:
             del self.senders[i]
 
-    def _put(self, i: int, spot: Assignment) -> None:
-        self.spots[i], self.choice[i] = spot, spot.choice
-        self.bins.take(spot.nodes, self._cell(i, spot).shape.gpus_per_node)
-        if spot.traffic is not None:
-            self._send(i, spot.traffic)
+    def _put(self, i: int, assignment: Assignment) -> None:
+        self.assignments[i], self.choice[i] = assignment, assignment.choice
+        self.free_gpus.take(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node)
+        if assignment.traffic is not None:
+            self._send(i, assignment.traffic)
 
     def _lift(self, i: int) -> Assignment:
-        spot = self.spots.pop(i)
-        self.bins.give(spot.nodes, self._cell(i, spot).shape.gpus_per_node)
-        if spot.traffic is not None:
-            self._send(i, spot.traffic, -1)
-        return spot
+        assignment = self.assignments.pop(i)
+        self.free_gpus.give(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node)
+        if assignment.traffic is not None:
+            self._send(i, assignment.traffic, -1)
+        return assignment
 
-    def _cell(self, i: int, spot: Assignment) -> Cell:
-        return self.problem.asks[i].cells[spot.choice]
+    def _cell(self, i: int, assignment: Assignment) -> Cell:
+        return self.problem.asks[i].cells[assignment.choice]
 
     def _slowdown(self, i: int) -> float:
         traffic = self.senders.get(i)
@@ -142,12 +142,12 @@ class _Work:
     def _value(self, i: int) -> float:
         if i < 0:
             return utility(1.0 / self._slowdown(i), self.problem.terms)
-        spot = self.spots[i]
-        return value(self.problem.asks[i], spot.choice, spot.stays, self.problem.terms, self._slowdown(i))
+        assignment = self.assignments[i]
+        return value(self.problem.asks[i], assignment.choice, assignment.stays, self.problem.terms, self._slowdown(i))
 
     def _beside(self, *traffic: Traffic | None) -> set[int]:
         return {
-            i for one in traffic if one for x in self.topology.crossed(one.nodes) for i in self.users.get(x, ())
+            i for sent in traffic if sent for x in self.topology.crossed(sent.nodes) for i in self.users.get(x, ())
         }  # fmt: skip
 
     # -- the search ------------------------------------------------------------------------------------------------
@@ -155,40 +155,40 @@ class _Work:
     def improve(self, sizes: bool) -> None:
         for _ in range(_PASSES):
             hurt = []
-            for i in self.spots:
+            for i in self.assignments:
                 if (slowdown := self._slowdown(i)) > _HURT and self._may_change(i, sizes):
-                    spot, ask = self.spots[i], self.problem.asks[i]
-                    alone = value(ask, spot.choice, spot.stays, self.problem.terms)
-                    lost = alone - value(ask, spot.choice, spot.stays, self.problem.terms, slowdown)
+                    assignment, ask = self.assignments[i], self.problem.asks[i]
+                    alone = value(ask, assignment.choice, assignment.stays, self.problem.terms)
+                    lost = alone - value(ask, assignment.choice, assignment.stays, self.problem.terms, slowdown)
                     hurt.append((-lost, i))
             if not any([self._better(i, sizes) for _, i in sorted(hurt)]):
                 return
 
     def _may_change(self, i: int, sizes: bool) -> bool:
-        return sizes or not self.spots[i].stays
+        return sizes or not self.assignments[i].stays
 
     def _better(self, i: int, sizes: bool) -> bool:
         """Takes the best place for one job, all others as they are; whether that is another than it had."""
         if self.tries <= 0 or self._slowdown(i) <= _HURT:
             return False
-        old = self.spots[i]
+        old = self.assignments[i]
         near = self._beside(old.traffic) - {i}
         before = {k: self._value(k) for k in near}
         held = self._value(i)
         self._lift(i)
         best, most = old, _GAIN * (1.0 + abs(held))
-        for spot in list(self._places(i, old, sizes)):
+        for assignment in list(self._places(i, old, sizes)):
             self.tries -= 1
             # who is left behind gains whatever comes next
-            was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(spot.traffic)}
-            self.spots[i] = spot
-            if spot.traffic is not None:
-                self._send(i, spot.traffic)
+            was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(assignment.traffic)}
+            self.assignments[i] = assignment
+            if assignment.traffic is not None:
+                self._send(i, assignment.traffic)
             gain = self._value(i) - held + sum(self._value(k) - was[k] for k in was)
-            if spot.traffic is not None:
-                self._send(i, spot.traffic, -1)
+            if assignment.traffic is not None:
+                self._send(i, assignment.traffic, -1)
             if gain > most:
-                best, most = spot, gain
+                best, most = assignment, gain
         self._put(i, best)
         return best is not old
 
@@ -199,7 +199,7 @@ class _Work:
         if ask.current is not None and not old.stays:
             cell = ask.cells[ask.current]
             narrower = sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus
-            if narrower and own <= set(self.bins.fitting(cell.shape, ask.node_filter)):
+            if narrower and own <= set(self.free_gpus.fitting(cell.shape, ask.node_filter)):
                 yield Assignment(ask.current, True, ask.nodes, traffic_of(i, cell, ask.nodes, self.topology))
         if ask.current is not None and ask.discount <= 0:
             return
@@ -211,30 +211,34 @@ class _Work:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
-                names = self.bins.pick(cell.shape, ask.node_filter, own)
-                found = [] if names is None else [names]
+                names = self.free_gpus.pick(cell.shape, ask.node_filter, own)
+                node_sets = [] if names is None else [names]
             else:
-                fits = self.bins.fitting(cell.shape, ask.node_filter)
-                found = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.bins.free)
-            for names in found:
+                fits = self.free_gpus.fitting(cell.shape, ask.node_filter)
+                node_sets = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.free_gpus.free)
+            for names in node_sets:
                 stays = choice == ask.current and set(names) == own
-                spot = Assignment(choice, stays, ask.nodes if stays else names, None)
-                if (choice, set(spot.nodes)) != (old.choice, set(old.nodes)):
-                    yield Assignment(choice, stays, spot.nodes, traffic_of(i, cell, spot.nodes, self.topology))
+                assignment = Assignment(choice, stays, ask.nodes if stays else names, None)
+                if (choice, set(assignment.nodes)) != (old.choice, set(old.nodes)):
+                    yield Assignment(
+                        choice, stays, assignment.nodes, traffic_of(i, cell, assignment.nodes, self.topology)
+                    )
 
     # -- the answer ------------------------------------------------------------------------------------------------
 
-    def outcome(self, before: Allocation, placed: Placement) -> Joint:
+    def outcome(self, before: Allocation, placed: Placement) -> LinkAwareAnswer:
         problem = self.problem
         moved = frozenset(
-            i for i, spot in self.spots.items() if spot.choice == problem.asks[i].current and not spot.stays
+            i
+            for i, assignment in self.assignments.items()
+            if assignment.choice == problem.asks[i].current and not assignment.stays
         )
         away = {i: frozenset({c}) for i, c in enumerate(before.choice) if c is not None and c != self.choice[i]}
         if self.choice == list(before.choice) and moved == before.moved:
-            found = before
+            improved = before
         else:
-            found = allocation_of(problem, self.choice, moved, before.upper_bound)
-        nodes = {problem.asks[i].job_id: spot.nodes for i, spot in self.spots.items()}
+            improved = allocation_of(problem, self.choice, moved, before.upper_bound)
+        nodes = {problem.asks[i].job_id: assignment.nodes for i, assignment in self.assignments.items()}
         waits = [value(a, c, False, problem.terms) for a, c in zip(problem.asks, self.choice, strict=True) if c is None]
-        total = sum(waits) + sum(self._value(i) for i in [*self.spots, *(i for i in self.senders if i < 0)])
-        return Joint(found, Placement(nodes, dict(placed.failed), dict(self.bins.free)), total, away)
+        total = sum(waits) + sum(self._value(i) for i in [*self.assignments, *(i for i in self.senders if i < 0)])
+        return LinkAwareAnswer(improved, Placement(nodes, dict(placed.failed), dict(self.free_gpus.free)), total, away)

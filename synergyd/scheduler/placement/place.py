@@ -39,13 +39,13 @@ def place(
     rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], spanned: Collection[str] | None = None
 ) -> Placement:
     """Names the nodes of every request; the same input gives the same answer. `spanned` not None: no two jobs that span nodes
-    get the same node, see Bins."""
-    bins = FreeGpus(rooms, spanned)
+    get the same node, see FreeGpus."""
+    free_gpus = FreeGpus(rooms, spanned)
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
     for request in requests:
         if request.stay:
-            bins.take(request.nodes, request.shape.gpus_per_node)
+            free_gpus.take(request.nodes, request.shape.gpus_per_node)
             nodes[request.job_id] = request.nodes
     changing = [r for r in requests if not r.stay]
     # Nodes on which a changing job sits are left to it where others have a choice.
@@ -56,15 +56,15 @@ def place(
     changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id))
     for request in changing:
         homes.subtract(request.nodes)
-        names = bins.pick(request.shape, request.node_filter, frozenset(request.nodes), homes)
+        names = free_gpus.pick(request.shape, request.node_filter, frozenset(request.nodes), homes)
         if names is None:
-            failed[request.job_id] = why_not(bins.free, rooms, request)
+            failed[request.job_id] = why_not(free_gpus.free, rooms, request)
             if spanned is not None and request.shape.nodes > 1:
                 failed[request.job_id] += ", on nodes with no other job that spans nodes"
             continue
-        bins.take(names, request.shape.gpus_per_node)
+        free_gpus.take(names, request.shape.gpus_per_node)
         nodes[request.job_id] = names
-    return Placement(nodes, failed, bins.free)
+    return Placement(nodes, failed, free_gpus.free)
 
 
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:

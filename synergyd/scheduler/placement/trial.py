@@ -16,13 +16,13 @@ class TrialPlacement:
     def __init__(self, problem: Problem, running: bool = True) -> None:
         self._asks = problem.asks
         self._homes = Counter[str]()
-        self.bins = FreeGpus(problem.rooms)
+        self.free_gpus = FreeGpus(problem.rooms)
         self.choice: list[int | None] = [None] * len(problem.asks)
         self.nodes: list[tuple[str, ...]] = [()] * len(problem.asks)
         for i, ask in enumerate(problem.asks):
             if running and ask.current is not None:
                 self.choice[i], self.nodes[i] = ask.current, ask.nodes
-                self.bins.take(ask.nodes, self._held(i))
+                self.free_gpus.take(ask.nodes, self._held(i))
             self._homes.update(() if running else ask.nodes)
 
     def put(self, changes: Mapping[int, int], keep: bool = True) -> bool:
@@ -30,14 +30,14 @@ class TrialPlacement:
         False, and all stays as it is, if one does not fit. Without `keep` all stays as it is in any case."""
         order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
         for i in order:
-            self.bins.give(self.nodes[i], self._held(i))
+            self.free_gpus.give(self.nodes[i], self._held(i))
         laid: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
             ask, shape = self._asks[i], self._asks[i].cells[changes[i]].shape
-            names = self.bins.pick(shape, ask.node_filter, (*self.nodes[i], *ask.nodes), self._homes)
+            names = self.free_gpus.pick(shape, ask.node_filter, (*self.nodes[i], *ask.nodes), self._homes)
             if names is None:
                 break
-            self.bins.take(names, shape.gpus_per_node)
+            self.free_gpus.take(names, shape.gpus_per_node)
             laid.append((i, names))
         fits = len(laid) == len(order)
         if fits and keep:
@@ -45,9 +45,9 @@ class TrialPlacement:
                 self.choice[i], self.nodes[i] = changes[i], names
             return True
         for i, names in laid:
-            self.bins.give(names, self._asks[i].cells[changes[i]].shape.gpus_per_node)
+            self.free_gpus.give(names, self._asks[i].cells[changes[i]].shape.gpus_per_node)
         for i in order:
-            self.bins.take(self.nodes[i], self._held(i))
+            self.free_gpus.take(self.nodes[i], self._held(i))
         return fits
 
     def _held(self, i: int) -> int:

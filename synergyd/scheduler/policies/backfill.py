@@ -33,7 +33,7 @@ class BackfillPolicy(Policy):
         empty = FreeGpus(problem.rooms)
         choice: list[int | None] = [ask.current for ask in problem.asks]
         placed = _placed(problem, choice)
-        guard: _Guard | None = None
+        guard: _Reservation | None = None
         tried = 0
         for i in by_submission(problem):
             ask, want = problem.asks[i], requested_size(problem.asks[i])
@@ -46,13 +46,13 @@ class BackfillPolicy(Policy):
             trial = [*choice[:i], want, *choice[i + 1 :]]
             after = _placed(problem, trial) if _may_fit(problem, placed, ask, shape) else None
             if after is None or after.failed:
-                guard = guard or _Guard(problem, choice, placed, ask, shape)
+                guard = guard or _Reservation(problem, choice, placed, ask, shape)
             elif guard is None or guard.allows(trial, after, i):
                 choice, placed = trial, after
         return allocation(problem, choice)
 
 
-class _Guard:
+class _Reservation:
     """The head's reservation: it must be able to start at `time_s` (seconds from now), whoever is let past it."""
 
     def __init__(
@@ -72,11 +72,11 @@ class _Guard:
         return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.node_filter) for r in names)
 
     def _starts_at(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
-        bins = FreeGpus(self._problem.rooms)
+        free_gpus = FreeGpus(self._problem.rooms)
         for ask, picked in zip(self._problem.asks, choice, strict=True):
             if picked is not None and _end(ask, picked) > time_s:
-                bins.take(placed.nodes[ask.job_id], ask.cells[picked].shape.gpus_per_node)
-        return bins.pick(self._shape, self._head.node_filter) is not None
+                free_gpus.take(placed.nodes[ask.job_id], ask.cells[picked].shape.gpus_per_node)
+        return free_gpus.pick(self._shape, self._head.node_filter) is not None
 
 
 def _end(ask: JobRequest, choice: int) -> float:

@@ -18,12 +18,12 @@ class FifoPolicy(Policy):
     rule = "first come, first served at the size asked for"
 
     def allocate(self, problem: Problem) -> Allocation:
-        bins = FreeGpus(problem.rooms)
+        free_gpus = FreeGpus(problem.rooms)
         empty = FreeGpus(problem.rooms)
         choice: list[int | None] = [ask.current for ask in problem.asks]
         for ask in problem.asks:
             if ask.current is not None:
-                bins.take(ask.nodes, ask.cells[ask.current].shape.gpus_per_node)
+                free_gpus.take(ask.nodes, ask.cells[ask.current].shape.gpus_per_node)
         waiting = [i for i, ask in enumerate(problem.asks) if ask.current is None]
         for i in sorted(waiting, key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
             ask = problem.asks[i]
@@ -31,9 +31,9 @@ class FifoPolicy(Policy):
             shape = ask.cells[wanted].shape
             if wanted in ask.banned or empty.pick(shape, ask.node_filter) is None:
                 continue
-            names = bins.pick(shape, ask.node_filter)
+            names = free_gpus.pick(shape, ask.node_filter)
             if names is None:
                 break
-            bins.take(names, shape.gpus_per_node)
+            free_gpus.take(names, shape.gpus_per_node)
             choice[i] = wanted
         return allocation(problem, choice)

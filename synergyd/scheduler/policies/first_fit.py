@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synergyd.scheduler.policies.list_scheduling import in_turn
+from synergyd.scheduler.policies.list_scheduling import serve_in_order
 from synergyd.scheduler.policies.requested_size import by_submission, requested_size
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 
@@ -19,4 +19,6 @@ class FirstFitPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         asks = problem.asks
         order = sorted(by_submission(problem), key=lambda i: asks[i].current is None)
-        return in_turn(problem, order, [requested_size(ask) if ask.current is None else ask.current for ask in asks])
+        return serve_in_order(
+            problem, order, [requested_size(ask) if ask.current is None else ask.current for ask in asks]
+        )

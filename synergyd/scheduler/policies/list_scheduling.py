@@ -10,13 +10,13 @@ from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 
 
-def in_turn(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> Allocation:
+def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> Allocation:
     """Each job of `order` (indices of asks) gets the Cell wants[i] if it still fits; those that do not are passed over.
 
     A running job stays on its nodes where nobody before it took them, else it may go on elsewhere; one that finds no
     room at all is stopped. Jobs that are not in `order` get nothing.
     """
-    bins = FreeGpus(problem.rooms)
+    free_gpus = FreeGpus(problem.rooms)
     room = {r.name: r.free for r in problem.rooms}
     homes = Counter(name for ask in problem.asks for name in ask.nodes)
     choice: list[int | None] = [None] * len(problem.asks)
@@ -28,21 +28,21 @@ def in_turn(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> All
             if cell is None:
                 continue
             gpus = ask.cells[cell].shape.gpus_per_node
-            if cell == ask.current and _undisturbed(bins, room, ask, gpus):
-                bins.take(ask.nodes, gpus)
+            if cell == ask.current and _undisturbed(free_gpus, room, ask, gpus):
+                free_gpus.take(ask.nodes, gpus)
                 choice[i] = cell
                 break
             if cell in ask.banned:
                 continue
-            names = bins.pick(ask.cells[cell].shape, ask.node_filter, ask.nodes, homes)
+            names = free_gpus.pick(ask.cells[cell].shape, ask.node_filter, ask.nodes, homes)
             if names is not None:
-                bins.take(names, gpus)
+                free_gpus.take(names, gpus)
                 choice[i] = cell
                 moved |= {i} if cell == ask.current else set()
                 break
     return make_placeable(problem, choice, moved)
 
 
-def _undisturbed(bins: FreeGpus, room: dict[str, int], ask: JobRequest, gpus: int) -> bool:
+def _undisturbed(free_gpus: FreeGpus, room: dict[str, int], ask: JobRequest, gpus: int) -> bool:
     """Are the job's own GPUs still there? On a node that hands out none (it is down) nobody can have taken them."""
-    return all(not room.get(name) or bins.free[name] >= gpus for name in ask.nodes)
+    return all(not room.get(name) or free_gpus.free[name] >= gpus for name in ask.nodes)

@@ -32,11 +32,11 @@ class OptimusPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         lengths = _lengths(problem)
         jobs = [_Ladder(ask, problem, length) for ask, length in zip(problem.asks, lengths, strict=True)]
-        floor = TrialPlacement(problem, running=False)
+        trial = TrialPlacement(problem, running=False)
 
         def take(i: int, at: int) -> bool:
             """asks[i] at one of its steps, on the best Cell of that GPU count that fits."""
-            return any(floor.put({i: cell}) for cell in jobs[i].steps[at])
+            return any(trial.put({i: cell}) for cell in jobs[i].steps[at])
 
         heap: list[tuple[float, int, int]] = []
         for i in sorted(by_submission(problem), key=lambda i: problem.asks[i].current is None):
@@ -46,8 +46,8 @@ class OptimusPolicy(Policy):
             gain, i, at = heapq.heappop(heap)
             if gain < 0 and take(i, at + 1):
                 heapq.heappush(heap, (-jobs[i].gain(at + 1), i, at + 1))
-        choice = [ask.current if c is None else c for ask, c in zip(problem.asks, floor.choice, strict=True)]
-        moved = {i for i, c in enumerate(choice) if c is not None and set(floor.nodes[i]) != set(problem.asks[i].nodes)}
+        choice = [ask.current if c is None else c for ask, c in zip(problem.asks, trial.choice, strict=True)]
+        moved = {i for i, c in enumerate(choice) if c is not None and set(trial.nodes[i]) != set(problem.asks[i].nodes)}
         return make_placeable(problem, choice, moved)
 
 

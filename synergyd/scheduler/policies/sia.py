@@ -10,7 +10,7 @@ from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.policies.requested_size import best_of_shapes, within_growth
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 from synergyd.scheduler.solver.highs import maximise
-from synergyd.scheduler.solver.packing_rows import packing, take_of
+from synergyd.scheduler.solver.packing_rows import packing, packing_item
 
 
 class SiaPolicy(Policy):
@@ -47,7 +47,7 @@ class SiaPolicy(Policy):
                 gains.append(gain)
         if not picks:
             return make_placeable(problem, [None] * len(problem.asks))
-        use, limit = packing(problem, [take_of(problem, i, cell) for i, cell in picks])
+        use, limit = packing(problem, [packing_item(problem, i, cell) for i, cell in picks])
         job = np.array([i for i, _ in picks])
         once = csr_array((np.ones(len(picks)), (job, np.arange(len(picks)))), shape=(len(problem.asks), len(picks)))
         upper = np.concatenate([np.ones(len(problem.asks)), limit])
@@ -75,15 +75,15 @@ class SiaPolicy(Policy):
         worst, least = min(((s, ask.relative[c]) for s, c in row.items()), key=lambda sg: (sg[1], sg[0].gpus))
         gpus = min(shape.gpus for shape in row if shape.gpu_type == worst.gpu_type)
         open_now = within_growth(ask, problem, self._growth)
-        found = {}
+        gains = {}
         for shape, cell in row.items():
             free = cell == ask.current or ask.current is None or ask.age_s < problem.restart_cost_s
             r = 1.0 if free else ask.discount
             if r > 0 and shape in open_now:
                 gain = self._lam - (r * gpus * ask.relative[cell] / least) ** self._p
                 if gain > 0:
-                    found[cell] = gain
-        return found
+                    gains[cell] = gain
+        return gains
 
 
 def _configuration(shape: Shape, whole: dict[str, int]) -> bool:

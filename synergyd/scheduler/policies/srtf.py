@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from synergyd.scheduler.policies.list_scheduling import in_turn
+from synergyd.scheduler.policies.list_scheduling import serve_in_order
 from synergyd.scheduler.policies.requested_size import by_submission, requested_size, seconds_left
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 
@@ -32,4 +32,4 @@ class SrtfPolicy(Policy):
             cell = ask.cells[want]
             left.append(seconds_left(ask, cell) * (cell.shape.gpus if self._service else 1))
         order = sorted(by_submission(problem), key=lambda i: left[i] if math.isfinite(left[i]) else math.inf)
-        return in_turn(problem, order, wants)
+        return serve_in_order(problem, order, wants)

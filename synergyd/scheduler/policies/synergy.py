@@ -18,7 +18,7 @@ from synergyd.scheduler.placement.make_placeable import move_others
 from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation, change_value, stay_value, stop_value
-from synergyd.scheduler.solver.column_table import ColumnTable, table
+from synergyd.scheduler.solver.column_table import ColumnTable, column_table
 from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.instance import segment_max
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
@@ -44,45 +44,47 @@ class SynergyPolicy(Policy):
 
 def by_prices(problem: Problem, effort: Effort) -> Allocation:
     """The allocation by prices, with its bound; `greedy` where that is better or no choice keeps every job running."""
-    made = table(problem)
-    full, movable, split = made.instance, made.movable, made.split
+    columns = column_table(problem)
+    instance, movable, split = columns.instance, columns.movable, columns.split
     if split:
         # Nothing is certified here, and placement may ask for several rounds: the last digits are not worth seconds.
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
     waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
     # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
     rigid = movable & ~np.array([a.stoppable for a in problem.asks], dtype=np.bool_)
-    hold = np.where(made.running, np.maximum(made.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
+    hold = np.where(columns.running, np.maximum(columns.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
-    found: LagrangianSolution | None = None
+    solution: LagrangianSolution | None = None
     for _ in range(_HOLDS):
-        held = replace(full, utility=full.utility + hold[made.job])
-        found = solve(held, found, effort)
-        stopped = (found.choice < 0) & rigid
-        bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
+        held = replace(instance, utility=instance.utility + hold[columns.job])
+        solution = solve(held, solution, effort)
+        stopped = (solution.choice < 0) & rigid
+        bound = math.inf if split else columns.base + solution.upper_bound - float(hold[movable].sum())
         if not stopped.any():
-            choice, asked = _read(problem, made, found)
+            choice, asked = _read(problem, columns, solution)
             moved, _ = move_others(problem, choice, asked, _MOVE_ROUNDS, partial(_move_cost, problem))
-            best = allocation(problem, choice, frozenset(moved), bound, found.optimal and not moved and not split)
+            best = allocation(problem, choice, frozenset(moved), bound, solution.optimal and not moved and not split)
             if best.gap <= _GOOD:
                 return best
             quick = greedy(problem, bound)
             return quick if quick.objective > best.objective else best
         # At these prices every running job must be worth its cheapest way to run, by a margin that grows.
-        alone = segment_max(full.utility - full.costs(found.prices)[full.kind], full.indptr, -math.inf)
+        alone = segment_max(
+            instance.utility - instance.costs(solution.prices)[instance.kind], instance.indptr, -math.inf
+        )
         margin *= 4.0
         hold[rigid] = np.maximum(hold[rigid], margin - alone[rigid])
         hold[stopped] += margin
     return greedy(problem)
 
 
-def _read(problem: Problem, made: ColumnTable, found: LagrangianSolution) -> tuple[list[int | None], set[int]]:
+def _read(problem: Problem, columns: ColumnTable, solution: LagrangianSolution) -> tuple[list[int | None], set[int]]:
     choice: list[int | None] = [ask.current for ask in problem.asks]
-    for j in np.flatnonzero((found.choice < 0) & made.movable).tolist():
+    for j in np.flatnonzero((solution.choice < 0) & columns.movable).tolist():
         choice[j] = None
     moved = set()
-    taken = found.choice[found.choice >= 0]
-    for j, cell in zip(made.job[taken].tolist(), made.cell[taken].tolist(), strict=True):
+    taken = solution.choice[solution.choice >= 0]
+    for j, cell in zip(columns.job[taken].tolist(), columns.cell[taken].tolist(), strict=True):
         if cell >= 0:
             choice[j] = cell
             if cell == problem.asks[j].current:

@@ -48,7 +48,7 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
 
 def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
     """Goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
-    at = bisect_left(goodputs, gpus, key=lambda one: one[0])
+    at = bisect_left(goodputs, gpus, key=lambda size: size[0])
     if at == len(goodputs):
         return goodputs[-1][1]
     below = goodputs[at - 1] if at else (0, 0.0)

@@ -22,7 +22,7 @@ _UNKNOWN = Progress()
 
 
 @dataclass(frozen=True)
-class Left:
+class UntouchedJob:
     """A job that this epoch does not touch. `cell` and `nodes` are what it holds, as far as they are known."""
 
     action: Action
@@ -32,7 +32,7 @@ class Left:
     relative_goodput: float | None = None
 
 
-def sort_job(
+def classify_job(
     job: Job,
     snapshot: Snapshot,
     cells: tuple[Cell, ...],
@@ -42,8 +42,8 @@ def sort_job(
     restart_cost_s: float,
     progress: Progress = _UNKNOWN,
     weight: float = 1.0,
-) -> JobRequest | Left:
-    """Does this job take part in the allocation (Ask), or is it left as it is (Left)?
+) -> JobRequest | UntouchedJob:
+    """Does this job take part in the allocation (Ask), or is it left as it is (UntouchedJob)?
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
     """
@@ -68,13 +68,13 @@ def sort_job(
         return _ask(job, offers, history, current=current, nodes=job.node_names, discount=discount)
     impossible = _impossible(job, snapshot)
     if impossible:
-        return Left(Action.WAIT, impossible)
+        return UntouchedJob(Action.WAIT, impossible)
     if fixed:
         exact = tuple(c for c in usable if same_shape(c.shape, job.shape)) or _unpredicted(job, snapshot)
-        return _ask(job, exact, history) if exact else Left(Action.WAIT, "Waits: no node with GPUs is there.")
+        return _ask(job, exact, history) if exact else UntouchedJob(Action.WAIT, "Waits: no node with GPUs is there.")
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
-        return Left(Action.WAIT, f"Waits: {reason}.")
+        return UntouchedJob(Action.WAIT, f"Waits: {reason}.")
     return _ask(job, usable, history)
 
 
@@ -89,7 +89,7 @@ def fixed_reason(job: Job) -> str:
     return ""
 
 
-def rooms_of(snapshot: Snapshot, asks: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
+def node_capacities(snapshot: Snapshot, asks: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
     """Every node with the GPUs that can be handed out: up, and not held by anyone but the asking jobs themselves.
 
     A node that is not up hands out none; jobs that run there may stay. A node that shows fewer GPUs than its asking
@@ -171,13 +171,13 @@ def _untouched(job: Job, now_s: float) -> str:
     return ""
 
 
-def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Left:
+def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> UntouchedJob:
     holds = job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
     if not holds:
-        return Left(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
+        return UntouchedJob(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
     cell = current_cell(cells, job.shape, plan)
     relative = relative_goodput(cell, cells, find_asked(cells, job.asked)) if cell else None
-    return Left(Action.KEEP, why, cell, job.node_names, relative)
+    return UntouchedJob(Action.KEEP, why, cell, job.node_names, relative)
 
 
 def _impossible(job: Job, snapshot: Snapshot) -> str:
@@ -208,13 +208,15 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
 
 def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple[tuple[Cell, ...], int]:
     """The Cells and the index of the one the job runs with, which is added where none of them is of its shape."""
-    found = current_cell(cells, job.shape, plan)
-    if found is None:
-        found = _between(cells, job.shape, plan)
-    for i in CellIndex.of(cells).by_shape.get((found.shape.gpu_type, found.shape.nodes, found.shape.gpus_per_node), ()):
-        if cells[i] is found or cells[i] == found:
+    current = current_cell(cells, job.shape, plan)
+    if current is None:
+        current = _between(cells, job.shape, plan)
+    for i in CellIndex.of(cells).by_shape.get(
+        (current.shape.gpu_type, current.shape.nodes, current.shape.gpus_per_node), ()
+    ):
+        if cells[i] is current or cells[i] == current:
             return cells, i
-    return CellIndex((*cells, found)), len(cells)
+    return CellIndex((*cells, current)), len(cells)
 
 
 def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:

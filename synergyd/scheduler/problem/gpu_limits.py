@@ -39,24 +39,26 @@ class Allowance:
                 self._left[i] -= more
 
 
-def within_limits(problem: Problem, found: Allocation) -> Allocation:
-    """`found` with what exceeds a limit taken back: for policies that know of none. Of the jobs that start or change, the
+def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
+    """`allocated` with what exceeds a limit taken back: for policies that know of none. Of the jobs that start or change, the
     last submitted give way first."""
     if not problem.limits:
-        return found
-    kept = [ask.current if picked is not None else None for ask, picked in zip(problem.asks, found.choice, strict=True)]
+        return allocated
+    kept = [
+        ask.current if picked is not None else None for ask, picked in zip(problem.asks, allocated.choice, strict=True)
+    ]
     allowance = Allowance(problem, kept)
     order = sorted(range(len(kept)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id))
     # those that give GPUs back first: others may take them
-    order.sort(key=lambda i: _gpus(problem.asks[i], found.choice[i]) > _gpus(problem.asks[i], kept[i]))
+    order.sort(key=lambda i: _gpus(problem.asks[i], allocated.choice[i]) > _gpus(problem.asks[i], kept[i]))
     for i in order:
-        if allowance.allows(problem.asks[i], kept[i], found.choice[i]):
-            allowance.change(problem.asks[i], kept[i], found.choice[i])
-            kept[i] = found.choice[i]
-    if tuple(kept) == found.choice:
-        return found
-    moved = frozenset(i for i in found.moved if kept[i] == found.choice[i])
-    return replace(allocation_of(problem, kept, moved), upper_bound=found.upper_bound)
+        if allowance.allows(problem.asks[i], kept[i], allocated.choice[i]):
+            allowance.change(problem.asks[i], kept[i], allocated.choice[i])
+            kept[i] = allocated.choice[i]
+    if tuple(kept) == allocated.choice:
+        return allocated
+    moved = frozenset(i for i in allocated.moved if kept[i] == allocated.choice[i])
+    return replace(allocation_of(problem, kept, moved), upper_bound=allocated.upper_bound)
 
 
 def _gpus(ask: JobRequest, index: int | None) -> int:

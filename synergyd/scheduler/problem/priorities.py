@@ -10,7 +10,7 @@ from statistics import median
 
 from synergyd.errors import UsageError
 from synergyd.records import Job, JobState
-from synergyd.scheduler.problem.cell_index import CellIndex, Relative
+from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
@@ -29,7 +29,7 @@ _OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
 }
 
 
-def terms_of(settings: Settings) -> Objective:
+def objective_of(settings: Settings) -> Objective:
     """The objective that the settings ask for. Raises UsageError for an Objective that is not known."""
     if settings.objective not in _OBJECTIVES:
         raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")
@@ -42,18 +42,18 @@ def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
     """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on."""
     jobs = tuple(jobs)
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
-    found: dict[int, float] = {}
+    weight_of: dict[int, float] = {}
     for job in jobs:
         weight = job.directive.weight if job.directive else 1.0
         weight = weight if math.isfinite(weight) and weight > 0 else 1.0
         weight *= settings.qos_weights.get(job.qos, 1.0)
         if settings.priority_weight and job.priority > 0:
             weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
-        found[job.job_id] = weight
-    return found
+        weight_of[job.job_id] = weight
+    return weight_of
 
 
-def limits(asks: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
+def gpu_limits_of(asks: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
     """The limits of accounts and partitions, less what jobs hold that do not take part; never below what those that take
     part hold now, for they may stay."""
     named = [("account", name, gpus) for name, gpus in settings.account_limits.items()]
@@ -67,15 +67,15 @@ def limits(asks: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) 
             held["account", job.account] += job.shape.gpus
             for name in job.partition.split(","):
                 held["partition", name] += job.shape.gpus
-    found = []
+    bounds = []
     for kind, name, gpus in named:
         limit = GpuLimit(kind, name, max(0, gpus - held[kind, name]), gpus)
         own = sum(ask.cells[ask.current].shape.gpus for ask in asks if ask.current is not None and limit.binds(ask))
-        found.append(replace(limit, gpus=max(limit.gpus, own)))
-    return tuple(found)
+        bounds.append(replace(limit, gpus=max(limit.gpus, own)))
+    return tuple(bounds)
 
 
-def claimed(
+def with_claims(
     asks: Sequence[JobRequest],
     rooms: Sequence[NodeCapacity],
     terms: Objective,
@@ -90,11 +90,11 @@ def claimed(
         capacity[room.gpu_type] += room.free
     shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
     for ask in asks:
-        told = ask.progress.done is not None or ask.progress.remaining is not None
-        if (told or terms.reference == "share") and id(ask.cells) not in shares:
+        length_known = ask.progress.done is not None or ask.progress.remaining is not None
+        if (length_known or terms.reference == "share") and id(ask.cells) not in shares:
             shares[id(ask.cells)] = equal_share(ask.cells, capacity, len(asks))
     short = _short(asks, shares, settings.short_first, typical_s)
-    found, fairness = [], {}
+    requests, fairness = [], {}
     for ask in asks:
         share = shares.get(id(ask.cells), 0.0)
         relative = _relative(ask, terms, share)
@@ -114,8 +114,8 @@ def claimed(
         if relative is not ask.relative or need[0] or drag or factor != 1.0:
             ask = replace(ask, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
             ask = replace(ask, weight=ask.weight * factor, short=factor)
-        found.append(ask)
-    return tuple(found), fairness
+        requests.append(ask)
+    return tuple(requests), fairness
 
 
 def _short(
@@ -148,7 +148,7 @@ def _short(
     }
 
 
-def whole_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> JobRequest:
+def without_partial_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> JobRequest:
     """The ask without the Cells that span nodes and leave a part of each to others, for where no two such jobs may meet: whole
     nodes never do, so whatever is allocated can be laid. A job that has no other Cells keeps them."""
     most: dict[str, int] = {}
@@ -162,7 +162,7 @@ def whole_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> JobRequest:
     return replace(ask, banned=ask.banned | parts) if len(parts | ask.banned) < len(ask.cells) else ask
 
 
-def with_bonus(terms: Objective, asks: Sequence[JobRequest]) -> Objective:
+def with_need_bonus(terms: Objective, asks: Sequence[JobRequest]) -> Objective:
     """The terms with a bonus for what is needed first that exceeds what all jobs together can gain or lose."""
     if not any(ask.need for ask in asks):
         return terms
@@ -183,7 +183,7 @@ def _relative(ask: JobRequest, terms: Objective, share: float) -> Sequence[float
     if terms.reference == "smallest" or share <= 0:
         least = cells[cells.least]
         base = least.goodput / least.shape.gpus
-    return Relative(cells, base)
+    return RelativeGoodput(cells, base)
 
 
 def _deadline(ask: JobRequest, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:

@@ -135,13 +135,13 @@ class Objective:
 
 @dataclass(frozen=True)
 class GpuLimit:
-    """At most `gpus` GPUs for all jobs of an account or a partition (`kind`), of those that take part in the problem; `said`
+    """At most `gpus` GPUs for all jobs of an account or a partition (`kind`), of those that take part in the problem; `configured_gpus`
     is what the admin set for all of them."""
 
     kind: str
     name: str
     gpus: int
-    said: int = 0
+    configured_gpus: int = 0
 
     def binds(self, ask: JobRequest) -> bool:
         return ask.account == self.name if self.kind == "account" else self.name in ask.node_filter.partition.split(",")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergyd.records import Cell, Shape
-from synergyd.scheduler.problem.cell_index import CellIndex, Relative
+from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
 
 _EXPONENTS = (-3.0, 1.0)  # below -3 a solver's tolerance covers the jobs that are well off; above 1 starves others
@@ -85,7 +85,7 @@ def payback_s(now: float, then: float, cost_s: float) -> float:
 
 
 def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
-    """Index of the best Cell of the size asked for, see Offers.asked."""
+    """Index of the best Cell of the size asked for, see CellIndex.asked."""
     return CellIndex.of(cells).asked(asked)
 
 
@@ -101,7 +101,7 @@ def smallest(cells: Sequence[Cell]) -> int:
 
 def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[float]:
     """Each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
-    return Relative(cells, cells[smallest(cells) if asked is None else asked].goodput)
+    return RelativeGoodput(cells, cells[smallest(cells) if asked is None else asked].goodput)
 
 
 def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:

@@ -12,25 +12,25 @@ SLACK = 1e-9  # relative: sums of thousands of floats
 def best_margins(full: Instance, prices: Floats) -> Floats:
     """Each job's largest utility less price [N], at least 0 (no column)."""
     cost = full.costs(prices)
-    found = np.zeros(full.jobs)
+    margins = np.zeros(full.jobs)
     for first, end, start, stop in full.chunks():
         margin = np.take(cost, full.kind[start:stop], mode="clip")
         np.subtract(full.utility[start:stop], margin, out=margin)
-        found[first:end] = segment_max(margin, full.indptr[first : end + 1] - start)
-    return found
+        margins[first:end] = segment_max(margin, full.indptr[first : end + 1] - start)
+    return margins
 
 
 def upper_bound(full: Instance, prices: Floats, margins: Floats | None = None) -> float:
     """The dual at `prices` [R] >= 0: no feasible choice is worth more."""
-    found = best_margins(full, prices) if margins is None else margins
-    return float(found.sum() + prices @ full.limit)
+    best = best_margins(full, prices) if margins is None else margins
+    return float(best.sum() + prices @ full.limit)
 
 
 def usage(full: Instance, choice: Ints) -> Floats:
     """What a choice [N] (columns or -1) takes of each row [R]."""
     counts = np.bincount(full.kind[choice[choice >= 0]], minlength=len(full.use))
-    found: Floats = counts @ full.use
-    return found
+    used: Floats = counts @ full.use
+    return used
 
 
 def objective(full: Instance, choice: Ints) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergyd.scheduler.problem.cell_index import CellIndex, Front, Relative
+from synergyd.scheduler.problem.cell_index import CellFront, CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem
 from synergyd.scheduler.problem.utility import stay_value, utilities
 from synergyd.scheduler.solver.columns import columns
@@ -38,7 +38,7 @@ class ColumnTable:
     split: bool
 
 
-def table(problem: Problem) -> ColumnTable:
+def column_table(problem: Problem) -> ColumnTable:
     """The columns of every job on each pool of nodes open to it."""
     asks, terms = problem.asks, problem.terms
     stay = np.array([stay_value(ask, terms) for ask in asks])
@@ -60,7 +60,7 @@ def table(problem: Problem) -> ColumnTable:
     pools = _Pools(problem, free)
     worth_it = running[job] | (gain > 0)
     job, cell, nodes, each, kind, gain = (a[worth_it] for a in (job, cell, nodes, each, kind, gain))
-    uses = _Uses(problem, pools, list(numbers))
+    uses = _UseRows(problem, pools, list(numbers))
     at, row = uses.columns(job, kind, nodes, each)
     stays = [uses.stay(i) for i in np.flatnonzero(movable).tolist()]
     all_jobs = np.concatenate([np.flatnonzero(movable), job[at]])
@@ -79,14 +79,14 @@ def table(problem: Problem) -> ColumnTable:
 
 
 _NONE = np.empty(0, dtype=np.intp)
-_NOTHING = Front(_NONE, _NONE, _NONE, _NONE, np.empty(0))
+_NOTHING = CellFront(_NONE, _NONE, _NONE, _NONE, np.empty(0))
 
 
 def _joined(arrays: Sequence[Ints]) -> Ints:
     return np.concatenate(arrays) if arrays else _NONE
 
 
-def _front(ask: JobRequest, terms: Objective) -> Front:
+def _front(ask: JobRequest, terms: Objective) -> CellFront:
     """The Cells that the job may change to. Those that it may not have are left out before others are compared with them."""
     offers = CellIndex.of(ask.cells)
     if not ask.banned and (ask.current is None or terms.max_growth <= 0):
@@ -94,7 +94,7 @@ def _front(ask: JobRequest, terms: Objective) -> Front:
     kept = [c.cell for c in columns(ask, terms)]
     number = {t: i for i, t in enumerate(offers.types)}
     shapes = [offers[i].shape for i in kept]
-    return Front(
+    return CellFront(
         np.array(kept, dtype=np.intp),
         np.array([number[s.gpu_type] for s in shapes], dtype=np.intp),
         np.array([s.nodes for s in shapes], dtype=np.intp),
@@ -103,7 +103,7 @@ def _front(ask: JobRequest, terms: Objective) -> Front:
     )
 
 
-def _values(asks: Sequence[JobRequest], fronts: Sequence[Front], lens: Ints, terms: Objective) -> Floats:
+def _values(asks: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints, terms: Objective) -> Floats:
     """utility.change_value of every column, job after job."""
     if not len(asks):
         return np.empty(0)
@@ -112,8 +112,10 @@ def _values(asks: Sequence[JobRequest], fronts: Sequence[Front], lens: Ints, ter
     def spread(values: Sequence[float]) -> Floats:
         return np.repeat(np.array(values, dtype=np.float64), lens)
 
-    if all(isinstance(ask.relative, Relative) for ask in asks):
-        relative = goodput / spread([ask.relative.base if isinstance(ask.relative, Relative) else 1.0 for ask in asks])
+    if all(isinstance(ask.relative, RelativeGoodput) for ask in asks):
+        relative = goodput / spread(
+            [ask.relative.base if isinstance(ask.relative, RelativeGoodput) else 1.0 for ask in asks]
+        )
     else:
         each = [[ask.relative[i] for i in f.index.tolist()] for ask, f in zip(asks, fronts, strict=True)]
         relative = np.array([r for own in each for r in own], dtype=np.float64)
@@ -171,7 +173,7 @@ class _Pools:
         return self.pools[pool][0]
 
 
-class _Uses:
+class _UseRows:
     """Distinct rows of `use`, numbered as they are met."""
 
     def __init__(self, problem: Problem, pools: _Pools, types: list[str]) -> None:
@@ -230,13 +232,13 @@ class _Uses:
                 sizes[q].add(size)
         rows: list[Piece] = []
         limit: list[float] = []
-        for q, found in sorted(sizes.items()):
+        for q, of_pool in sorted(sizes.items()):
             if q < 0:
                 rows.append((q, 1))
                 limit.append(self._problem.limits[-1 - q].gpus - stuck[-1 - q])
                 continue
             weaker: list[tuple[int, int]] = []
-            for size in sorted(found):
+            for size in sorted(of_pool):
                 slots = self._pools.slots(q, size)
                 # A row is implied by that of a divisor which has no more room than this one.
                 if any(size % s == 0 and n * s <= slots * size for s, n in weaker):

@@ -44,9 +44,9 @@ class Instance:
 
     def costs(self, prices: Floats) -> Floats:
         """Price of each kind [K]; infinite where it is more than there is."""
-        found: Floats = self.use @ prices
-        found[(self.use > self.limit).any(axis=1)] = np.inf
-        return found
+        costs: Floats = self.use @ prices
+        costs[(self.use > self.limit).any(axis=1)] = np.inf
+        return costs
 
     def chunks(self) -> Iterator[tuple[int, int, int, int]]:
         """(first job, end job, first column, end column) of pieces of about 65,536 columns."""
@@ -74,11 +74,11 @@ def pointers(lens: Ints) -> Ints:
 
 def segment_max(values: Floats, ptr: Ints, least: float = 0.0) -> Floats:
     """Largest value of each segment, at least `least`; `least` for empty segments."""
-    found = np.full(len(ptr) - 1, least)
+    largest = np.full(len(ptr) - 1, least)
     if len(values):
         full = np.flatnonzero(ptr[1:] > ptr[:-1])
-        found[full] = np.maximum(np.maximum.reduceat(values, ptr[full]), least)
-    return found
+        largest[full] = np.maximum(np.maximum.reduceat(values, ptr[full]), least)
+    return largest
 
 
 def instance(
@@ -135,8 +135,8 @@ def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:
     return code, use
 
 
-def _whole(name: str, given: ArrayLike) -> Ints:
-    array: NDArray[Any] = np.asarray(given)
+def _whole(name: str, values: ArrayLike) -> Ints:
+    array: NDArray[Any] = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.number)):
         raise UsageError(name, "is not a list of whole numbers", "one number an entry")
     whole = array.astype(np.intp, copy=False)
@@ -145,8 +145,8 @@ def _whole(name: str, given: ArrayLike) -> Ints:
     return whole
 
 
-def _real(name: str, given: ArrayLike) -> Floats:
-    array: NDArray[Any] = np.asarray(given)
+def _real(name: str, values: ArrayLike) -> Floats:
+    array: NDArray[Any] = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.number)):
         raise UsageError(name, "is not a list of numbers", "one number an entry")
     return np.ascontiguousarray(array, dtype=np.float64)

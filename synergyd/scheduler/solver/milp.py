@@ -175,17 +175,17 @@ def _route(
 def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
     """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each node filter."""
     filters = sorted({ask.node_filter for ask in problem.asks})
-    found: dict[Hashable, list[NodeCapacity]] = {}
+    pool_of: dict[Hashable, list[NodeCapacity]] = {}
     for room in problem.rooms:
         key = (room.gpu_type, tuple(room.admits(f) for f in filters))
-        found.setdefault(key, []).append(room)
-    pools = list(found.values())
+        pool_of.setdefault(key, []).append(room)
+    pools = list(pool_of.values())
     return pools, {f: tuple(q for q, pool in enumerate(pools) if pool[0].admits(f)) for f in filters}
 
 
 def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup]:
     """Identical jobs together (parameter sweeps): solved one by one their ties make branch and bound explode."""
-    found: dict[Hashable, JobGroup] = {}
+    groups: dict[Hashable, JobGroup] = {}
     for i in sorted(range(len(problem.asks)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
         ask = problem.asks[i]
         own = columns(ask, problem.terms)
@@ -193,11 +193,11 @@ def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup
         bound = tuple(limit.binds(ask) for limit in problem.limits)
         loss = round(stay_value(ask, problem.terms) - stop_value(ask, problem.terms), 9) if ask.stoppable else None
         key = (open_to[ask.node_filter], offers, _held(ask), bound, loss)
-        if key in found:
-            found[key].members.append(i)
+        if key in groups:
+            groups[key].members.append(i)
         else:
-            found[key] = JobGroup([i], own)
-    return list(found.values())
+            groups[key] = JobGroup([i], own)
+    return list(groups.values())
 
 
 def _held(ask: JobRequest) -> Hashable:

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Take:
+class PackingItem:
     """One way to run one job: asks[ask] on `shape`, of which `nodes` nodes hand out GPUs (fewer than the shape's where it
     stays on a node that is down)."""
 
@@ -24,22 +24,22 @@ class Take:
     nodes: int
 
 
-def take_of(problem: Problem, ask: int, cell: int) -> Take:
-    """The Take of asks[ask] on its Cell `cell`; the present Cell is taken where the job stands."""
+def packing_item(problem: Problem, ask: int, cell: int) -> PackingItem:
+    """The item of asks[ask] on its Cell `cell`; the present Cell stays on the job's own nodes."""
     asked = problem.asks[ask]
     shape = asked.cells[cell].shape
     if cell != asked.current:
-        return Take(ask, shape, shape.nodes)
+        return PackingItem(ask, shape, shape.nodes)
     up = {room.name for room in problem.rooms if room.free > 0}
-    return Take(ask, shape, sum(name in up for name in asked.nodes))
+    return PackingItem(ask, shape, sum(name in up for name in asked.nodes))
 
 
-def packing(problem: Problem, takes: Sequence[Take]) -> tuple[Floats, Floats]:
+def packing(problem: Problem, takes: Sequence[PackingItem]) -> tuple[Floats, Floats]:
     """(use [takes x rows], limit [rows]): what is chosen can be laid only if the sum of its use is within the limits.
 
     For each set of nodes open to some job, and each number s of GPUs a node that is asked for there: pieces of g >= s GPUs
     count floor(g/s) against the sum of floor(free/s). Enough as well where the sizes divide each other and no job stays
-    in place (facts of the exact program, milp.py); `feasible` sees to the rest.
+    in place (see milp.py); make_placeable does the rest.
     """
     kinds = sorted({take.shape.gpu_type for take in takes})
     rooms = {kind: [r for r in problem.rooms if r.gpu_type == kind] for kind in kinds}

@@ -18,7 +18,7 @@ _MOST_TORN = 3_000
 _STATES = 20_000  # GPUs that the knapsack of one row looks at
 
 
-class Repair:
+class PrimalRounding:
     """A choice over a core's columns, worked on in place: `pick` [m] is a column of the core, or -1."""
 
     def __init__(self, core: ReducedCore, prices: Floats) -> None:

@@ -54,10 +54,10 @@ class SmoothedDual:
     none: Floats
 
 
-def cut(full: Instance, low: Floats, high: Floats) -> ReducedCore:
+def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
     """Columns that are some job's best choice for some prices within [low, high] (R each), and worth more than none."""
     cheap, dear = full.costs(low), full.costs(high)
-    found, lens = [], []
+    kept_columns, lens = [], []
     for first, end, start, stop in full.chunks():
         ptr = full.indptr[first : end + 1] - start
         kind, utility = full.kind[start:stop], full.utility[start:stop]
@@ -69,9 +69,9 @@ def cut(full: Instance, low: Floats, high: Floats) -> ReducedCore:
         keep = best >= np.repeat(floor, np.diff(ptr))
         keep &= best > 0
         kept = np.flatnonzero(keep)
-        found.append(kept + start)
+        kept_columns.append(kept + start)
         lens.append(np.diff(np.searchsorted(kept, ptr)))
-    at = np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
+    at = np.concatenate(kept_columns) if kept_columns else np.zeros(0, dtype=np.intp)
     counts = np.concatenate(lens) if lens else np.zeros(0, dtype=np.intp)
     jobs = np.flatnonzero(counts)
     return ReducedCore(
@@ -137,7 +137,7 @@ def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, to
     return now
 
 
-def inside(core: ReducedCore, now: SmoothedDual) -> bool:
+def inside_box(core: ReducedCore, now: SmoothedDual) -> bool:
     """Are the prices a minimum over all prices >= 0, not only over the box?"""
     stuck_high = (now.prices >= core.high) & (now.gradient < 0)
     stuck_low = (now.prices <= core.low) & (core.low > 0) & (now.gradient > 0)

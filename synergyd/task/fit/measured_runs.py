@@ -143,18 +143,18 @@ def read_files(paths: Iterable[Path], passed_over: list[str] | None = None) -> t
 
     Raises UsageError as `read_rows` does, and where no row is left.
     """
-    given = list(paths)
-    many = Counter(path.name for path in given)
+    files = list(paths)
+    many = Counter(path.name for path in files)
     rows: list[MeasuredRun] = []
-    for path in dict.fromkeys(given):
-        some = read_rows(path, passed_over)
-        rows += some if many[path.name] == 1 else (replace(row, file=str(path)) for row in some)
+    for path in dict.fromkeys(files):
+        of_file = read_rows(path, passed_over)
+        rows += of_file if many[path.name] == 1 else (replace(row, file=str(path)) for row in of_file)
     if not rows:
-        raise UsageError(", ".join(map(str, given)), "no row that can be used", "rows need score_as time, plan or mem")
+        raise UsageError(", ".join(map(str, files)), "no row that can be used", "rows need score_as time, plan or mem")
     return tuple(rows)
 
 
-class _Cells:
+class _CsvLine:
     """One line's cells by column, with errors that name the line."""
 
     def __init__(self, cells: Mapping[str | None, str | None], where: str) -> None:
@@ -211,7 +211,7 @@ class _Cells:
 
 
 def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: int) -> MeasuredRun | None:
-    read = _Cells(cells, where)
+    read = _CsvLine(cells, where)
     words = (
         {word.strip() for word in read.text("score_as").replace(",", "+").split("+")} if "score_as" in cells else set()
     )
@@ -276,7 +276,7 @@ def _cluster(source: str) -> str:
     return words[0].lower() if words else "unknown"
 
 
-def _plan(read: _Cells) -> Plan:
+def _plan(read: _CsvLine) -> Plan:
     recompute = read.one_of("recompute", _RECOMPUTE)
     zero = read.number("zero_stage")
     if zero is not None and zero not in (0, 1, 2, 3):
@@ -298,7 +298,7 @@ def _plan(read: _Cells) -> Plan:
     )
 
 
-def _model(read: _Cells, flags: frozenset[str]) -> ModelSpec:
+def _model(read: _CsvLine, flags: frozenset[str]) -> ModelSpec:
     """The row's model. Where no flag says whether the MLP is gated or the embeddings tied, an ffn other than 4 * hidden
     (or a name that says Llama or alike) means Llama's kind, which is gated and untied."""
     hidden, heads = read.whole("hidden"), read.whole("heads")

@@ -18,7 +18,7 @@ from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Job, JobState, Shape, SharedLink, Sharing
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
-from synergyd.scheduler.placement.link_aware import Joint, joint
+from synergyd.scheduler.placement.link_aware import LinkAwareAnswer, place_link_aware
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
 from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.utility import allocation, value, value_terms
@@ -38,9 +38,11 @@ def rooms(count: int, per_leaf: int = 0) -> tuple[NodeCapacity, ...]:
     return tuple(NodeCapacity(f"n{i}", "a100", 4, leaf=f"l{i // per_leaf}" if per_leaf else "") for i in range(count))
 
 
-def solved(problem: Problem, sizes: bool = True, topology: Topology = PLAIN, others: tuple[Traffic, ...] = ()) -> Joint:
+def solved(
+    problem: Problem, sizes: bool = True, topology: Topology = PLAIN, others: tuple[Traffic, ...] = ()
+) -> LinkAwareAnswer:
     first = allocation(problem, [0 if a.current is None else a.current for a in problem.asks])
-    return joint(problem, first, place(problem.rooms, requests_of(problem, first)), topology, others, sizes)
+    return place_link_aware(problem, first, place(problem.rooms, requests_of(problem, first)), topology, others, sizes)
 
 
 def test_the_forecast_while_weighing_and_as_told() -> None:
