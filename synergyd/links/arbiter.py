@@ -1,7 +1,7 @@
 """The link arbiter as a pure state machine: jobs ask before each all-reduce, and are granted the links by a discipline.
 
-One event in, (state, grants) out; times are the caller's clock in seconds. It fails open: nobody waits longer than `bound_s`, a
-grant whose end is never told is forgotten after `lost_s`, and who is unknown here or crosses no link is granted at once. The caller
+One event in, (state, grants) out; times are the caller's clock in seconds. It fails open: no job waits longer than `bound_s`, a
+grant without a SendDone expires after `lost_s`, and a job that is unknown or crosses no link is granted at once. The caller
 wakes it with a Tick at `wake_s(state)` at the latest.
 """
 
@@ -16,7 +16,7 @@ from synergyd.links.model import Topology, pace
 
 @dataclass(frozen=True)
 class ArbiterTerms:
-    """`bound_s`: longest wait for a grant. `lost_s`: how long a grant without a Done is believed."""
+    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires."""
 
     discipline: Discipline = field(default_factory=lambda: Discipline(Srsf(1)))
     topology: Topology = field(default_factory=Topology)
@@ -116,7 +116,7 @@ def step(
     elif isinstance(event, SendDone):
         flights.pop(event.job_id, None)
     elif isinstance(event, SendAsked):
-        # Whoever asks again has ended what it was granted before.
+        # A job that asks again has ended its last all-reduce.
         flights.pop(event.job_id, None)
         member = members.get(event.job_id)
         if member is None or not terms.topology.crossed(member.nodes):
@@ -142,7 +142,7 @@ def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
 def _admitted(
     state: ArbiterState, links: Mapping[int, tuple[str, ...]], now_s: float, terms: ArbiterTerms
 ) -> Iterator[tuple[int, str]]:
-    """Who of those waiting may send, and why, one after another, each counted before the next is asked about."""
+    """(job, why) of those waiting that may send, one after another, each counted before the next is decided."""
     flights, discipline, figures = dict(state.flights), terms.discipline, terms.topology.figures
     kept: dict[str, float] = {}
 

@@ -35,7 +35,7 @@ class Link:
 
 
 # Fitted on 10 GbE (the paper's figures); every other rate is this one scaled by the line rate with h/b kept, which is a
-# guess on the careful side for InfiniBand, whose credit-based flow control loses less to contention.
+# cautious guess for InfiniBand, whose credit-based flow control loses less to contention.
 TEN_GBE = Link(0.856, 0.235)
 LINKS: dict[str, Link] = {
     "1gbe": TEN_GBE.faster(0.1),

@@ -1,4 +1,4 @@
-"""Who shares links with whom in an epoch's placement, and what that costs: the forecast of slowdown.py over Cells and nodes."""
+"""The links that jobs share in an epoch's placement, and their slowdowns: the forecast of slowdown.py over Cells and nodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from synergyd.links.model import Topology
 from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Action, Cell, Decision, SharedLink, Sharing
 
-_TOLD = 1.005  # a slowdown below this is not worth words
+_LEAST_SHOWN = 1.005  # smaller slowdowns are not shown
 
 
 def traffic_of(job_id: int, cell: Cell, nodes: tuple[str, ...], topology: Topology) -> Traffic | None:
-    """What the job sends on these nodes, None if nothing crosses a link: its sync_s as MB at a node's own rate."""
+    """The job's traffic on these nodes, None if nothing crosses a link: its sync_s as MB at a node's own rate."""
     if len(nodes) < 2 or cell.sync_s <= 0 or cell.step_s <= 0:
         return None
     sync_s = min(cell.sync_s, cell.step_s)
@@ -39,8 +39,8 @@ def sharings(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Sharing]:
 
 
 def slowdowns_of(decisions: Iterable[Decision]) -> dict[int, float]:
-    """By job id, of the jobs that share links: what their reported step times are to be divided by. Only of those that go on as
-    they are beside neighbours that do: what has only been decided slows nobody down yet."""
+    """By job id, of the jobs that share links: the divisor of their reported step times. Only of jobs that keep their Cell beside
+    neighbours that do: a change that has only been decided slows no job down yet."""
     decisions = tuple(decisions)
     kept = {d.job_id for d in decisions if d.action is Action.KEEP}
     return {
@@ -73,7 +73,7 @@ def lines(sharing: Sharing, goodput: float) -> list[str]:
 
 def sentence(sharing: Sharing | None) -> str:
     """For a Decision's why, with a blank before it; "" where it costs next to nothing."""
-    if sharing is None or sharing.slowdown < _TOLD:
+    if sharing is None or sharing.slowdown < _LEAST_SHOWN:
         return ""
     others = tuple(sorted({job for shared in sharing.links for job in shared.jobs}))
     count = len(sharing.links)

@@ -1,4 +1,4 @@
-"""What a placement costs in shared links: the expected slowdown of every job whose all-reduce crosses them, and who shares what.
+"""The expected slowdown of every job whose all-reduce crosses shared links, and the jobs that share each.
 
 A mean-field forecast, no schedule: a job sends for a share u of its step, and while it does so every other job on the same link pays
 b + h more for a MB (cost(k) = b + (k-1)(b+h), links/model.py), so that job i pays b + (b+h) * sum of the others' u on its costliest link.

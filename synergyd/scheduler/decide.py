@@ -39,7 +39,7 @@ _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal ban
 @dataclass(frozen=True)
 class EpochAnswer:
     """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed. `away`: by index of
-    the ask, Cells that it did not get because of links that it would share."""
+    the job, the Cells that it did not get because of links that it would share."""
 
     problem: Problem
     allocation: Allocation
@@ -60,14 +60,14 @@ def decide(
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
-    `cells`, `no_cell_reasons` (why a job has none), `current_plans` (what a running job runs with) and `ages_s`
-    (seconds a job has lived, Sia's T; else since it was submitted, which Slurm resets at each requeue) and `progress` are
-    by job id. `typical_s`: seconds that jobs which have ended trained, the median.
-    `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
+    By job id: `cells`, `no_cell_reasons` (why a job has none), `current_plans` (of running jobs), `progress` and `ages_s`
+    (Sia's T in seconds; without it the time since submission, which Slurm resets at each requeue). `typical_s`: the median
+    training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
+    for an unknown policy name.
 
-    A running job is stopped only where the settings say so (Preemption; Action.WAIT: it gives all its GPUs back and
-    waits); else it keeps at least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and
-    fixed ones are not touched; what they hold is gone from the capacity, as are the GPUs of other users of Slurm.
+    A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
+    least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
+    the GPUs that they hold are not handed out, like those of other users of Slurm.
     """
     policy = policy or policy_named(settings.policy)
     weight = weights(snapshot.jobs, settings)
@@ -101,7 +101,14 @@ def decide(
         spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
         asks = tuple(without_partial_nodes(ask, rooms) for ask in asks)
     problem = Problem(
-        asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned, settings.preemption
+        asks,
+        rooms,
+        terms,
+        now_s=snapshot.time_s,
+        restart_cost_s=settings.restart_cost_s,
+        limits=bounds,
+        spanned=spanned,
+        may_stop=settings.preemption,
     )
     answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
@@ -129,7 +136,7 @@ def decide(
 
 
 def _stoppable(asks: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
-    """The asks, those marked that have run for so long since their start that the restart which a stop costs is little."""
+    """The asks; those that have run for long enough since their start to be stopped are marked `stoppable`."""
     least_s = _LEAST_RUN * settings.restart_cost_s
     long = {j.job_id for j in snapshot.jobs if j.start_s is not None and snapshot.time_s - j.start_s >= least_s}
     runs = (ask.current is not None and ask.discount > 0 and ask.job_id in long for ask in asks)
@@ -139,10 +146,10 @@ def _stoppable(asks: tuple[JobRequest, ...], snapshot: Snapshot, settings: Setti
 def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     """Allocates and places until every allocated job has nodes.
 
-    The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
-    several nodes below a node's size, or features and partitions cross; then the refused Cells are banned and the rest
-    is solved again. If rounds run out, as much of the last answer as can be laid is, and what is left goes to who waits.
-    Where the problem lets nobody be stopped, a job that the policy would stop keeps what it has.
+    The packability rows make the first round succeed, unless sizes do not divide each other, Cells span nodes in part, or
+    features and partitions overlap. Then the refused Cells are banned and the rest is solved again. After the last round the
+    jobs that can be placed are, and the GPUs left over go to waiting jobs. Without preemption a job that the policy would
+    stop keeps its Cell.
     """
     for _ in range(_ROUNDS):
         if policy.preempts:
@@ -161,7 +168,7 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
             asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
         problem = replace(problem, asks=tuple(asks))
     attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
-    # by objective: shrinks for a job that was not laid are worth nothing
+    # by objective: to shrink jobs for one that can't be placed gains nothing
     for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
         placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
@@ -172,8 +179,8 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
-    """The answer with shared links weighed (joint.py). Where a job is better off with a Cell of fewer GPUs for them, what it
-    leaves is shared out once more, and the better of the two outcomes taken."""
+    """The answer with shared links weighed (link_aware.py). Where that gives a job a Cell of fewer GPUs, the GPUs that it leaves
+    are allocated once more, and the better of the two answers is taken."""
     sizes = not policy.sizes_fixed and not policy.rule
     first = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
     as_placed = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
@@ -191,7 +198,7 @@ def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others:
 
 
 def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
-    """What every job that has a Cell sends."""
+    """Of every job that has a Cell and sends between nodes."""
     senders = []
     for i, cell, _ in answer.allocation.taken(answer.problem):
         job_id = answer.problem.asks[i].job_id
@@ -201,7 +208,7 @@ def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
 
 
 def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
-    """`allocated` without what can't be laid, and what is then free given to who waits."""
+    """`allocated` without the Cells that can't be placed; waiting jobs start on the GPUs left over."""
     kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
     placement = place(problem.rooms, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)

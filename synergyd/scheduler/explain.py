@@ -14,14 +14,13 @@ from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilte
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 
 _ALTERNATIVES = 5
-_WEIGHED = 1e-3  # a certified gap so small that nothing worth words was overlooked
+_WEIGHED = 1e-3  # a certified gap below which every alternative counts as weighed
 _NAMED = 3  # rival jobs named in a sentence
 
 
 class ExplanationContext:
-    """An epoch's answer with what every explanation needs, worked out once. `sizes_fixed`: the policy gives each job
-    the size it asked for, whatever could be gained. `rule`: what the policy goes by, where that is not the objective.
-    `restart_cost_s` in seconds. `away`: by index of the ask, Cells not given because of links that would be shared."""
+    """An epoch's answer with the figures that every explanation needs, computed once. `sizes_fixed` and `rule` are the
+    policy's. `away`: by index of the job, the Cells that it did not get because of links that it would share."""
 
     def __init__(
         self,
@@ -69,9 +68,14 @@ class ExplanationContext:
         return ", ".join(words) + more
 
     def waits(self, index: int) -> tuple[str, tuple[Alternative, ...]]:
-        """What is said of asks[index], which waits and goes on waiting: the same of all that are like it."""
+        """`explain` for asks[index], which waits and goes on waiting; computed once for all jobs like it."""
         ask = self.problem.asks[index]
-        like = id(ask.cells), ask.banned, ask.node_filter, ask.account  # of a waiting job all else is nobody's reason
+        like = (
+            id(ask.cells),
+            ask.banned,
+            ask.node_filter,
+            ask.account,
+        )  # nothing else of a waiting job is part of a reason
         if like not in self._told:
             self._told[like] = _waits(self, ask), _alternatives(self, index)
         return self._told[like]
@@ -242,7 +246,7 @@ def _alternatives(outcome: ExplanationContext, index: int) -> tuple[Alternative,
 
 
 def _why_not(outcome: ExplanationContext, index: int, i: int, stay: float) -> str:
-    """`stay`: what going on as it is is worth to a running job."""
+    """`stay`: the value of going on as it is, for a running job."""
     ask, terms = outcome.problem.asks[index], outcome.problem.terms
     choice = outcome.allocation.choice[index]
     cell = ask.cells[i]

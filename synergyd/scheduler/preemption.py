@@ -1,4 +1,4 @@
-"""What keeps running jobs from being stopped: at all, or for next to nothing."""
+"""Limits on stopping running jobs: never, or not where others take few of the GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ROUNDS = 3  # then every running job is kept as it is
 def without_stopping(policy: Policy, problem: Problem) -> Allocation:
     """A job that the policy would stop keeps its Cell and its nodes, and the policy shares out the rest once more.
 
-    So a policy that preempts can serve where jobs can't be paused: it loses what stopping would have brought, no job.
-    Should it keep stopping others, all running jobs stay as they are and it starts waiting ones beside them.
+    So a policy that preempts also works where no job may be stopped. If it keeps stopping others, all running jobs stay as
+    they are and it starts waiting ones beside them.
     """
     running = {i for i, ask in enumerate(problem.asks) if ask.current is not None}
     kept: set[int] = set()
@@ -33,8 +33,8 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
 
 
 def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
-    """The policy's answer, none of whose stops leave more than half of the GPUs that they free unused: several small jobs may
-    be worth more than a wide one, but not a cluster that stands idle for them."""
+    """The policy's answer without stops that leave more than half of the GPUs that they free unused: several small jobs may
+    have a higher value than a wide one and still leave the cluster idle."""
     allocated = policy.allocate(problem)
     for _ in range(_ROUNDS):
         wasteful = _wasteful(problem, allocated)
@@ -66,7 +66,7 @@ def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
 
 
 def _beside(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
-    """The problem of the jobs of `rest` on what those of `kept` leave."""
+    """The problem of the jobs of `rest` on the GPUs that those of `kept` leave."""
     held: Counter[str] = Counter()
     for i in kept:
         ask = problem.asks[i]

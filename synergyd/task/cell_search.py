@@ -21,7 +21,7 @@ from synergyd.task.plan_space import CandidatePlans, enumerate_plans, unit
 _LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number of reports removes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankedPlans:
     """Fitting plans with what they achieve; arrays of shape (N,)."""
 
@@ -118,7 +118,16 @@ def rank(
     throughput = candidates.plans.global_batch / step_s
     good, share = goodput(throughput, candidates.plans.global_batch, noise_scale, least)
     sigma = uncertainty(gpu.uncertainty, samples)
-    return RankedPlans(tuple(shapes), candidates, times, step_s, throughput, share, good, sigma)
+    return RankedPlans(
+        shapes=tuple(shapes),
+        candidates=candidates,
+        times=times,
+        step_s=step_s,
+        throughput=throughput,
+        efficiency=share,
+        goodput=good,
+        uncertainty=sigma,
+    )
 
 
 def _best_batches(

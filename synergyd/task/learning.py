@@ -1,5 +1,5 @@
-"""What a job's reports teach: a Profile's corrections, smoothed so that one odd measurement moves them little, and the
-model's parameters refined by what its plans have measured."""
+"""Learning from a job's reports: the corrections of its Profile, smoothed so that one odd measurement moves them little, and
+the model's parameters, refined by the step times of its plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synergyd.task.model.dims import stacked
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.step_time import step_time
 
-_CLIP = 20.0  # a measurement further than this from the prediction says that one of the two is broken
+_CLIP = 20.0  # a measurement further than this from the prediction is broken, or the prediction is
 _MIN_WEIGHT = 0.2
 _NOISE_WEIGHT = 0.2
 _NOISE_STEP = math.log(4)
@@ -75,7 +75,7 @@ def update_profile(
 
 
 def coarse(profile: Profile) -> Profile:
-    """`profile` on a grid of 2 % (samples: powers of two): what is made of it changes only when it has moved by more."""
+    """`profile` on a grid of 2 % (samples: powers of two): what is computed from it changes only when it has moved by more."""
     noise = profile.noise_scale
     return replace(
         profile,
@@ -95,7 +95,7 @@ def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
     known = [other for other in like if other.samples > 0 and _positive(other.speed) and _positive(other.memory)]
     if profile.samples > 0 or not known:
         return profile
-    # the median: one odd job can't mislead the next
+    # the median, so that one odd job has little effect
     speed = float(np.median([math.log(other.speed) for other in known]))
     memory = float(np.median([math.log(other.memory) for other in known]))
     latest = {
@@ -113,7 +113,7 @@ def _power_of_two(samples: int) -> int:
 
 
 def rounded(value: float) -> float:
-    """A positive number to a percent or so: what many jobs share should not change with every report of one of them."""
+    """A positive number on the grid of 2 %: what many jobs share should not change with every report of one of them."""
     return _rounded(math.log(value))
 
 

@@ -35,7 +35,7 @@ from synergyd.task.plan_limits import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CandidatePlans:
     """Plans that fit: `shape[i]` is plan i's index in the shapes asked for, `memory[i]` its peak in bytes.
 
@@ -133,7 +133,14 @@ def _search(
         rows, memory_of = np.concatenate([rows, index])[order], np.concatenate([memory[rows], peak])[order]
     else:
         memory_of = memory[rows]
-    return CandidatePlans(fitting, shape[rows], memory_of * memory_factor, smallest[rows], ruled_out, closest)
+    return CandidatePlans(
+        plans=fitting,
+        shape=shape[rows],
+        memory=memory_of * memory_factor,
+        smallest=smallest[rows],
+        ruled_out=ruled_out,
+        closest=closest,
+    )
 
 
 def _recompute_codes(gpu: GpuFigures) -> tuple[int, ...]:

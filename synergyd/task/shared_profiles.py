@@ -1,7 +1,7 @@
-"""What runs of one program have learnt together: the same user, name and batch range, and steps that agree.
+"""Measurements that runs of one program share: the same user, name and batch range, and step times that agree.
 
-For jobs whose model is not known (plain PyTorch): of the others the next run knows how it scales before its first step, and
-each of them what only others have tried.
+For jobs whose model is not known (plain PyTorch): a new run knows how it scales before its first step, and each run has the
+measurements of sizes that only others have tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from synergyd.records import Job, Measurement, Plan, Profile, Shape
 from synergyd.task.learning import rounded
 
 PREFIX = "like:"  # of the keys of what is stored
-_SAME = 0.05  # |log| of two step times that tell nothing new
+_SAME = 0.05  # |log| of two step times that count as equal
 _UNLIKE = 0.3  # |log| of two step times, of one plan on one shape, that are of two programs
 _STRIKES = 2  # so many runs that are unlike in a row, and the program has changed
 _KEPT, _KEPT_A_SHAPE = 48, 3
@@ -44,7 +44,7 @@ def _key(uid: int, name: str, *batches: object) -> str:
 
 
 class SharedProfiles:
-    """What is known of each program, by key; `learn` says what to store."""
+    """The measurements of each program, by key; `learn` returns what to store."""
 
     def __init__(self) -> None:
         self._known: dict[str, Profile] = {}
@@ -61,10 +61,10 @@ class SharedProfiles:
         self._forget_old()
 
     def learn(self, job: Job, profile: Profile) -> dict[str, Profile]:
-        """Takes over what a job has measured; what of it is new, by key.
+        """Takes over a job's measurements; returns the profiles that changed, by key.
 
-        A job whose steps are unlike is left alone, and if it is not the only one in a row the program has changed: what was
-        known is forgotten. A noise scale is each job's first, for it grows while a job trains.
+        A job whose step times disagree is ignored; after a second one in a row the program has changed and its measurements
+        are dropped. Only the first noise scale of each job counts, for it grows while a job trains.
         """
         key = likeness(job, profile)
         if key is None or not profile.measured or job.job_id in self._unlike:
@@ -108,7 +108,7 @@ class SharedProfiles:
         )
 
     def forget(self, job_id: int) -> None:
-        """Of a job that is gone; what it has taught stays."""
+        """Drops the state of a job that has ended; its measurements stay."""
         self._unlike.discard(job_id)
         self._began.discard(job_id)
         self._replaced.pop(job_id, None)

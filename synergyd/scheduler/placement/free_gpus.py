@@ -1,4 +1,4 @@
-"""The nodes' free GPUs while jobs are laid on them one after another."""
+"""The nodes' free GPUs while jobs are placed one after another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Fit = tuple[
 
 
 class FreeGpus:
-    """Free GPUs per node; best fit. Jobs laid down biggest GPUs-per-node first always fit where the counts allow it,
-    if those sizes divide each other (facts/solver.md: 1, 2, 4, 8 and whole nodes). With `spanned` not None no job that spans
-    nodes gets a node on which another does; `spanned` are those that jobs not laid here span."""
+    """Free GPUs per node; best fit. Jobs placed biggest GPUs-per-node first always fit where the counts allow it,
+    if those sizes divide each other (1, 2, 4, 8 and whole nodes do). With `spanned` not None no job that spans
+    nodes gets a node on which another does; `spanned` are those that jobs placed elsewhere span."""
 
     def __init__(self, rooms: Iterable[NodeCapacity], spanned: Collection[str] | None = None) -> None:
         self._spanned: Counter[str] | None = None if spanned is None else Counter(spanned)

@@ -1,9 +1,9 @@
 """Sizes, nodes and links together: a job's goodput on a set of nodes depends on who else sends over the same links.
 
-The policy's allocation with its placement is the start. Then, one job at a time and the one that its neighbours cost most first, what
-is best for the sum over all jobs of weight x worth(goodput / slowdown) is taken: other nodes (quieter links), another Cell of no
-more GPUs (inside one node or leaf), or going on as it runs. While weighing, a job's slowdown is the first round of slowdown.py's
-forecast (`sharing.expected`); what is told in the end is its fixed point.
+A local search from the policy's allocation and its placement. One job at a time, the one that loses most to its neighbours first,
+takes what gives the highest sum of all jobs' values with their slowdowns: other nodes (quieter links), another Cell of no more
+GPUs (inside one node or leaf), or going on as it runs. The search takes the first round of slowdown.py's forecast as a job's
+slowdown (`sharing.expected`); the Decision has its fixed point.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from synergyd.scheduler.problem.utility import utility, value
 TRIES = 400  # places tried for jobs in one epoch: bounds its time on any cluster
 _PASSES = 3
 _CELLS = 6  # of a job that are tried, best goodput first
-_HURT = 1.005  # a slowdown below this is left alone
+_HURT = 1.005  # smaller slowdowns are ignored
 _GAIN = 1e-6
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where one job is: its Cell, whether it goes on as it runs, its nodes and what it sends there."""
+    """One job's Cell (`choice`), whether it goes on as it runs, its nodes and its traffic there."""
 
     choice: int
     stays: bool
@@ -42,8 +42,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class LinkAwareAnswer:
-    """The outcome. `total` is the objective with the links in it. `away`: by index of the ask, the Cells that it did not get
-    because of the links."""
+    """`total` is the objective with the slowdowns of shared links. `away`: by index of the job, the Cells that it did not get
+    because of links."""
 
     allocation: Allocation
     placement: Placement
@@ -179,7 +179,7 @@ class _LinkAwareSearch:
         best, most = old, _GAIN * (1.0 + abs(held))
         for assignment in list(self._places(i, old, sizes)):
             self.tries -= 1
-            # who is left behind gains whatever comes next
+            # the neighbours at the old place gain wherever it goes
             was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(assignment.traffic)}
             self.assignments[i] = assignment
             if assignment.traffic is not None:

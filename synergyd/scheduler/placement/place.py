@@ -1,6 +1,6 @@
 """From counts to names: which nodes each allocated job gets.
 
-A job that keeps its Cell keeps exactly its nodes. The others are laid down biggest first; each keeps as many of its
+A job that keeps its Cell keeps exactly its nodes. The others are placed biggest first; each keeps as many of its
 present nodes as it can (a growing job gets a superset, a shrinking one a subset), then the tightest fit.
 """
 

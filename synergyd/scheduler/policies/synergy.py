@@ -1,9 +1,8 @@
 """The default policy: the exact program for small problems, prices for large ones.
 
 By prices, a job's columns are its Cells on each pool of nodes open to it, a running job's staying in place among them. The
-rows are the packability rows of milp.py, for every pool and size: whatever is allocated can be laid on the nodes if the
-jobs that stay may be moved too. Those that are in the way then are moved, the cheapest first (facts/solver.md: 0 or 1 an
-epoch).
+rows are the packability rows of milp.py, for every pool and size: every allocation can be placed if the jobs
+that stay may be moved too. Those that are in the way are moved, the cheapest first (0 or 1 an epoch as a rule).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.instance import segment_max
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
 
-_HOLDS = 6  # solves in which a running job's stay is made worth more because it would have been stopped
+_HOLDS = 6  # solves, each with a higher value of running for the jobs that the last one stopped
 _MOVE_ROUNDS = 30
 _GOOD = 1e-3  # a gap at which no quick answer is tried beside it
 
@@ -47,10 +46,10 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     columns = column_table(problem)
     instance, movable, split = columns.instance, columns.movable, columns.split
     if split:
-        # Nothing is certified here, and placement may ask for several rounds: the last digits are not worth seconds.
+        # The bound does not hold here, and placement may need several rounds: a small gap would cost seconds for nothing.
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
     waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
-    # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
+    # the value of running at all over being stopped, which is no choice unless the job is stoppable
     rigid = movable & ~np.array([a.stoppable for a in problem.asks], dtype=np.bool_)
     hold = np.where(columns.running, np.maximum(columns.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
@@ -68,7 +67,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
                 return best
             quick = greedy(problem, bound)
             return quick if quick.objective > best.objective else best
-        # At these prices every running job must be worth its cheapest way to run, by a margin that grows.
+        # At these prices the value of running must exceed its cheapest column's price, by a margin that grows.
         alone = segment_max(
             instance.utility - instance.costs(solution.prices)[instance.kind], instance.indptr, -math.inf
         )

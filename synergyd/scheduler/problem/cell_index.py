@@ -1,4 +1,4 @@
-"""A job's Cells with what every epoch asks of them, worked out once and kept as long as the Cells are the same."""
+"""A job's Cells with the tables that every epoch needs of them, computed once for as long as the Cells are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[str, int, int]  # GPU type, nodes, GPUs a node
 
 
 class CellIndex(tuple[Cell, ...]):
-    """The Cells of one job: a tuple that remembers what was derived from it. Equal tuples are equal indexes."""
+    """The Cells of one job: a tuple that caches what is derived from it. Equal tuples are equal indexes."""
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> CellIndex:
@@ -80,7 +80,7 @@ class CellIndex(tuple[Cell, ...]):
     @cached_property
     def front(self) -> CellFront:
         """The Cells that can be part of a best answer: the best of each shape, without those that another one beats with no
-        more nodes and no more GPUs on each (of the same type). Worth rises with goodput whatever the objective, so the
+        more nodes and no more GPUs on each (of the same type). Value rises with goodput under every objective, so the
         front is the same for all of them."""
         kept: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
         for number, gpu_type in enumerate(self.types):
@@ -146,7 +146,7 @@ class CellFront:
 
 
 class RelativeGoodput(Sequence[float]):
-    """Each Cell's goodput over `base` (sequences/s), looked up where it is asked for."""
+    """Each Cell's goodput over `base` (sequences/s), computed on access."""
 
     def __init__(self, cells: Sequence[Cell], base: float) -> None:
         self._cells, self.base = cells, base

@@ -1,4 +1,4 @@
-"""From a snapshot to the allocation's problem: who takes part, who is left alone and why, and what GPUs there are."""
+"""From a snapshot to the allocation's problem: jobs that take part, jobs that are not touched and why, free GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def classify_job(
     progress: Progress = _UNKNOWN,
     weight: float = 1.0,
 ) -> JobRequest | UntouchedJob:
-    """Does this job take part in the allocation (Ask), or is it left as it is (UntouchedJob)?
+    """A JobRequest if this job takes part in the allocation, else an UntouchedJob.
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
     """

@@ -1,4 +1,4 @@
-"""What accounts and partitions may still take, while jobs are given Cells one after another."""
+"""GPUs that accounts and partitions may still take while jobs get Cells one after another."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Allowance:
 
 
 def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
-    """`allocated` with what exceeds a limit taken back: for policies that know of none. Of the jobs that start or change, the
-    last submitted give way first."""
+    """`allocated` with the changes undone that exceed a limit: for policies that ignore limits. Of the jobs that start or change,
+    the last submitted give way first."""
     if not problem.limits:
         return allocated
     kept = [

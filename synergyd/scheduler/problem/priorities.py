@@ -1,4 +1,4 @@
-"""What each job may claim of an epoch besides its goodput: its weight, its deadline, its share, its account's limit."""
+"""Priorities of jobs in an epoch: weights, deadlines, equal shares, limits of accounts and partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synergyd.scheduler.problem.utility import stop_value, utility, waiting_util
 from synergyd.settings import OBJECTIVES, Settings
 
 _PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
-_SHORT_REACH = 3.0  # what a job says of its own length counts as at most this, and at least its inverse
+_SHORT_REACH = 3.0  # a job's own length counts as at most this factor, and at least its inverse
 _LEAST_TIME_S = 1.0
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
 # Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
@@ -54,8 +54,8 @@ def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
 
 
 def gpu_limits_of(asks: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
-    """The limits of accounts and partitions, less what jobs hold that do not take part; never below what those that take
-    part hold now, for they may stay."""
+    """The limits of accounts and partitions, less the GPUs of jobs outside of the problem; never below the GPUs that the jobs
+    of the problem hold now, for they may stay."""
     named = [("account", name, gpus) for name, gpus in settings.account_limits.items()]
     named += [("partition", name, gpus) for name, gpus in settings.partition_limits.items()]
     if not named:
@@ -83,8 +83,8 @@ def with_claims(
     now_s: float,
     typical_s: float | None = None,
 ) -> tuple[tuple[JobRequest, ...], dict[int, float]]:
-    """The asks with their weights' reference, deadline and fairness needs; and the finish-time fairness of every job of which
-    it is known, by job id, as it would be if all went on as they are."""
+    """The asks with relative goodput by the objective's reference, weights by time left, and needs by deadline and fairness;
+    and by job id the finish-time fairness, where known, if all went on as they are."""
     capacity: Counter[str] = Counter()
     for room in rooms:
         capacity[room.gpu_type] += room.free
@@ -104,7 +104,7 @@ def with_claims(
         if rho is not None:
             fairness[ask.job_id] = rho
             if not need[0] and settings.fairness_bound > 0:
-                # at an equal share at most: who runs above it must not lose its claim to another, and that one to it again
+                # at an equal share at most: else a job that runs above it would lose its need to another, and that one to it again
                 due = finish_time_fairness(ask.age_s, ask.progress, min(goodput or share, share), share) or rho
                 if due > settings.fairness_bound:
                     need = _reachable(ask, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
@@ -123,10 +123,10 @@ def _short(
 ) -> dict[int, float]:
     """By job id: (median time left / own time left)^exponent, at an equal share; 1 for those of which nothing is known.
 
-    The mean completion time falls when what is short goes first, and less of all the rest waits for it (heSRPT: Berg,
-    Vesilo, Harchol-Balter 2020, shares out GPUs so where the lengths are known and speed-ups are concave). A job that does
-    not tell is held to be `typical_s` from its end, what jobs that have ended took: those that tell are here because they
-    are long. Once it has trained for longer, it is held to have as much before it as behind it.
+    The mean completion time falls when short jobs go first (heSRPT: Berg, Vesilo, Harchol-Balter 2020, allocates GPUs so for
+    known lengths and concave speed-ups). A job of unknown length counts as `typical_s` from its end, the median of jobs that
+    have ended: the known lengths of the present jobs are no measure, since long jobs are present for longer. Once it has
+    trained for more than that, it counts as half done.
     """
     if exponent <= 0:
         return {}
@@ -149,8 +149,8 @@ def _short(
 
 
 def without_partial_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> JobRequest:
-    """The ask without the Cells that span nodes and leave a part of each to others, for where no two such jobs may meet: whole
-    nodes never do, so whatever is allocated can be laid. A job that has no other Cells keeps them."""
+    """The ask without the Cells that span nodes and use a part of each, where no two jobs that span nodes may share one: jobs on
+    whole nodes never share, so every allocation can be placed. A job that has no other Cells keeps them."""
     most: dict[str, int] = {}
     for room in rooms:
         most[room.gpu_type] = max(most.get(room.gpu_type, 0), room.free)
@@ -163,7 +163,7 @@ def without_partial_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> Job
 
 
 def with_need_bonus(terms: Objective, asks: Sequence[JobRequest]) -> Objective:
-    """The terms with a bonus for what is needed first that exceeds what all jobs together can gain or lose."""
+    """The terms with a bonus for needs that exceeds what all jobs together can gain or lose."""
     if not any(ask.need for ask in asks):
         return terms
     spread = 1.0
@@ -187,8 +187,8 @@ def _relative(ask: JobRequest, terms: Objective, share: float) -> Sequence[float
 
 
 def _deadline(ask: JobRequest, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
-    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros where there is no deadline, nobody
-    knows how much is left, or none of its Cells can meet it any more."""
+    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros without a deadline, where the work
+    left is not known, or where no Cell can meet it any more."""
     left, until = ask.progress.remaining, ask.deadline_s
     if until is None or left is None or left <= 0 or until <= now_s:
         return 0.0, 0.0, ""

@@ -72,8 +72,8 @@ def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
 
 
 def restart_factor(ask: JobRequest, index: int) -> float:
-    """What the goodput of cells[index], taken anew by a running job, is multiplied by: `discount`, and no more than what is
-    left of it on average until the job ends where that is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
+    """Multiplies the goodput of cells[index], taken anew by a running job: `discount`, and at most the mean share of its
+    goodput that is left until the job ends, where the work left is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
     if ask.current is None:
         return 1.0
     return min(ask.discount, 1.0 / (1.0 + ask.drag * ask.cells[index].goodput))
@@ -105,7 +105,7 @@ def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[floa
 
 
 def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:
-    """`cell`'s goodput over that of the size asked for, for people; None where either is not known."""
+    """`cell`'s goodput over that of the size asked for, for display; None where either is not known."""
     if asked is None or cells[asked].goodput <= 0 or cell.goodput <= 0:
         return None
     return cell.goodput / cells[asked].goodput
@@ -200,6 +200,6 @@ def allocation(
     upper_bound: float = math.inf,
     optimal: bool = False,
 ) -> Allocation:
-    """An Allocation with its objective worked out."""
+    """An Allocation with its objective computed."""
     total = objective(problem, choice, moved)
     return Allocation(tuple(choice), moved, total, max(upper_bound, total), optimal)

@@ -1,4 +1,4 @@
-"""What an answer is worth and what none can exceed, worked out from the instance alone."""
+"""The value of a choice and the upper bound of all choices, computed from the instance alone."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def best_margins(full: Instance, prices: Floats) -> Floats:
 
 
 def upper_bound(full: Instance, prices: Floats, margins: Floats | None = None) -> float:
-    """The dual at `prices` [R] >= 0: no feasible choice is worth more."""
+    """The dual at `prices` [R] >= 0: no feasible choice has a higher value."""
     best = best_margins(full, prices) if margins is None else margins
     return float(best.sum() + prices @ full.limit)
 
 
 def usage(full: Instance, choice: Ints) -> Floats:
-    """What a choice [N] (columns or -1) takes of each row [R]."""
+    """Use of each row [R] by a choice [N] (columns or -1)."""
     counts = np.bincount(full.kind[choice[choice >= 0]], minlength=len(full.use))
     used: Floats = counts @ full.use
     return used

@@ -19,13 +19,13 @@ Piece = tuple[int, int]  # (pool, GPUs on each of its nodes); pool -1 - i, singl
 _STAY = -1  # in place of a Cell's index: the job stays where it is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ColumnTable:
     """`instance` with, for each of its columns, the index of the Cell that it gives its job (-1: staying in place).
 
-    `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is what each job is worth if nothing changes,
-    `base` their sum, which utilities are gains over. `split`: some job could be laid over several pools, which no column
-    says, so that the bound does not hold.
+    `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is each job's value if nothing changes,
+    `base` their sum, which utilities are gains over. `split`: some job could be placed over several pools; no column
+    stands for that, so the bound does not hold.
     """
 
     instance: Instance
@@ -75,7 +75,16 @@ def column_table(problem: Problem) -> ColumnTable:
         limit,
     )
     cells = np.concatenate([np.full(len(stays), _STAY, dtype=np.intp), cell[at]])[order]
-    return ColumnTable(made, cells, all_jobs[order], running, movable, stay, float(stay.sum()), uses.split)
+    return ColumnTable(
+        instance=made,
+        cell=cells,
+        job=all_jobs[order],
+        running=running,
+        movable=movable,
+        stay=stay,
+        base=float(stay.sum()),
+        split=uses.split,
+    )
 
 
 _NONE = np.empty(0, dtype=np.intp)

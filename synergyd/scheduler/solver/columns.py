@@ -27,7 +27,7 @@ class Column:
 def columns(ask: JobRequest, terms: Objective) -> list[Column]:
     """The changes open to a job, best gain first.
 
-    Left out: starts that are worth no more than waiting, and Cells that another one beats with no more nodes and no
+    Left out: starts whose value is not above that of waiting, and Cells that another one beats with no more nodes and no
     more GPUs on each (of the same type). Staying in place is not a column.
     """
     if ask.current is not None and ask.discount <= 0:

@@ -16,7 +16,7 @@ from synergyd.scheduler.solver.columns import Column, columns
 
 
 def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> Allocation:
-    """`allocated`, whose jobs lie on `nodes` (by job id), with jobs that wait started on what is free, best gain a GPU first."""
+    """`allocated`, whose jobs are on `nodes` (by job id), with waiting jobs started on the free GPUs, best gain a GPU first."""
     free_gpus, choice = FreeGpus(problem.rooms), list(allocated.choice)
     left = Allowance(problem, choice)
     for i, cell, _ in allocated.taken(problem):
@@ -36,7 +36,7 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
 
 
 def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = True) -> Allocation:
-    """Feasible by construction: each job is laid on real nodes as it is taken in. With `grow` False running jobs stay.
+    """An allocation that is feasible: each job is placed on nodes as it is chosen. With `grow` False running jobs stay.
 
     Waiting jobs come in order of gain per GPU (ties: first submitted), then changes in order of gain per extra GPU.
     """

@@ -46,7 +46,7 @@ class Effort:
     candidates: int = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LagrangianSolution:
     """`choice` [N]: column or -1. `upper_bound` holds for every feasible choice. `prices` [R] and `temperature` start
     the next epoch's solve."""
@@ -70,7 +70,14 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
     nothing = np.full(full.jobs, -1, dtype=np.intp)
     if not len(full.utility) or not len(full.limit):
         free = best_margins(full, np.zeros(len(full.limit)))
-        return LagrangianSolution(nothing, 0.0, float(free.sum()), True, np.zeros(len(full.limit)), 0.0)
+        return LagrangianSolution(
+            choice=nothing,
+            objective=0.0,
+            upper_bound=float(free.sum()),
+            optimal=True,
+            prices=np.zeros(len(full.limit)),
+            temperature=0.0,
+        )
     known = warm is not None and len(warm.prices) == len(full.limit) and warm.temperature > 0
     target = effort.gap / 10
     core, guess = _warm(full, warm, target) if warm is not None and known else _cold(full, target)
@@ -81,7 +88,14 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
         if feasible(full, other) and objective(full, other) > objective(full, choice):
             choice = other
     value = objective(full, choice)
-    solution = LagrangianSolution(choice, value, max(bound, value), False, guess.prices, guess.temperature)
+    solution = LagrangianSolution(
+        choice=choice,
+        objective=value,
+        upper_bound=max(bound, value),
+        optimal=False,
+        prices=guess.prices,
+        temperature=guess.temperature,
+    )
     if effort.exact or solution.gap > effort.gap or (full.jobs < _FEW_JOBS and solution.gap > _PROVEN):
         solution = _refined(full, solution, margins, effort)
     return replace(solution, optimal=solution.gap <= _PROVEN)
@@ -101,8 +115,15 @@ def _cold(full: Instance, target: float) -> tuple[ReducedCore, SmoothedDual]:
 
 def _warm(full: Instance, warm: LagrangianSolution, target: float) -> tuple[ReducedCore, SmoothedDual]:
     start = SmoothedDual(
-        warm.prices, warm.temperature, 0.0, warm.prices, np.zeros((0, 0)), 0.0, np.zeros(0), np.zeros(0)
-    )  # fmt: skip
+        prices=warm.prices,
+        temperature=warm.temperature,
+        value=0.0,
+        gradient=warm.prices,
+        hessian=np.zeros((0, 0)),
+        entropy_gap=0.0,
+        share=np.zeros(0),
+        none=np.zeros(0),
+    )
     return _priced(full, start, 0.03, target)
 
 

@@ -14,8 +14,8 @@ from synergyd.scheduler.solver.instance import Bools, Instance, Ints
 
 @dataclass(frozen=True)
 class MilpAnswer:
-    """`choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns is worth
-    more (infinite where unknown)."""
+    """`choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns has a
+    higher value (infinite where unknown)."""
 
     choice: Ints | None
     bound: float

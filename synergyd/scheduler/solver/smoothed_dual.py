@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from synergyd.scheduler.solver.instance import Floats, Instance, Ints, pointers, segment_max
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReducedCore:
     """Columns kept: `at` [n] is their place in the instance, `jobs` [m] the jobs that have any, `ptr` [m + 1].
 
@@ -39,7 +39,7 @@ class ReducedCore:
         return np.repeat(np.arange(len(self.jobs)), np.diff(self.ptr))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SmoothedDual:
     """The smoothed dual at some prices. `entropy_gap` = temperature x entropy: D - D* is no more than that where the
     expected use is the limit. `share` [n]: probability of each column, `none` [m] of no column."""
@@ -75,8 +75,16 @@ def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
     counts = np.concatenate(lens) if lens else np.zeros(0, dtype=np.intp)
     jobs = np.flatnonzero(counts)
     return ReducedCore(
-        at, jobs, pointers(counts[jobs]), full.kind[at], full.utility[at], full.use, full.limit, low, high
-    )  # fmt: skip
+        at=at,
+        jobs=jobs,
+        ptr=pointers(counts[jobs]),
+        kind=full.kind[at],
+        utility=full.utility[at],
+        use=full.use,
+        limit=full.limit,
+        low=low,
+        high=high,
+    )
 
 
 def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDual:
@@ -97,14 +105,14 @@ def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDua
     taken = csr_array((share, core.kind, core.ptr), shape=(len(core.jobs), len(core.use))) @ core.use
     hessian = ((core.use * counted[:, None]).T @ core.use - taken.T @ taken) / temperature
     return SmoothedDual(
-        prices,
-        temperature,
-        float(value + prices @ core.limit),
-        core.limit - counted @ core.use,
-        hessian,
-        float(value - temperature * (share @ margin)),
-        share,
-        none,
+        prices=prices,
+        temperature=temperature,
+        value=float(value + prices @ core.limit),
+        gradient=core.limit - counted @ core.use,
+        hessian=hessian,
+        entropy_gap=float(value - temperature * (share @ margin)),
+        share=share,
+        none=none,
     )
 
 

@@ -55,7 +55,7 @@ _TIME_LIMIT = 1e6  # seconds a step
 _MEMORY_LIMIT = 1e5  # GB a GPU
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """One measurement. `cluster` is the source's first word: whose cluster and software it is. `time_s` and
     `memory_bytes` are None where not measured; `scores` says for what the row may be scored (time, plan, mem)."""

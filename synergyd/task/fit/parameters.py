@@ -143,7 +143,7 @@ class Effects:
         return replace(gpu, **changes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowBatch:
     """Rows as arrays: what the model needs to predict them all at once."""
 
@@ -180,12 +180,12 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
         if item.name not in ("gpu_type", "note")
     }
     return RowBatch(
-        tuple(rows),
-        stacked([row.model for row in rows]),
-        GpuFigures(gpu_type="", **columns),
-        from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
-        np.array([row.last_stage for row in rows], dtype=np.bool_),
-        np.array([row.fused is True for row in rows], dtype=np.bool_),
+        rows=tuple(rows),
+        model=stacked([row.model for row in rows]),
+        gpu=GpuFigures(gpu_type="", **columns),
+        plans=from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
+        last=np.array([row.last_stage for row in rows], dtype=np.bool_),
+        fused=np.array([row.fused is True for row in rows], dtype=np.bool_),
     )
 
 

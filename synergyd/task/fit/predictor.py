@@ -234,7 +234,21 @@ class Predictor:
         """One number for `uncertainty` of a job not seen yet on `gpu_type` of `cluster`: its median over a few plans of a
         7B model."""
         rows = [
-            MeasuredRun("", "", 0, cluster, gpu_type, 8, _USUAL, plan, None, None, frozenset(), "", fused=True)
+            MeasuredRun(
+                row_id="",
+                file="",
+                line=0,
+                cluster=cluster,
+                gpu_type=gpu_type,
+                gpus_per_node=8,
+                model=_USUAL,
+                plan=plan,
+                time_s=None,
+                memory_bytes=None,
+                scores=frozenset(),
+                group="",
+                fused=True,
+            )
             for plan in _PLANS
         ]
         here = replace(self, overrides=overrides if overrides is not None else self.overrides)

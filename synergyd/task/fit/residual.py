@@ -1,4 +1,4 @@
-"""What the formulas miss, learnt from measurements: a Gaussian process on log(measured / predicted).
+"""Errors of the formulas, learnt from measurements: a Gaussian process on log(measured / predicted).
 
 Kernels that are no formula can explain (cuBLAS and NCCL pick algorithms by shape) repeat for the same layer shape on the
 same hardware and software; a job's own level repeats for the job. So the covariance of two measurements on the same
@@ -92,7 +92,7 @@ def joined(a: PlanFeatures, b: PlanFeatures) -> PlanFeatures:
 
 def learn(points: PlanFeatures, measured: Floats) -> Residual:
     """The posterior after log(measured / predicted) at `points`. A measurement that the others (or, alone, the prior)
-    hold for impossible has its noise raised by as much as it is beyond: it moves little."""
+    hold impossible has its noise raised by as much as it is beyond: it moves little."""
     prior = covariance(points, points)
     noise = np.full(len(measured), NOISE**2)
     for _ in range(_ROUNDS if len(measured) else 0):

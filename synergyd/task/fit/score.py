@@ -17,7 +17,7 @@ _LEAST_RANKED = 3  # rows in a group whose order says something
 _SAME = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """Fractions, not percent; None where no row can tell.
 

@@ -40,7 +40,7 @@ class AllReduceTimings:
         return self.ranks > self.local
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceMeasurement:
     """What one device showed. Empty tuples: not measured."""
 

@@ -28,7 +28,7 @@ _LONGEST_UNFUSED = 4096  # tokens
 _SMOOTH = 8  # exponent of the smooth maximum of GPU and host time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTime:
     """Parts of one step, seconds, (N,) each; `total` is their sum."""
 
@@ -128,7 +128,9 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
 
 def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     """`step_time` of one model, or of one model, GPU type and plan a row: then every field of `model` and the fields
-    of `gpu` may be arrays of shape (N,)."""
+    of `gpu` may be arrays of shape (N,).
+
+    One long function on purpose: it follows the list in `step_time` term by term, and the terms share most symbols."""
     h, f, layers, vocab = model.hidden, model.ffn, model.layers, model.vocab
     t, p, d, c, v = plans.tp, plans.pp, plans.dp, plans.cp, plans.vpp
     m = plans.micro_batches.astype(np.float64)

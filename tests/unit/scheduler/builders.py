@@ -200,4 +200,6 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
     if rnd.random() < 0.3:  # a node went down, perhaps under its jobs: it hands out none, and they may stay
         gone = rnd.randrange(nodes)
         rooms[gone] = replace(rooms[gone], free=0)
-    return Problem(tuple(asks), tuple(rooms), Objective(max_growth=rnd.choice([0.0, 2.0])), NOW, 60.0)
+    return Problem(
+        tuple(asks), tuple(rooms), Objective(max_growth=rnd.choice([0.0, 2.0])), now_s=NOW, restart_cost_s=60.0
+    )

@@ -179,7 +179,7 @@ def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
 def test_the_objectives_by_name() -> None:
     assert objective_of(Settings(fairness=-1.0)) == Objective(exponent=-1.0)
     assert objective_of(Settings(objective="sia", max_growth=2.0)) == Objective(
-        -0.5, 2.0, form="sia", reference="smallest"
+        exponent=-0.5, max_growth=2.0, form="sia", reference="smallest"
     )
     assert objective_of(Settings(objective="pollux")).reference == "share"
     assert objective_of(Settings(objective="max-min")).exponent == -3.0

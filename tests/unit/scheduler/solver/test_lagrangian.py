@@ -78,7 +78,12 @@ def test_the_bound_holds_warm_and_cold(full: Instance, seed: int) -> None:
     quick = solve(full, effort=Effort(gap=1.0))
     rng = np.random.default_rng(seed)
     start = LagrangianSolution(
-        quick.choice, 0.0, 0.0, False, quick.prices * rng.uniform(0.0, 9.0), max(quick.temperature, 1e-3)
+        choice=quick.choice,
+        objective=0.0,
+        upper_bound=0.0,
+        optimal=False,
+        prices=quick.prices * rng.uniform(0.0, 9.0),
+        temperature=max(quick.temperature, 1e-3),
     )
     for found in (quick, solve(full), solve(full, warm=quick), solve(full, warm=start)):
         check(full, found)

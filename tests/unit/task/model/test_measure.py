@@ -57,8 +57,8 @@ def test_figures_of_a_known_type_are_efficiencies(tmp_path) -> None:
     ring = tuple(Timing(b, 2 * (b * (n - 1) / n / rate + latency * (1 + np.log2(n)) / 2)) for b in (1e4, 1e6, 1e9))
     found, remarks = figures_of(
         DeviceMeasurement(
-            "NVIDIA H100 80GB HBM3",
-            "bf16",
+            device="NVIDIA H100 80GB HBM3",
+            dtype="bf16",
             gemm=made(6e-6, 700e12),
             gemm_fp32=made(6e-6, 350e12),
             gemm_fp8=made(6e-6, 1120e12),
@@ -98,7 +98,10 @@ def test_figures_of_a_known_type_are_efficiencies(tmp_path) -> None:
 def test_figures_of_an_unknown_type_and_between_nodes() -> None:
     over = tuple(Timing(b, 2 * (b * 15 / 16 / 80e9 + 3e-5 * 5 / 2)) for b in (1e4, 1e6, 1e9))
     found, _ = figures_of(
-        DeviceMeasurement("x", "bf16", made(1e-5, 80e12), collectives=(AllReduceTimings(16, 8, over),)), "x1"
+        DeviceMeasurement(
+            device="x", dtype="bf16", gemm=made(1e-5, 80e12), collectives=(AllReduceTimings(16, 8, over),)
+        ),
+        "x1",
     )
     known = figures("x1", {"x1": found})
     assert known.peak_tflops * known.gemm_efficiency == pytest.approx(80)
@@ -155,7 +158,7 @@ def test_small_measurements_on_this_machine() -> None:
 
 
 def small(torch, device, clock) -> DeviceMeasurement:
-    return DeviceMeasurement("CPU", "fp32", made(1e-6, 5e10), copy=made(1e-6, 8e9))
+    return DeviceMeasurement(device="CPU", dtype="fp32", gemm=made(1e-6, 5e10), copy=made(1e-6, 8e9))
 
 
 def test_the_command_writes_a_file_that_plan_reads(tmp_path, monkeypatch) -> None:
