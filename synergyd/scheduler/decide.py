@@ -87,22 +87,22 @@ def decide(
                 weight[job.job_id],
             )
         )
-    asks = tuple(a for a in sorted_jobs if isinstance(a, JobRequest))
-    asks = _stoppable(asks, snapshot, settings) if settings.preemption else asks
-    terms, rooms = objective_of(settings), node_capacities(snapshot, asks)
+    requests = tuple(a for a in sorted_jobs if isinstance(a, JobRequest))
+    requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
+    terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
     outside = [
         (j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, UntouchedJob)
     ]
-    asks, fairness = with_claims(asks, rooms, terms, settings, snapshot.time_s, typical_s)
-    terms = with_need_bonus(terms, asks)
-    bounds = gpu_limits_of(asks, snapshot.jobs, settings)
+    requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
+    terms = with_need_bonus(terms, requests)
+    bounds = gpu_limits_of(requests, snapshot.jobs, settings)
     spanned = None
     if settings.one_multi_node_job_per_node:
         spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
-        asks = tuple(without_partial_nodes(ask, rooms) for ask in asks)
+        requests = tuple(without_partial_nodes(request, nodes) for request in requests)
     problem = Problem(
-        asks,
-        rooms,
+        requests,
+        nodes,
         terms,
         now_s=snapshot.time_s,
         restart_cost_s=settings.restart_cost_s,
@@ -113,7 +113,7 @@ def decide(
     answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
-        topology = topology_of(settings.node_link, settings.leaf_uplink, {room.name: room.leaf for room in rooms})
+        topology = topology_of(settings.node_link, settings.leaf_uplink, {node.name: node.leaf for node in nodes})
         others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
         answer = weigh_links(answer, policy, topology, others)
         shared = sharings([*others, *_traffic(answer, topology)], topology)
@@ -126,7 +126,7 @@ def decide(
         rule=policy.rule,
         away=answer.away,
     )
-    by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
+    by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
     return tuple(
         _untouched(job.job_id, sorted_job, shared.get(job.job_id))
         if isinstance(sorted_job, UntouchedJob)
@@ -135,12 +135,12 @@ def decide(
     )
 
 
-def _stoppable(asks: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
-    """The asks; those that have run for long enough since their start to be stopped are marked `stoppable`."""
+def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
+    """The jobs; those that have run for long enough since their start to be stopped are marked `stoppable`."""
     least_s = _LEAST_RUN * settings.restart_cost_s
     long = {j.job_id for j in snapshot.jobs if j.start_s is not None and snapshot.time_s - j.start_s >= least_s}
-    runs = (ask.current is not None and ask.discount > 0 and ask.job_id in long for ask in asks)
-    return tuple(replace(ask, stoppable=True) if ready else ask for ask, ready in zip(asks, runs, strict=True))
+    runs = (job.current is not None and job.discount > 0 and job.job_id in long for job in jobs)
+    return tuple(replace(job, stoppable=True) if ready else job for job, ready in zip(jobs, runs, strict=True))
 
 
 def solve(problem: Problem, policy: Policy) -> EpochAnswer:
@@ -157,24 +157,24 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
         else:
             allocation = without_wasteful_stops(policy, problem)
         allocation = within_limits(problem, allocation)
-        placement = place(problem.rooms, requests_of(problem, allocation), problem.spanned)
+        placement = place(problem.nodes, requests_of(problem, allocation), problem.spanned)
         if not placement.failed:
             # of a problem from which Cells were banned, not of the one that was asked
-            proven = allocation.optimal and not any(ask.banned for ask in problem.asks)
+            proven = allocation.optimal and not any(job.banned for job in problem.jobs)
             return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
-        asks = []
-        for ask, choice in zip(problem.asks, allocation.choice, strict=True):
-            refused = ask.job_id in placement.failed and choice is not None
-            asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
-        problem = replace(problem, asks=tuple(asks))
+        jobs = []
+        for job, choice in zip(problem.jobs, allocation.choice, strict=True):
+            refused = job.job_id in placement.failed and choice is not None
+            jobs.append(replace(job, banned=job.banned | {choice}) if refused and choice is not None else job)
+        problem = replace(problem, jobs=tuple(jobs))
     attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
     # by objective: to shrink jobs for one that can't be placed gains nothing
     for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
-        placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
+        placement = place(problem.nodes, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
             return EpochAnswer(problem, attempt, placement)
-    pairs = zip(problem.asks, attempt.choice, strict=True)
-    attempt = allocation_of(problem, [ask.current if ask.job_id in placement.failed else c for ask, c in pairs])
+    pairs = zip(problem.jobs, attempt.choice, strict=True)
+    attempt = allocation_of(problem, [job.current if job.job_id in placement.failed else c for job, c in pairs])
     return EpochAnswer(problem, attempt, replace(placement, failed={}))
 
 
@@ -187,9 +187,9 @@ def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others:
     if not first.away:
         return as_placed
     banned = tuple(
-        replace(ask, banned=ask.banned | first.away.get(i, frozenset())) for i, ask in enumerate(answer.problem.asks)
+        replace(job, banned=job.banned | first.away.get(i, frozenset())) for i, job in enumerate(answer.problem.jobs)
     )
-    again = solve(replace(answer.problem, asks=banned), policy)
+    again = solve(replace(answer.problem, jobs=banned), policy)
     second = place_link_aware(again.problem, again.allocation, again.placement, topology, others, sizes)
     if second.total <= first.total:
         return as_placed
@@ -201,7 +201,7 @@ def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
     """Of every job that has a Cell and sends between nodes."""
     senders = []
     for i, cell, _ in answer.allocation.taken(answer.problem):
-        job_id = answer.problem.asks[i].job_id
+        job_id = answer.problem.jobs[i].job_id
         sends = traffic_of(job_id, cell, answer.placement.nodes[job_id], topology)
         senders += [] if sends is None else [sends]
     return senders
@@ -210,7 +210,7 @@ def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
 def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
     """`allocated` without the Cells that can't be placed; waiting jobs start on the GPUs left over."""
     kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
-    placement = place(problem.rooms, requests_of(problem, kept), problem.spanned)
+    placement = place(problem.nodes, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)
 
 
@@ -222,25 +222,25 @@ def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decis
 def _decision(
     index: int, answer: EpochAnswer, outcome: ExplanationContext, fairness: float | None, shared: Sharing | None
 ) -> Decision:
-    ask, terms = answer.problem.asks[index], answer.problem.terms
+    job, terms = answer.problem.jobs[index], answer.problem.terms
     choice = answer.allocation.choice[index]
     if choice is None:
         why, alternatives = explain(outcome, index, Action.WAIT)
-        worth = value_terms(ask, None, False, terms)
-        return Decision(ask.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
-    nodes = answer.placement.nodes[ask.job_id]
-    action = _action(ask, choice, nodes)
+        worth = value_terms(job, None, False, terms)
+        return Decision(job.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
+    nodes = answer.placement.nodes[job.job_id]
+    action = _action(job, choice, nodes)
     why, alternatives = explain(outcome, index, action)
-    cell = ask.cells[choice]
-    worth = value_terms(ask, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
-    relative = relative_goodput(cell, ask.cells, ask.asked)
+    cell = job.cells[choice]
+    worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
+    relative = relative_goodput(cell, job.cells, job.asked)
     why += sentence(shared)
-    return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
+    return Decision(job.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
 
 
-def _action(ask: JobRequest, choice: int, nodes: tuple[str, ...]) -> Action:
-    if ask.current is None:
+def _action(job: JobRequest, choice: int, nodes: tuple[str, ...]) -> Action:
+    if job.current is None:
         return Action.START
-    if choice == ask.current and set(nodes) == set(ask.nodes):
+    if choice == job.current and set(nodes) == set(job.nodes):
         return Action.KEEP
     return Action.RESIZE

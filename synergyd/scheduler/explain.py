@@ -35,7 +35,7 @@ class ExplanationContext:
         self.away = away or {}
         self.problem, self.allocation, self.placement = problem, allocation, placement
         self.restart_cost_s, self.sizes_fixed, self.rule = restart_cost_s, sizes_fixed, rule
-        self.empty, self.left = FreeGpus(problem.rooms), FreeGpus(problem.rooms)
+        self.empty, self.left = FreeGpus(problem.nodes), FreeGpus(problem.nodes)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
@@ -44,16 +44,16 @@ class ExplanationContext:
         self._told: dict[Hashable, tuple[str, tuple[Alternative, ...]]] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
-            ask = problem.asks[i]
-            old = None if ask.current is None else ask.cells[ask.current].shape
+            request = problem.jobs[i]
+            old = None if request.current is None else request.cells[request.current].shape
             before = old.gpus if old and old.gpu_type == cell.shape.gpu_type else 0
             if not stays and cell.shape.gpus > before:
                 words = (
-                    f"job {ask.job_id} ({before} -> {cell.shape.gpus})"
+                    f"job {request.job_id} ({before} -> {cell.shape.gpus})"
                     if old
-                    else f"job {ask.job_id} (starts on {cell.shape.gpus})"
+                    else f"job {request.job_id} (starts on {cell.shape.gpus})"
                 )
-                self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, ask.job_id, words))
+                self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, request.job_id, words))
         for winners in self.winners.values():
             winners.sort()
         self._winning = {(gpu_type, job) for gpu_type, winners in self.winners.items() for _, job, _ in winners}
@@ -68,56 +68,56 @@ class ExplanationContext:
         return ", ".join(words) + more
 
     def waits(self, index: int) -> tuple[str, tuple[Alternative, ...]]:
-        """`explain` for asks[index], which waits and goes on waiting; computed once for all jobs like it."""
-        ask = self.problem.asks[index]
+        """`explain` for jobs[index], which waits and goes on waiting; computed once for all jobs like it."""
+        job = self.problem.jobs[index]
         like = (
-            id(ask.cells),
-            ask.banned,
-            ask.node_filter,
-            ask.account,
+            id(job.cells),
+            job.banned,
+            job.node_filter,
+            job.account,
         )  # nothing else of a waiting job is part of a reason
         if like not in self._told:
-            self._told[like] = _waits(self, ask), _alternatives(self, index)
+            self._told[like] = _waits(self, job), _alternatives(self, index)
         return self._told[like]
 
-    def fits_empty(self, ask: JobRequest, cell: Cell) -> bool:
+    def fits_empty(self, job: JobRequest, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
-        return self.empty.count(cell.shape, ask.node_filter) >= cell.shape.nodes
+        return self.empty.count(cell.shape, job.node_filter) >= cell.shape.nodes
 
-    def fits_beside(self, ask: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
+    def fits_beside(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
         names, gpus = held or ((), 0)
-        return self.left.count(cell.shape, ask.node_filter, names, gpus) >= cell.shape.nodes
+        return self.left.count(cell.shape, job.node_filter, names, gpus) >= cell.shape.nodes
 
-    def free(self, ask: JobRequest, gpu_type: str) -> int:
+    def free(self, job: JobRequest, gpu_type: str) -> int:
         """GPUs left over on nodes that the job may use."""
-        key = ask.node_filter, gpu_type
+        key = job.node_filter, gpu_type
         if key not in self._free:
-            rooms = [r for r in self.problem.rooms if r.gpu_type == gpu_type and r.admits(ask.node_filter)]
-            self._free[key] = sum(self.left.free[r.name] for r in rooms)
+            nodes = [r for r in self.problem.nodes if r.gpu_type == gpu_type and r.admits(job.node_filter)]
+            self._free[key] = sum(self.left.free[r.name] for r in nodes)
         return self._free[key]
 
 
 def explain(outcome: ExplanationContext, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
-    """(why, the best other Cells with why not) for asks[index]."""
-    ask = outcome.problem.asks[index]
+    """(why, the best other Cells with why not) for jobs[index]."""
+    job = outcome.problem.jobs[index]
     choice = outcome.allocation.choice[index]
-    if choice is None and ask.current is None:
+    if choice is None and job.current is None:
         return outcome.waits(index)
     others = _alternatives(outcome, index)
     if choice is None:
-        return _stopped(outcome, ask), others
-    chosen = ask.cells[choice]
+        return _stopped(outcome, job), others
+    chosen = job.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
-    tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) and not outcome.rule else ""
+    tail = f" It comes first, {job.need_why}." if _needed(job, choice, action) and not outcome.rule else ""
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
         tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
     if action is Action.START:
-        return _starts(ask, choice) + tail, others
+        return _starts(job, choice) + tail, others
     if action is Action.KEEP:
-        return f"Keeps {_what(chosen)}: {_goodput(ask, choice)}.{tail}", others
-    return _changes(outcome, ask, choice), others
+        return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}", others
+    return _changes(outcome, job, choice), others
 
 
 def shape_words(shape: Shape) -> str:
@@ -144,28 +144,28 @@ def _percent(now: float, then: float) -> str:
     return f"{(then / now - 1) * 100:+.0f} %"
 
 
-def _goodput(ask: JobRequest, choice: int) -> str:
-    goodput = ask.cells[choice].goodput
+def _goodput(job: JobRequest, choice: int) -> str:
+    goodput = job.cells[choice].goodput
     if goodput <= 0:
         return "its goodput can't be predicted"
     text = f"predicted goodput {_rate(goodput)} sequences/s"
-    if ask.asked is not None and ask.asked != choice:
-        share, asked = goodput / ask.cells[ask.asked].goodput, ask.cells[ask.asked].shape.gpus
+    if job.asked is not None and job.asked != choice:
+        share, asked = goodput / job.cells[job.asked].goodput, job.cells[job.asked].shape.gpus
         text += f", {share * 100:.0f} % of that of the size asked for ({asked} GPU{'s' * (asked != 1)})"
     return text
 
 
-def _starts(ask: JobRequest, choice: int) -> str:
-    return f"Starts on {_what(ask.cells[choice])}: {_goodput(ask, choice)}."
+def _starts(job: JobRequest, choice: int) -> str:
+    return f"Starts on {_what(job.cells[choice])}: {_goodput(job, choice)}."
 
 
-def _changes(outcome: ExplanationContext, ask: JobRequest, choice: int) -> str:
-    old, new = ask.cells[ask.current or 0], ask.cells[choice]
+def _changes(outcome: ExplanationContext, job: JobRequest, choice: int) -> str:
+    old, new = job.cells[job.current or 0], job.cells[choice]
     percent = _percent(old.goodput, new.goodput)
     rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
     cost_s = outcome.restart_cost_s
     paid = f"the {cost_s:.0f} s restart is paid back in about {payback_s(old.goodput, new.goodput, cost_s):.0f} s"
-    rivals = outcome.rivals(old.shape.gpu_type, ask.job_id)
+    rivals = outcome.rivals(old.shape.gpu_type, job.job_id)
     gives = outcome.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
     if new.shape == old.shape and new.plan == old.plan:
         return f"Moves to other nodes with the same {shape_words(new.shape)}: {gives}."
@@ -181,23 +181,23 @@ def _changes(outcome: ExplanationContext, ask: JobRequest, choice: int) -> str:
     return f"{start}: {rates}; {paid if new.goodput > old.goodput else gives}."
 
 
-def _needed(ask: JobRequest, choice: int, action: Action) -> bool:
-    need = ask.need_anew if action is Action.RESIZE else ask.need
-    return 0 < need <= ask.cells[choice].goodput
+def _needed(job: JobRequest, choice: int, action: Action) -> bool:
+    need = job.need_anew if action is Action.RESIZE else job.need
+    return 0 < need <= job.cells[choice].goodput
 
 
-def _waits(outcome: ExplanationContext, ask: JobRequest) -> str:
-    cell = ask.cells[smallest(ask.cells)]
+def _waits(outcome: ExplanationContext, job: JobRequest) -> str:
+    cell = job.cells[smallest(job.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
-    offers = CellIndex.of(ask.cells)
-    possible = [c.shape for c in (offers[own[0]] for own in offers.by_shape.values()) if outcome.fits_empty(ask, c)]
+    offers = CellIndex.of(job.cells)
+    possible = [c.shape for c in (offers[own[0]] for own in offers.by_shape.values()) if outcome.fits_empty(job, c)]
     if not possible:
         total = outcome.capacity.get(cell.shape.gpu_type, 0)
         return (
             f"Waits: {least}, and only {total} {cell.shape.gpu_type} GPUs can be handed out now; the others are down "
             "or held by jobs that Synergy does not resize."
         )
-    full = outcome.allowance.exceeded(ask, None, smallest(ask.cells))
+    full = outcome.allowance.exceeded(job, None, smallest(job.cells))
     if full is not None:
         limit = f"{full.kind} {full.name} is at its limit of {full.configured_gpus or full.gpus} GPUs"
         return f"Waits: {least}, and {limit} for all of its jobs."
@@ -205,9 +205,9 @@ def _waits(outcome: ExplanationContext, ask: JobRequest) -> str:
         return f"Waits for its turn: {outcome.rule}."
     types = sorted({shape.gpu_type for shape in possible})
     total = sum(outcome.capacity.get(t, 0) for t in types)
-    rivals = "; ".join(r for r in (outcome.rivals(t, ask.job_id) for t in types) if r)
+    rivals = "; ".join(r for r in (outcome.rivals(t, job.job_id) for t in types) if r)
     newly = f" This epoch they went to {rivals}." if rivals else ""
-    free = sum(outcome.free(ask, t) for t in types)
+    free = sum(outcome.free(job, t) for t in types)
     if free >= min(shape.gpus for shape in possible):
         return (
             f"Waits: {least}, and the {free} free GPUs do not lie so; moving other jobs would cost more than it gains."
@@ -221,9 +221,9 @@ def _waits(outcome: ExplanationContext, ask: JobRequest) -> str:
     )
 
 
-def _stopped(outcome: ExplanationContext, ask: JobRequest) -> str:
-    shape = ask.cells[ask.current or 0].shape
-    rivals = outcome.rivals(shape.gpu_type, ask.job_id)
+def _stopped(outcome: ExplanationContext, job: JobRequest) -> str:
+    shape = job.cells[job.current or 0].shape
+    rivals = outcome.rivals(shape.gpu_type, job.job_id)
     newly = f" This epoch they go to {rivals}." if rivals else ""
     rule = f": {outcome.rule}" if outcome.rule else ""
     return f"Preempted: it gives back {shape_words(shape)} and waits for its turn{rule}.{newly}"
@@ -231,9 +231,9 @@ def _stopped(outcome: ExplanationContext, ask: JobRequest) -> str:
 
 def _alternatives(outcome: ExplanationContext, index: int) -> tuple[Alternative, ...]:
     """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
-    ask = outcome.problem.asks[index]
+    job = outcome.problem.jobs[index]
     choice = outcome.allocation.choice[index]
-    offers = CellIndex.of(ask.cells)
+    offers = CellIndex.of(job.cells)
     first = [i for i in offers.ranked[: _ALTERNATIVES + 1] if i != choice]
     if choice is not None:
         shape = offers[choice].shape
@@ -241,46 +241,46 @@ def _alternatives(outcome: ExplanationContext, index: int) -> tuple[Alternative,
         if same[0] == choice and len(same) > 1:
             first.append(same[1])
             first.sort(key=lambda i: (-offers[i].goodput, i))
-    stay = stay_value(ask, outcome.problem.terms) if ask.current is not None else 0.0
+    stay = stay_value(job, outcome.problem.terms) if job.current is not None else 0.0
     return tuple(Alternative(offers[i], _why_not(outcome, index, i, stay)) for i in first[:_ALTERNATIVES])
 
 
 def _why_not(outcome: ExplanationContext, index: int, i: int, stay: float) -> str:
     """`stay`: the value of going on as it is, for a running job."""
-    ask, terms = outcome.problem.asks[index], outcome.problem.terms
+    job, terms = outcome.problem.jobs[index], outcome.problem.terms
     choice = outcome.allocation.choice[index]
-    cell = ask.cells[i]
+    cell = job.cells[i]
     shape, goodput = cell.shape, cell.goodput
-    chosen = None if choice is None else ask.cells[choice]
-    if not outcome.fits_empty(ask, cell):
+    chosen = None if choice is None else job.cells[choice]
+    if not outcome.fits_empty(job, cell):
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
     if i in outcome.away.get(index, ()):
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
-    if i in ask.banned:
+    if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if outcome.sizes_fixed:
         return "the policy gives each job the size it asked for"
-    full = outcome.allowance.exceeded(ask, choice, i)
+    full = outcome.allowance.exceeded(job, choice, i)
     if full is not None:
         return f"{full.kind} {full.name} would be beyond its limit of {full.configured_gpus or full.gpus} GPUs"
     if outcome.rule:
         return f"the policy goes by another rule: {outcome.rule}"
-    if beyond_growth(ask, i, terms):
+    if beyond_growth(job, i, terms):
         return f"it is more than {terms.max_growth:g} times the present GPUs, the bound of one epoch"
     gpus = shape.nodes * shape.gpus_per_node
     if chosen is not None and goodput <= chosen.goodput:
         fewer = gpus < chosen.shape.gpus
         lower = f"goodput {_percent(chosen.goodput, goodput)}" if chosen.goodput > 0 else "no better"
         return f"{lower} on fewer GPUs, and nobody gains enough from the rest" if fewer else f"{lower} on no fewer GPUs"
-    if ask.current is not None and i != ask.current and change_value(ask, i, terms) <= stay:
-        gain = _percent(ask.cells[ask.current].goodput, goodput)
+    if job.current is not None and i != job.current and change_value(job, i, terms) <= stay:
+        gain = _percent(job.cells[job.current].goodput, goodput)
         return f"a gain of {gain} does not repay a {outcome.restart_cost_s:.0f} s restart at this job's age"
     own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
-    missing = gpus - own - outcome.free(ask, shape.gpu_type)
+    missing = gpus - own - outcome.free(job, shape.gpu_type)
     if missing > 0:
         return f"it would take {missing} GPU{'s' * (missing != 1)} from jobs that gain more from them"
-    held = None if chosen is None else (outcome.placement.nodes[ask.job_id], chosen.shape.gpus_per_node)
-    if not outcome.fits_beside(ask, held, cell):
+    held = None if chosen is None else (outcome.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
+    if not outcome.fits_beside(job, held, cell):
         return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"
     if outcome.weighed:
         return "all jobs together gain no more by it"

@@ -10,7 +10,7 @@ from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 
 _Fit = tuple[
     bool, int, int, int, int
-]  # (not the job's own, others that want it, partitions, free GPUs, number of the room)
+]  # (not the job's own, others that want it, partitions, free GPUs, index of the node)
 
 
 class FreeGpus:
@@ -18,11 +18,11 @@ class FreeGpus:
     if those sizes divide each other (1, 2, 4, 8 and whole nodes do). With `spanned` not None no job that spans
     nodes gets a node on which another does; `spanned` are those that jobs placed elsewhere span."""
 
-    def __init__(self, rooms: Iterable[NodeCapacity], spanned: Collection[str] | None = None) -> None:
+    def __init__(self, nodes: Iterable[NodeCapacity], spanned: Collection[str] | None = None) -> None:
         self._spanned: Counter[str] | None = None if spanned is None else Counter(spanned)
-        self._rooms = tuple(rooms)
-        self._order = {room.name: i for i, room in enumerate(self._rooms)}
-        self.free = {room.name: room.free for room in self._rooms}
+        self._nodes = tuple(nodes)
+        self._order = {node.name: i for i, node in enumerate(self._nodes)}
+        self.free = {node.name: node.free for node in self._nodes}
         self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
         self._counts: dict[tuple[str, NodeFilter, int], int] = {}
 
@@ -52,17 +52,17 @@ class FreeGpus:
         if len(fit) < shape.nodes:
             return None
         if shape.nodes == 1:
-            return (self._rooms[min(fit)[-1]].name,)
+            return (self._nodes[min(fit)[-1]].name,)
         fit.sort()
         chosen = sorted(i for *_, i in self._near(fit, shape.nodes))
-        return tuple(self._rooms[i].name for i in chosen)
+        return tuple(self._nodes[i].name for i in chosen)
 
     def _near(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
         """The first `nodes` of `fit` inside one leaf switch, else on few: a leaf that has enough comes first, then the one with
         most of the job's own nodes, then the tightest that has enough or the one with most."""
         leaves: dict[str, list[_Fit]] = {}
         for entry in fit:
-            leaves.setdefault(self._rooms[entry[-1]].leaf, []).append(entry)
+            leaves.setdefault(self._nodes[entry[-1]].leaf, []).append(entry)
         chosen: list[_Fit] = []
         while len(leaves) > 1 and len(chosen) < nodes:
             need = nodes - len(chosen)
@@ -89,9 +89,9 @@ class FreeGpus:
         fitting = self._counts[key]
         for name in own:
             if name in free and free[name] < gpus:
-                room = self._rooms[self._order[name]]
-                if room.gpu_type == shape.gpu_type and room.admits(node_filter):
-                    fitting += min(room.free, free[name] + back) >= gpus
+                node = self._nodes[self._order[name]]
+                if node.gpu_type == shape.gpu_type and node.admits(node_filter):
+                    fitting += min(node.free, free[name] + back) >= gpus
         return fitting
 
     def fitting(self, shape: Shape, node_filter: NodeFilter) -> list[str]:
@@ -108,9 +108,9 @@ class FreeGpus:
         key = gpu_type, node_filter
         if key not in self._open:
             self._open[key] = [
-                (room.name, len(room.partitions), i)
-                for i, room in enumerate(self._rooms)
-                if room.gpu_type == gpu_type and room.admits(node_filter)
+                (node.name, len(node.partitions), i)
+                for i, node in enumerate(self._nodes)
+                if node.gpu_type == gpu_type and node.admits(node_filter)
             ]
         return self._open[key]
 
@@ -133,4 +133,4 @@ class FreeGpus:
             self._spanned.subtract(names)
         for name in names:
             if name in self.free:
-                self.free[name] = min(self._rooms[self._order[name]].free, self.free[name] + gpus)
+                self.free[name] = min(self._nodes[self._order[name]].free, self.free[name] + gpus)

@@ -81,18 +81,18 @@ class _LinkAwareSearch:
         tries: int,
     ) -> None:
         self.problem, self.topology = problem, topology
-        self.leaf = {room.name: room.leaf for room in problem.rooms}
-        self.free_gpus = FreeGpus(problem.rooms, problem.spanned)
+        self.leaf = {node.name: node.leaf for node in problem.nodes}
+        self.free_gpus = FreeGpus(problem.nodes, problem.spanned)
         self.choice = list(allocation.choice)
         self.assignments: dict[int, Assignment] = {}
-        self.senders: dict[int, Traffic] = {}  # by index of the ask, those outside of the problem below 0
+        self.senders: dict[int, Traffic] = {}  # by index of the job, those outside of the problem below 0
         self.users: dict[str, set[int]] = {}
         self.load: dict[str, float] = {}
         self.tries = tries  # left
         for n, traffic in enumerate(others):
             self._send(-1 - n, traffic)
         for i, cell, stays in allocation.taken(problem):
-            nodes = placement.nodes[problem.asks[i].job_id]
+            nodes = placement.nodes[problem.jobs[i].job_id]
             choice = allocation.choice[i]
             assert choice is not None
             self._put(i, Assignment(choice, stays, nodes, traffic_of(i, cell, nodes, topology)))
@@ -127,7 +127,7 @@ class _LinkAwareSearch:
         return assignment
 
     def _cell(self, i: int, assignment: Assignment) -> Cell:
-        return self.problem.asks[i].cells[assignment.choice]
+        return self.problem.jobs[i].cells[assignment.choice]
 
     def _slowdown(self, i: int) -> float:
         traffic = self.senders.get(i)
@@ -143,7 +143,7 @@ class _LinkAwareSearch:
         if i < 0:
             return utility(1.0 / self._slowdown(i), self.problem.terms)
         assignment = self.assignments[i]
-        return value(self.problem.asks[i], assignment.choice, assignment.stays, self.problem.terms, self._slowdown(i))
+        return value(self.problem.jobs[i], assignment.choice, assignment.stays, self.problem.terms, self._slowdown(i))
 
     def _beside(self, *traffic: Traffic | None) -> set[int]:
         return {
@@ -157,9 +157,9 @@ class _LinkAwareSearch:
             hurt = []
             for i in self.assignments:
                 if (slowdown := self._slowdown(i)) > _HURT and self._may_change(i, sizes):
-                    assignment, ask = self.assignments[i], self.problem.asks[i]
-                    alone = value(ask, assignment.choice, assignment.stays, self.problem.terms)
-                    lost = alone - value(ask, assignment.choice, assignment.stays, self.problem.terms, slowdown)
+                    assignment, job = self.assignments[i], self.problem.jobs[i]
+                    alone = value(job, assignment.choice, assignment.stays, self.problem.terms)
+                    lost = alone - value(job, assignment.choice, assignment.stays, self.problem.terms, slowdown)
                     hurt.append((-lost, i))
             if not any([self._better(i, sizes) for _, i in sorted(hurt)]):
                 return
@@ -194,31 +194,31 @@ class _LinkAwareSearch:
 
     def _places(self, i: int, old: Assignment, sizes: bool) -> Iterator[Assignment]:
         """Other places for a job that has been lifted: no more GPUs than it had."""
-        ask = self.problem.asks[i]
-        own = frozenset(ask.nodes)
-        if ask.current is not None and not old.stays:
-            cell = ask.cells[ask.current]
-            narrower = sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus
-            if narrower and own <= set(self.free_gpus.fitting(cell.shape, ask.node_filter)):
-                yield Assignment(ask.current, True, ask.nodes, traffic_of(i, cell, ask.nodes, self.topology))
-        if ask.current is not None and ask.discount <= 0:
+        job = self.problem.jobs[i]
+        own = frozenset(job.nodes)
+        if job.current is not None and not old.stays:
+            cell = job.cells[job.current]
+            narrower = sizes and cell.shape.gpus <= job.cells[old.choice].shape.gpus
+            if narrower and own <= set(self.free_gpus.fitting(cell.shape, job.node_filter)):
+                yield Assignment(job.current, True, job.nodes, traffic_of(i, cell, job.nodes, self.topology))
+        if job.current is not None and job.discount <= 0:
             return
-        cells = CellIndex.of(ask.cells)
+        cells = CellIndex.of(job.cells)
         most = cells[old.choice].shape.gpus
         fewer = [c for c in cells.ranked if c != old.choice and cells[c].shape.gpus <= most] if sizes else []
         for choice in [old.choice, *fewer[:_CELLS]]:
-            if choice in ask.banned and choice != old.choice:
+            if choice in job.banned and choice != old.choice:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
-                names = self.free_gpus.pick(cell.shape, ask.node_filter, own)
+                names = self.free_gpus.pick(cell.shape, job.node_filter, own)
                 node_sets = [] if names is None else [names]
             else:
-                fits = self.free_gpus.fitting(cell.shape, ask.node_filter)
+                fits = self.free_gpus.fitting(cell.shape, job.node_filter)
                 node_sets = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.free_gpus.free)
             for names in node_sets:
-                stays = choice == ask.current and set(names) == own
-                assignment = Assignment(choice, stays, ask.nodes if stays else names, None)
+                stays = choice == job.current and set(names) == own
+                assignment = Assignment(choice, stays, job.nodes if stays else names, None)
                 if (choice, set(assignment.nodes)) != (old.choice, set(old.nodes)):
                     yield Assignment(
                         choice, stays, assignment.nodes, traffic_of(i, cell, assignment.nodes, self.topology)
@@ -231,14 +231,14 @@ class _LinkAwareSearch:
         moved = frozenset(
             i
             for i, assignment in self.assignments.items()
-            if assignment.choice == problem.asks[i].current and not assignment.stays
+            if assignment.choice == problem.jobs[i].current and not assignment.stays
         )
         away = {i: frozenset({c}) for i, c in enumerate(before.choice) if c is not None and c != self.choice[i]}
         if self.choice == list(before.choice) and moved == before.moved:
             improved = before
         else:
             improved = allocation_of(problem, self.choice, moved, before.upper_bound)
-        nodes = {problem.asks[i].job_id: assignment.nodes for i, assignment in self.assignments.items()}
-        waits = [value(a, c, False, problem.terms) for a, c in zip(problem.asks, self.choice, strict=True) if c is None]
+        nodes = {problem.jobs[i].job_id: assignment.nodes for i, assignment in self.assignments.items()}
+        waits = [value(a, c, False, problem.terms) for a, c in zip(problem.jobs, self.choice, strict=True) if c is None]
         total = sum(waits) + sum(self._value(i) for i in [*self.assignments, *(i for i in self.senders if i < 0)])
         return LinkAwareAnswer(improved, Placement(nodes, dict(placed.failed), dict(self.free_gpus.free)), total, away)

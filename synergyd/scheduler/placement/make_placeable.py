@@ -24,14 +24,14 @@ def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collec
     _, placement = _placed(problem, choice, ())
     if not placement.failed:
         return allocation(problem, choice)
-    away = {i for i in moved if choice[i] is not None and choice[i] == problem.asks[i].current}
+    away = {i for i in moved if choice[i] is not None and choice[i] == problem.jobs[i].current}
     away, placement = move_others(problem, choice, away, _ROUNDS)
     kept = list(choice)
     while placement.failed:
         # Each turn takes a job that can't be placed out of those to be placed, so this ends.
-        for i, ask in enumerate(problem.asks):
-            if ask.job_id in placement.failed:
-                kept[i] = ask.current
+        for i, job in enumerate(problem.jobs):
+            if job.job_id in placement.failed:
+                kept[i] = job.current
                 away.discard(i)
         _, placement = _placed(problem, kept, away)
     # Those who made way for a job that could not start after all need not.
@@ -61,36 +61,36 @@ def move_others(
 
 def _placed(problem: Problem, choice: Sequence[int | None], moved: Collection[int]) -> tuple[Allocation, Placement]:
     attempt = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its value plays no part in placement
-    return attempt, place(problem.rooms, requests_of(problem, attempt))
+    return attempt, place(problem.nodes, requests_of(problem, attempt))
 
 
 def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cost: MoveCost) -> set[int]:
     """For each job that was not placed: the smaller ones that stay on the node that is cleared for it at the least cost."""
     standing: dict[str, list[tuple[float, int, int, float]]] = {}  # node -> (rank, index, GPUs, cost)
     for i, cell, stays in attempt.taken(problem):
-        ask, gpus = problem.asks[i], cell.shape.gpus_per_node
-        if stays and cell.shape.nodes == 1 and ask.discount > 0 and ask.current not in ask.banned:
+        job, gpus = problem.jobs[i], cell.shape.gpus_per_node
+        if stays and cell.shape.nodes == 1 and job.discount > 0 and job.current not in job.banned:
             rank, price = cost(i, gpus)
-            for name in ask.nodes:
+            for name in job.nodes:
                 standing.setdefault(name, []).append((rank, i, gpus, price))
     moved: set[int] = set()
     cleared: set[str] = set()
     for i, cell, _ in attempt.taken(problem):
-        ask, piece = problem.asks[i], cell.shape.gpus_per_node
-        if ask.job_id not in placement.failed:
+        job, piece = problem.jobs[i], cell.shape.gpus_per_node
+        if job.job_id not in placement.failed:
             continue
         best: tuple[float, str, set[int]] | None = None
-        for room in problem.rooms:
-            usable = room.gpu_type == cell.shape.gpu_type and room.admits(ask.node_filter) and room.free >= piece
-            if not usable or room.name in cleared:
+        for node in problem.nodes:
+            usable = node.gpu_type == cell.shape.gpu_type and node.admits(job.node_filter) and node.free >= piece
+            if not usable or node.name in cleared:
                 continue
-            free, total, leaving = placement.left[room.name], 0.0, set()
-            for _, j, gpus, price in sorted(standing.get(room.name, [])):
+            free, total, leaving = placement.left[node.name], 0.0, set()
+            for _, j, gpus, price in sorted(standing.get(node.name, [])):
                 if free < piece and gpus < piece:
                     free, total = free + gpus, total + price
                     leaving.add(j)
             if free >= piece and leaving and (best is None or total < best[0]):
-                best = (total, room.name, leaving)
+                best = (total, node.name, leaving)
         if best is not None:
             cleared.add(best[1])
             moved |= best[2]

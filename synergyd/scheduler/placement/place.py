@@ -36,11 +36,11 @@ class Placement:
 
 
 def place(
-    rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], spanned: Collection[str] | None = None
+    capacities: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], spanned: Collection[str] | None = None
 ) -> Placement:
     """Names the nodes of every request; the same input gives the same answer. `spanned` not None: no two jobs that span nodes
     get the same node, see FreeGpus."""
-    free_gpus = FreeGpus(rooms, spanned)
+    free_gpus = FreeGpus(capacities, spanned)
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
     for request in requests:
@@ -50,7 +50,7 @@ def place(
     changing = [r for r in requests if not r.stay]
     # Nodes on which a changing job sits are left to it where others have a choice.
     homes = Counter(name for r in changing for name in r.nodes)
-    choices = {p: sum(room.admits(p) for room in rooms) for p in {r.node_filter for r in changing}}
+    choices = {p: sum(node.admits(p) for node in capacities) for p in {r.node_filter for r in changing}}
     # Of equal sizes those on several nodes first (they need distinct ones), then those with the fewest nodes open to
     # them, then those that have a home to keep.
     changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id))
@@ -58,7 +58,7 @@ def place(
         homes.subtract(request.nodes)
         names = free_gpus.pick(request.shape, request.node_filter, frozenset(request.nodes), homes)
         if names is None:
-            failed[request.job_id] = why_not(free_gpus.free, rooms, request)
+            failed[request.job_id] = why_not(free_gpus.free, capacities, request)
             if spanned is not None and request.shape.nodes > 1:
                 failed[request.job_id] += ", on nodes with no other job that spans nodes"
             continue
@@ -70,15 +70,15 @@ def place(
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
     """The placement requests of an allocation."""
     return [
-        PlacementRequest(ask.job_id, cell.shape, ask.node_filter, ask.nodes, stay)
-        for ask, cell, stay in ((problem.asks[i], cell, stay) for i, cell, stay in allocation.taken(problem))
+        PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay)
+        for job, cell, stay in ((problem.jobs[i], cell, stay) for i, cell, stay in allocation.taken(problem))
     ]
 
 
-def why_not(free: Mapping[str, int], rooms: Sequence[NodeCapacity], request: PlacementRequest) -> str:
+def why_not(free: Mapping[str, int], nodes: Sequence[NodeCapacity], request: PlacementRequest) -> str:
     """Why no nodes were found for a request while `free` GPUs were left by node name."""
     shape = request.shape
-    usable = [r for r in rooms if r.gpu_type == shape.gpu_type and r.admits(request.node_filter)]
+    usable = [r for r in nodes if r.gpu_type == shape.gpu_type and r.admits(request.node_filter)]
     fit = sum(free[r.name] >= shape.gpus_per_node for r in usable)
     gpus = sum(free[r.name] for r in usable)
     return (

@@ -10,20 +10,20 @@ from synergyd.scheduler.problem.records import Problem
 
 
 class TrialPlacement:
-    """`choice` and `nodes` are by index of the ask. With `running` all begin where they run; else nobody has anything at
+    """`choice` and `nodes` are by index of the job. With `running` all begin where they run; else nobody has anything at
     first, and nodes on which a job runs are left to it where others have a choice."""
 
     def __init__(self, problem: Problem, running: bool = True) -> None:
-        self._asks = problem.asks
+        self._jobs = problem.jobs
         self._homes = Counter[str]()
-        self.free_gpus = FreeGpus(problem.rooms)
-        self.choice: list[int | None] = [None] * len(problem.asks)
-        self.nodes: list[tuple[str, ...]] = [()] * len(problem.asks)
-        for i, ask in enumerate(problem.asks):
-            if running and ask.current is not None:
-                self.choice[i], self.nodes[i] = ask.current, ask.nodes
-                self.free_gpus.take(ask.nodes, self._held(i))
-            self._homes.update(() if running else ask.nodes)
+        self.free_gpus = FreeGpus(problem.nodes)
+        self.choice: list[int | None] = [None] * len(problem.jobs)
+        self.nodes: list[tuple[str, ...]] = [()] * len(problem.jobs)
+        for i, job in enumerate(problem.jobs):
+            if running and job.current is not None:
+                self.choice[i], self.nodes[i] = job.current, job.nodes
+                self.free_gpus.take(job.nodes, self._held(i))
+            self._homes.update(() if running else job.nodes)
 
     def put(self, changes: Mapping[int, int], keep: bool = True) -> bool:
         """Gives each job (by index) its new Cell, those that have one first, each as near to its present nodes as can be;
@@ -33,8 +33,8 @@ class TrialPlacement:
             self.free_gpus.give(self.nodes[i], self._held(i))
         laid: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
-            ask, shape = self._asks[i], self._asks[i].cells[changes[i]].shape
-            names = self.free_gpus.pick(shape, ask.node_filter, (*self.nodes[i], *ask.nodes), self._homes)
+            job, shape = self._jobs[i], self._jobs[i].cells[changes[i]].shape
+            names = self.free_gpus.pick(shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes)
             if names is None:
                 break
             self.free_gpus.take(names, shape.gpus_per_node)
@@ -45,7 +45,7 @@ class TrialPlacement:
                 self.choice[i], self.nodes[i] = changes[i], names
             return True
         for i, names in laid:
-            self.free_gpus.give(names, self._asks[i].cells[changes[i]].shape.gpus_per_node)
+            self.free_gpus.give(names, self._jobs[i].cells[changes[i]].shape.gpus_per_node)
         for i in order:
             self.free_gpus.take(self.nodes[i], self._held(i))
         return fits
@@ -53,4 +53,4 @@ class TrialPlacement:
     def _held(self, i: int) -> int:
         """GPUs on each of its nodes."""
         cell = self.choice[i]
-        return 0 if cell is None else self._asks[i].cells[cell].shape.gpus_per_node
+        return 0 if cell is None else self._jobs[i].cells[cell].shape.gpus_per_node

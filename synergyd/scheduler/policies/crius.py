@@ -15,7 +15,7 @@ from synergyd.scheduler.problem.utility import beyond_growth
 
 @dataclass(frozen=True)
 class _Resize:
-    """asks[job] to Cell `new`, for `loss` of relative goodput (negative: it gains)."""
+    """jobs[job] to Cell `new`, for `loss` of relative goodput (negative: it gains)."""
 
     job: int
     new: int
@@ -46,7 +46,7 @@ class CriusPolicy(Policy):
         for i in by_submission(problem):
             if search.choice[i] is not None:
                 continue
-            want = requested_size(problem.asks[i])
+            want = requested_size(problem.jobs[i])
             if want not in search.banned(i) and search.put({i: want}):
                 continue
             if searches > 0:
@@ -84,15 +84,15 @@ class _Search(TrialPlacement):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._problem = problem
-        self._rooms = {room.name: room for room in problem.rooms}
-        self._shapes = [_powers(ask) for ask in problem.asks]
+        self._node_of = {node.name: node for node in problem.nodes}
+        self._shapes = [_powers(job) for job in problem.jobs]
 
     def banned(self, i: int) -> frozenset[int]:
-        return self._asks[i].banned
+        return self._jobs[i].banned
 
     def down(self, i: int, cell: int) -> list[_Resize]:
-        """asks[i] from `cell` on half its GPUs, or on as many of another type."""
-        shape = self._asks[i].cells[cell].shape
+        """jobs[i] from `cell` on half its GPUs, or on as many of another type."""
+        shape = self._jobs[i].cells[cell].shape
         return self._steps(i, cell, (1 << (shape.gpus - 1).bit_length()) // 2)
 
     def upgrades(self) -> list[_Resize]:
@@ -100,14 +100,14 @@ class _Search(TrialPlacement):
         steps: list[_Resize] = []
         for i, cell in enumerate(self.choice):
             if cell is not None:
-                gpus = self._asks[i].cells[cell].shape.gpus
+                gpus = self._jobs[i].cells[cell].shape.gpus
                 steps += [s for s in self._steps(i, cell, 1 << gpus.bit_length()) if s.loss < 0]
         return sorted(steps, key=_by_loss)
 
     def helpful(self, arrival: int, kinds: set[str], steps: list[_Resize], most: int) -> list[_Resize]:
         """Of each type in `kinds` the first `most` steps that can be taken and free such GPUs where the arrival may run."""
-        node_filter = self._asks[arrival].node_filter
-        usable = {name for name, room in self._rooms.items() if room.gpu_type in kinds and room.admits(node_filter)}
+        node_filter = self._jobs[arrival].node_filter
+        usable = {name for name, node in self._node_of.items() if node.gpu_type in kinds and node.admits(node_filter)}
         count = dict.fromkeys(kinds, 0)
         chosen = []
         for step in steps:
@@ -120,48 +120,48 @@ class _Search(TrialPlacement):
         return chosen
 
     def shape(self, i: int, cell: int) -> Shape:
-        return self._asks[i].cells[cell].shape
+        return self._jobs[i].cells[cell].shape
 
     def spare(self) -> Counter[str]:
         """Free GPUs by type."""
         total: Counter[str] = Counter()
         for name, free in self.free_gpus.free.items():
-            total[self._rooms[name].gpu_type] += free
+            total[self._node_of[name].gpu_type] += free
         return total
 
     def freed(self, i: int, new: int, kind: str) -> int:
-        """GPUs of a type that asks[i] gives back by going to Cell `new` (negative: it takes some)."""
+        """GPUs of a type that jobs[i] gives back by going to Cell `new` (negative: it takes some)."""
         before, after = self.shape(i, self.choice[i] or 0), self.shape(i, new)
         return before.gpus * (before.gpu_type == kind) - after.gpus * (after.gpu_type == kind)
 
     def _steps(self, i: int, cell: int, gpus: int) -> list[_Resize]:
         """To `gpus` GPUs of the same type, and to as many as now of any other."""
-        ask = self._asks[i]
-        if ask.current is not None and ask.discount <= 0:
+        job = self._jobs[i]
+        if job.current is not None and job.discount <= 0:
             return []
-        now = ask.cells[cell].shape
+        now = job.cells[cell].shape
         steps = []
         for (kind, count), new in self._shapes[i].items():
             if count == (gpus if kind == now.gpu_type else now.gpus) and not beyond_growth(
-                ask, new, self._problem.terms
+                job, new, self._problem.terms
             ):
-                steps.append(_Resize(i, new, _value(ask, cell) - _value(ask, new)))
+                steps.append(_Resize(i, new, _value(job, cell) - _value(job, new)))
         return steps
 
 
-def _powers(ask: JobRequest) -> dict[tuple[str, int], int]:
+def _powers(job: JobRequest) -> dict[tuple[str, int], int]:
     """(GPU type, GPUs) -> the best Cell of so many GPUs, where that is a power of two."""
     best: dict[tuple[str, int], int] = {}
-    for shape, i in best_of_shapes(ask).items():
+    for shape, i in best_of_shapes(job).items():
         key = shape.gpu_type, shape.gpus
-        if shape.gpus & (shape.gpus - 1) == 0 and (key not in best or ask.relative[i] > ask.relative[best[key]]):
+        if shape.gpus & (shape.gpus - 1) == 0 and (key not in best or job.relative[i] > job.relative[best[key]]):
             best[key] = i
     return best
 
 
-def _value(ask: JobRequest, cell: int) -> float:
+def _value(job: JobRequest, cell: int) -> float:
     """RelativeGoodput goodput, with the restart discount where the Cell is a change of a running job."""
-    return ask.relative[cell] * (1.0 if ask.current in (None, cell) else ask.discount)
+    return job.relative[cell] * (1.0 if job.current in (None, cell) else job.discount)
 
 
 def _next(search: _Search, path: tuple[_Resize, ...], steps: list[_Resize]) -> list[_Resize]:

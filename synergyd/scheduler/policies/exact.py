@@ -21,13 +21,13 @@ class ExactPolicy(Policy):
         self._time_limit_s, self._relative_gap = time_limit_s, relative_gap
 
     def allocate(self, problem: Problem) -> Allocation:
-        base = sum(stay_value(ask, problem.terms) for ask in problem.asks)
+        base = sum(stay_value(job, problem.terms) for job in problem.jobs)
         program, groups = formulate(problem)
         if not program.gain:
-            return allocation(problem, [ask.current for ask in problem.asks], upper_bound=base, optimal=True)
+            return allocation(problem, [job.current for job in problem.jobs], upper_bound=base, optimal=True)
         solution = program.solve(self._time_limit_s, self._relative_gap)
         if solution.x is None:
-            most = sum(max([c.gain for c in columns(ask, problem.terms)] + [0.0]) for ask in problem.asks)
+            most = sum(max([c.gain for c in columns(job, problem.terms)] + [0.0]) for job in problem.jobs)
             return greedy(problem, base + most)
         choice, moved = read(problem, groups, solution.x)
         bound = base + solution.bound

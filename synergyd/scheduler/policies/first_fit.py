@@ -17,8 +17,8 @@ class FirstFitPolicy(Policy):
     rule = "jobs start in order of submission at the size asked for, and one that does not fit is passed over"
 
     def allocate(self, problem: Problem) -> Allocation:
-        asks = problem.asks
-        order = sorted(by_submission(problem), key=lambda i: asks[i].current is None)
+        jobs = problem.jobs
+        order = sorted(by_submission(problem), key=lambda i: jobs[i].current is None)
         return serve_in_order(
-            problem, order, [requested_size(ask) if ask.current is None else ask.current for ask in asks]
+            problem, order, [requested_size(job) if job.current is None else job.current for job in jobs]
         )

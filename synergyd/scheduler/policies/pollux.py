@@ -40,7 +40,7 @@ class PolluxPolicy(Policy):
         self._growth = growth
 
     def allocate(self, problem: Problem) -> Allocation:
-        if not problem.asks:
+        if not problem.jobs:
             return make_placeable(problem, [])
         genes = self._search(_table(problem, self._growth))
         return make_placeable(problem, genes)
@@ -100,12 +100,12 @@ class _Options:
 
 
 def _table(problem: Problem, growth: float) -> _Options:
-    share = -(-sum(room.free for room in problem.rooms) // len(problem.asks))
+    share = -(-sum(node.free for node in problem.nodes) // len(problem.jobs))
     cells: list[list[int | None]] = []
-    for ask in problem.asks:
-        open_now = within_growth(ask, problem, growth).items()
+    for job in problem.jobs:
+        open_now = within_growth(job, problem, growth).items()
         cells.append(
-            [None, *(i for _, i in sorted(open_now, key=lambda si: (si[0].gpus, -ask.relative[si[1]], si[1])))]
+            [None, *(i for _, i in sorted(open_now, key=lambda si: (si[0].gpus, -job.relative[si[1]], si[1])))]
         )
     count = np.array([len(own) for own in cells], dtype=np.intp)
     speedup = np.zeros((len(cells), int(count.max())))
@@ -113,26 +113,26 @@ def _table(problem: Problem, growth: float) -> _Options:
     takes: list[PackingItem] = []
     where = []
     least_of: list[list[int]] = []
-    for j, (ask, own) in enumerate(zip(problem.asks, cells, strict=True)):
-        kinds = [None if cell is None else ask.cells[cell].shape.gpu_type for cell in own]
+    for j, (job, own) in enumerate(zip(problem.jobs, cells, strict=True)):
+        kinds = [None if cell is None else job.cells[cell].shape.gpu_type for cell in own]
         least_of.append([kinds.index(kind) for kind in dict.fromkeys(kinds) if kind is not None])
-        every = best_of_shapes(ask)
+        every = best_of_shapes(job)
         least = min((shape.gpus for shape in every), default=0)
-        fair = max((ask.relative[i] for s, i in every.items() if s.gpus <= max(share, least)), default=1.0)
+        fair = max((job.relative[i] for s, i in every.items() if s.gpus <= max(share, least)), default=1.0)
         for option, cell in enumerate(own):
             if cell is not None:
-                factor = 1.0 if ask.current in (None, cell) else ask.discount
-                speedup[j, option] = factor * ask.relative[cell] / fair
+                factor = 1.0 if job.current in (None, cell) else job.discount
+                speedup[j, option] = factor * job.relative[cell] / fair
                 takes.append(packing_item(problem, j, cell))
                 where.append((j, option))
-                present[j] = option if cell == ask.current else present[j]
+                present[j] = option if cell == job.current else present[j]
     rows, limit = packing(problem, takes)
     distributed, nodes = _distributed(problem, takes)
     use = np.zeros((len(cells), int(count.max()), len(limit) + len(nodes)))
     for (j, option), row, wide in zip(where, rows, distributed, strict=True):
         use[j, option] = np.concatenate([row, wide])
-    asks = problem.asks
-    order = sorted(by_submission(problem), key=lambda j: asks[j].progress.attained_gpu_s)
+    jobs = problem.jobs
+    order = sorted(by_submission(problem), key=lambda j: jobs[j].progress.attained_gpu_s)
     return _Options(
         cells, count, present, np.array(order, dtype=np.intp), least_of, speedup, use, np.concatenate([limit, nodes])
     )
@@ -140,9 +140,9 @@ def _table(problem: Problem, growth: float) -> _Options:
 
 def _distributed(problem: Problem, takes: list[PackingItem]) -> tuple[Floats, Floats]:
     """Nodes that each take needs as a distributed job, by GPU type, and how many there are: at most one such job a node."""
-    kinds = sorted({room.gpu_type for room in problem.rooms})
+    kinds = sorted({node.gpu_type for node in problem.nodes})
     use = [[float(t.nodes) * (t.shape.gpu_type == kind and t.shape.nodes > 1) for kind in kinds] for t in takes]
-    limit = [float(sum(room.free > 0 for room in problem.rooms if room.gpu_type == kind)) for kind in kinds]
+    limit = [float(sum(node.free > 0 for node in problem.nodes if node.gpu_type == kind)) for kind in kinds]
     return np.array(use, dtype=float).reshape(len(takes), len(kinds)), np.array(limit, dtype=float)
 
 

@@ -36,7 +36,7 @@ class SynergyPolicy(Policy):
         self._effort = effort or Effort(time_limit_s=2.0)
 
     def allocate(self, problem: Problem) -> Allocation:
-        if sum(len(ask.cells) for ask in problem.asks) <= self._exact:
+        if sum(len(job.cells) for job in problem.jobs) <= self._exact:
             return ExactPolicy().allocate(problem)
         return by_prices(problem, self._effort)
 
@@ -48,9 +48,9 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     if split:
         # The bound does not hold here, and placement may need several rounds: a small gap would cost seconds for nothing.
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
-    waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
+    waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.jobs])
     # the value of running at all over being stopped, which is no choice unless the job is stoppable
-    rigid = movable & ~np.array([a.stoppable for a in problem.asks], dtype=np.bool_)
+    rigid = movable & ~np.array([a.stoppable for a in problem.jobs], dtype=np.bool_)
     hold = np.where(columns.running, np.maximum(columns.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     solution: LagrangianSolution | None = None
@@ -78,7 +78,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
 
 
 def _read(problem: Problem, columns: ColumnTable, solution: LagrangianSolution) -> tuple[list[int | None], set[int]]:
-    choice: list[int | None] = [ask.current for ask in problem.asks]
+    choice: list[int | None] = [job.current for job in problem.jobs]
     for j in np.flatnonzero((solution.choice < 0) & columns.movable).tolist():
         choice[j] = None
     moved = set()
@@ -86,13 +86,13 @@ def _read(problem: Problem, columns: ColumnTable, solution: LagrangianSolution) 
     for j, cell in zip(columns.job[taken].tolist(), columns.cell[taken].tolist(), strict=True):
         if cell >= 0:
             choice[j] = cell
-            if cell == problem.asks[j].current:
+            if cell == problem.jobs[j].current:
                 moved.add(j)
     return choice, moved
 
 
 def _move_cost(problem: Problem, index: int, gpus: int) -> tuple[float, float]:
-    """(value lost a GPU, value lost) by moving asks[index], which keeps its Cell."""
-    ask = problem.asks[index]
-    lost = stay_value(ask, problem.terms) - change_value(ask, ask.current or 0, problem.terms)
+    """(value lost a GPU, value lost) by moving jobs[index], which keeps its Cell."""
+    job = problem.jobs[index]
+    lost = stay_value(job, problem.terms) - change_value(job, job.current or 0, problem.terms)
     return lost / gpus, lost

@@ -28,6 +28,6 @@ class TiresiasPolicy(Policy):
         self._thresholds = tuple(sorted(thresholds))
 
     def allocate(self, problem: Problem) -> Allocation:
-        queue = [bisect_right(self._thresholds, ask.progress.attained_gpu_s) for ask in problem.asks]
+        queue = [bisect_right(self._thresholds, job.progress.attained_gpu_s) for job in problem.jobs]
         order = sorted(by_submission(problem), key=lambda i: queue[i])
-        return serve_in_order(problem, order, [requested_size(ask) for ask in problem.asks])
+        return serve_in_order(problem, order, [requested_size(job) for job in problem.jobs])

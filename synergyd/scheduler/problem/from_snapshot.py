@@ -65,17 +65,19 @@ def classify_job(
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
         offers, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restart_cost_s)
-        return _ask(job, offers, history, current=current, nodes=job.node_names, discount=discount)
+        return _request(job, offers, history, current=current, nodes=job.node_names, discount=discount)
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
     if fixed:
         exact = tuple(c for c in usable if same_shape(c.shape, job.shape)) or _unpredicted(job, snapshot)
-        return _ask(job, exact, history) if exact else UntouchedJob(Action.WAIT, "Waits: no node with GPUs is there.")
+        return (
+            _request(job, exact, history) if exact else UntouchedJob(Action.WAIT, "Waits: no node with GPUs is there.")
+        )
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
         return UntouchedJob(Action.WAIT, f"Waits: {reason}.")
-    return _ask(job, usable, history)
+    return _request(job, usable, history)
 
 
 def fixed_reason(job: Job) -> str:
@@ -89,18 +91,18 @@ def fixed_reason(job: Job) -> str:
     return ""
 
 
-def node_capacities(snapshot: Snapshot, asks: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
+def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
     """Every node with the GPUs that can be handed out: up, and not held by anyone but the asking jobs themselves.
 
     A node that is not up hands out none; jobs that run there may stay. A node that shows fewer GPUs than its asking
     jobs hold (it lost some) hands out what they hold, so that staying is always possible.
     """
     own: Counter[str] = Counter()
-    for ask in asks:
-        if ask.current is not None:
-            for name in ask.nodes:
-                own[name] += ask.cells[ask.current].shape.gpus_per_node
-    return tuple(_room(node, own[node.name]) for node in snapshot.cluster.nodes if node.gpus > 0)
+    for job in jobs:
+        if job.current is not None:
+            for name in job.nodes:
+                own[name] += job.cells[job.current].shape.gpus_per_node
+    return tuple(_capacity(node, own[node.name]) for node in snapshot.cluster.nodes if node.gpus > 0)
 
 
 def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell | None:
@@ -124,7 +126,7 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
 
 
-def _room(node: Node, own: int) -> NodeCapacity:
+def _capacity(node: Node, own: int) -> NodeCapacity:
     others = max(0, node.gpus_used - own)
     free = max(node.gpus - others, own) if node.up else 0
     return NodeCapacity(node.name, node.gpu_type, free, node.partitions, node.features, node.leaf)
@@ -189,7 +191,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     usable, up = [], 0
     node_filter = NodeFilter(job.partition, job.features)
     for n in snapshot.cluster.nodes:
-        if (not types or n.gpu_type in types) and _room(n, 0).admits(node_filter):
+        if (not types or n.gpu_type in types) and _capacity(n, 0).admits(node_filter):
             usable.append(n)
             up += n.gpus if n.up else 0
             if up >= need > 0:
@@ -259,7 +261,7 @@ class _History:
     weight: float
 
 
-def _ask(
+def _request(
     job: Job,
     cells: tuple[Cell, ...],
     history: _History,

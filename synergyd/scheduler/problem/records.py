@@ -142,16 +142,16 @@ class GpuLimit:
     #: for all jobs, as the admin set it
     configured_gpus: int = 0
 
-    def binds(self, ask: JobRequest) -> bool:
-        return ask.account == self.name if self.kind == "account" else self.name in ask.node_filter.partition.split(",")
+    def binds(self, job: JobRequest) -> bool:
+        return job.account == self.name if self.kind == "account" else self.name in job.node_filter.partition.split(",")
 
 
 @dataclass(frozen=True)
 class Problem:
     """One epoch's allocation: the jobs, the nodes and the objective."""
 
-    asks: tuple[JobRequest, ...]
-    rooms: tuple[NodeCapacity, ...]
+    jobs: tuple[JobRequest, ...]
+    nodes: tuple[NodeCapacity, ...]
     terms: Objective = Objective()
     _: KW_ONLY
     now_s: float = 0.0
@@ -167,8 +167,8 @@ class Problem:
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""
         total: dict[str, int] = {}
-        for room in self.rooms:
-            total[room.gpu_type] = total.get(room.gpu_type, 0) + room.free
+        for node in self.nodes:
+            total[node.gpu_type] = total.get(node.gpu_type, 0) + node.free
         return total
 
 
@@ -192,10 +192,10 @@ class Allocation:
         return max(0.0, self.upper_bound - self.objective) / max(1.0, abs(self.objective))
 
     def taken(self, problem: Problem) -> Iterator[tuple[int, Cell, bool]]:
-        """(index of the ask, its Cell, whether it stays on its nodes) of every job that has a Cell."""
-        for index, (ask, choice) in enumerate(zip(problem.asks, self.choice, strict=True)):
+        """(index of the job, its Cell, whether it stays on its nodes) of every job that has a Cell."""
+        for index, (job, choice) in enumerate(zip(problem.jobs, self.choice, strict=True)):
             if choice is not None:
-                yield index, ask.cells[choice], choice == ask.current and index not in self.moved
+                yield index, job.cells[choice], choice == job.current and index not in self.moved
 
 
 class Policy(Protocol):

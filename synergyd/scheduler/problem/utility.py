@@ -45,12 +45,12 @@ def utilities(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
     return np.asarray(np.where(value >= _LOWEST, value, _LOWEST * (1.0 + _SLOWLY * np.log(low / _LOWEST))))
 
 
-def waiting_utility(ask: JobRequest, terms: Objective) -> float:
+def waiting_utility(job: JobRequest, terms: Objective) -> float:
     """Utility of waiting, without the weight: as at `wait_share` of the least goodput of any Cell, so that any start is
     better, but by no infinite amount: weights still tell jobs apart under overload. -lambda in Sia's form."""
     if terms.form == "sia":
         return -terms.wait_cost
-    return power_utility(terms.wait_share * ask.relative[CellIndex.of(ask.cells).least], terms.exponent)
+    return power_utility(terms.wait_share * job.relative[CellIndex.of(job.cells).least], terms.exponent)
 
 
 def power_utility(s: float, exponent: float) -> float:
@@ -71,12 +71,12 @@ def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
     return min(max((age_s - restarts * cost_s) / (age_s + cost_s), 0.0), 1.0)
 
 
-def restart_factor(ask: JobRequest, index: int) -> float:
+def restart_factor(job: JobRequest, index: int) -> float:
     """Multiplies the goodput of cells[index], taken anew by a running job: `discount`, and at most the mean share of its
     goodput that is left until the job ends, where the work left is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
-    if ask.current is None:
+    if job.current is None:
         return 1.0
-    return min(ask.discount, 1.0 / (1.0 + ask.drag * ask.cells[index].goodput))
+    return min(job.discount, 1.0 / (1.0 + job.drag * job.cells[index].goodput))
 
 
 def payback_s(now: float, then: float, cost_s: float) -> float:
@@ -111,7 +111,7 @@ def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> fl
     return cell.goodput / cells[asked].goodput
 
 
-def value(ask: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
+def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
     """What one job adds to the objective: its weighted utility, and `need_bonus` where the choice meets its need.
 
     `choice` is the index of its Cell, None if it waits (a running job: if it is stopped). With `stays` it goes on as it
@@ -119,77 +119,77 @@ def value(ask: JobRequest, choice: int | None, stays: bool, terms: Objective, sl
     step time, for links that it shares.
     """
     if choice is None:
-        return ask.weight * waiting_utility(ask, terms) if ask.current is None else stop_value(ask, terms)
-    utility_of_cell = cell_utility(ask, choice, stays, terms, slowdown)
-    return ask.weight * utility_of_cell + need_bonus(ask, choice, stays, terms, slowdown)
+        return job.weight * waiting_utility(job, terms) if job.current is None else stop_value(job, terms)
+    utility_of_cell = cell_utility(job, choice, stays, terms, slowdown)
+    return job.weight * utility_of_cell + need_bonus(job, choice, stays, terms, slowdown)
 
 
-def cell_utility(ask: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
+def cell_utility(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
     """Utility of cells[index], see `value`; without weight and bonus."""
-    factor = 1.0 if stays else restart_factor(ask, index)
-    return utility(factor * ask.relative[index] / slowdown, terms)
+    factor = 1.0 if stays else restart_factor(job, index)
+    return utility(factor * job.relative[index] / slowdown, terms)
 
 
-def need_bonus(ask: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
+def need_bonus(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
     """`need_bonus` where cells[index] reaches the goodput that the job needs first; 0 elsewhere."""
-    need = ask.need if stays or ask.current is None else ask.need_anew
-    return terms.need_bonus if 0.0 < need <= ask.cells[index].goodput / slowdown else 0.0
+    need = job.need if stays or job.current is None else job.need_anew
+    return terms.need_bonus if 0.0 < need <= job.cells[index].goodput / slowdown else 0.0
 
 
-def stay_value(ask: JobRequest, terms: Objective) -> float:
+def stay_value(job: JobRequest, terms: Objective) -> float:
     """`value` of changing nothing: of the current Cell if the job runs, of waiting if not."""
-    return value(ask, ask.current, True, terms)
+    return value(job, job.current, True, terms)
 
 
-def change_value(ask: JobRequest, index: int, terms: Objective) -> float:
+def change_value(job: JobRequest, index: int, terms: Objective) -> float:
     """`value` of taking cells[index] anew: a start, or a change of a running job. The current Cell on other nodes is a
     change too."""
-    return value(ask, index, False, terms)
+    return value(job, index, False, terms)
 
 
-def stop_value(ask: JobRequest, terms: Objective) -> float:
+def stop_value(job: JobRequest, terms: Objective) -> float:
     """`value` of stopping a running job: of waiting, with its restart factor since it will start anew, less a margin, so
     that no job is stopped for one of equal value."""
     if terms.form == "sia":
-        return ask.weight * (waiting_utility(ask, terms) - _STOP_MARGIN)
-    factor = (1.0 - _STOP_MARGIN) * restart_factor(ask, ask.current or 0) ** 2
-    least = ask.relative[CellIndex.of(ask.cells).least]
-    return ask.weight * power_utility(factor * terms.wait_share * least, terms.exponent)
+        return job.weight * (waiting_utility(job, terms) - _STOP_MARGIN)
+    factor = (1.0 - _STOP_MARGIN) * restart_factor(job, job.current or 0) ** 2
+    least = job.relative[CellIndex.of(job.cells).least]
+    return job.weight * power_utility(factor * terms.wait_share * least, terms.exponent)
 
 
 def value_terms(
-    ask: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0
+    job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0
 ) -> tuple[tuple[str, float], ...]:
     """The terms that add up to `value`, as (name, number); those that are 0 are left out."""
     if choice is None:
-        parts = {"waiting": waiting_utility(ask, terms)}
-        if ask.current is not None:
-            parts["restart"] = stop_value(ask, terms) / ask.weight - parts["waiting"]
+        parts = {"waiting": waiting_utility(job, terms)}
+        if job.current is not None:
+            parts["restart"] = stop_value(job, terms) / job.weight - parts["waiting"]
     else:
-        goodput = cell_utility(ask, choice, True, terms)
-        restarted = cell_utility(ask, choice, stays, terms)
-        shared = cell_utility(ask, choice, stays, terms, slowdown)
+        goodput = cell_utility(job, choice, True, terms)
+        restarted = cell_utility(job, choice, stays, terms)
+        shared = cell_utility(job, choice, stays, terms, slowdown)
         parts = {"goodput": goodput, "restart": restarted - goodput, "links": shared - restarted}
-    total, plain_weight = sum(parts.values()), ask.weight / ask.short
+    total, plain_weight = sum(parts.values()), job.weight / job.short
     parts["weight"] = (plain_weight - 1.0) * total
-    parts["short"] = plain_weight * (ask.short - 1.0) * total
-    parts["need"] = 0.0 if choice is None else need_bonus(ask, choice, stays, terms, slowdown)
+    parts["short"] = plain_weight * (job.short - 1.0) * total
+    parts["need"] = 0.0 if choice is None else need_bonus(job, choice, stays, terms, slowdown)
     return tuple((name, number) for name, number in parts.items() if number)
 
 
-def beyond_growth(ask: JobRequest, index: int, terms: Objective) -> bool:
+def beyond_growth(job: JobRequest, index: int, terms: Objective) -> bool:
     """Would cells[index] take a running job beyond `max_growth` times its present GPUs?"""
-    if ask.current is None or terms.max_growth <= 0:
+    if job.current is None or terms.max_growth <= 0:
         return False
-    now = ask.cells[ask.current].shape.gpus
-    return ask.cells[index].shape.gpus > max(now, terms.max_growth * now)
+    now = job.cells[job.current].shape.gpus
+    return job.cells[index].shape.gpus > max(now, terms.max_growth * now)
 
 
 def objective(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> float:
     """Sum of the values of all jobs, those that wait included."""
     total = 0.0
-    for index, (ask, picked) in enumerate(zip(problem.asks, choice, strict=True)):
-        total += value(ask, picked, picked == ask.current and index not in moved, problem.terms)
+    for index, (job, picked) in enumerate(zip(problem.jobs, choice, strict=True)):
+        total += value(job, picked, picked == job.current and index not in moved, problem.terms)
     return total
 
 

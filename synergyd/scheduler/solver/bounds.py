@@ -46,9 +46,9 @@ def feasible(full: Instance, choice: Ints) -> bool:
     return bool((own | ~taken).all() and within.all())
 
 
-def near_columns(full: Instance, prices: Floats, margins: Floats, room: float) -> tuple[Ints, Ints]:
-    """(columns, their jobs) that a choice within `room` of the dual bound may contain: those whose regret, the job's
-    best margin less their own, is at most `room`. Any other column costs the bound more than that."""
+def near_columns(full: Instance, prices: Floats, margins: Floats, slack: float) -> tuple[Ints, Ints]:
+    """(columns, their jobs) that a choice within `slack` of the dual bound may contain: those whose regret, the job's
+    best margin less their own, is at most `slack`. Any other column costs the bound more than that."""
     cost = full.costs(prices)
     columns, jobs = [], []
     for first, end, start, stop in full.chunks():
@@ -56,7 +56,7 @@ def near_columns(full: Instance, prices: Floats, margins: Floats, room: float) -
         regret = np.repeat(margins[first:end], np.diff(ptr))
         regret += np.take(cost, full.kind[start:stop], mode="clip")
         regret -= full.utility[start:stop]
-        at = np.flatnonzero((regret <= room) & (full.utility[start:stop] > 0))
+        at = np.flatnonzero((regret <= slack) & (full.utility[start:stop] > 0))
         columns.append(at + start)
         jobs.append(np.searchsorted(ptr, at, side="right") - 1 + first)
     if not columns:

@@ -188,8 +188,8 @@ def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Ef
 
 def _refined(full: Instance, solution: LagrangianSolution, margins: Floats, effort: Effort) -> LagrangianSolution:
     """The exact program over what the certificate leaves open."""
-    room = solution.upper_bound - solution.objective
-    columns, jobs = near_columns(full, solution.prices, margins, room * (1 + 1e-9) + 1e-12)
+    slack = solution.upper_bound - solution.objective
+    columns, jobs = near_columns(full, solution.prices, margins, slack * (1 + 1e-9) + 1e-12)
     groups = grouped(full, columns, jobs)
     whole = groups.size <= _MILP_COLUMNS or effort.exact
     if not whole:

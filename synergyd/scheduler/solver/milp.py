@@ -71,7 +71,7 @@ class Program:
 
 @dataclass
 class JobGroup:
-    """Identical jobs: indices of the asks (first submitted first), their columns, and the variables of both."""
+    """Identical jobs: indices of the jobs (first submitted first), their columns, and the variables of both."""
 
     members: list[int]
     columns: list[Column]
@@ -85,25 +85,25 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
     program = Program()
     pools, open_to = pools_of(problem)
     groups = _groups(problem, open_to)
-    room_index = {room.name: i for i, room in enumerate(problem.rooms)}
-    stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # room -> (variable, GPUs)
+    node_index = {node.name: i for i, node in enumerate(problem.nodes)}
+    stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node -> (variable, GPUs)
     pieces: dict[tuple[Pools, int], list[tuple[int, float]]] = defaultdict(list)  # (pools, size) -> variable, nodes
     limited: list[list[tuple[int, float]]] = [[] for _ in problem.limits]
     for group in groups:
-        ask = problem.asks[group.members[0]]
+        job = problem.jobs[group.members[0]]
         count = len(group.members)
-        open_pools = open_to[ask.node_filter]
-        if ask.current is not None:
+        open_pools = open_to[job.node_filter]
+        if job.current is not None:
             group.stay = program.variable(0.0, count)
-            if ask.stoppable:
-                group.stop = program.variable(stop_value(ask, problem.terms) - stay_value(ask, problem.terms), count)
-            size = ask.cells[ask.current].shape.gpus_per_node
-            for name in ask.nodes:
-                if name in room_index and problem.rooms[room_index[name]].free >= size:
-                    stays[room_index[name]].append((group.stay, size))
+            if job.stoppable:
+                group.stop = program.variable(stop_value(job, problem.terms) - stay_value(job, problem.terms), count)
+            size = job.cells[job.current].shape.gpus_per_node
+            for name in job.nodes:
+                if name in node_index and problem.nodes[node_index[name]].free >= size:
+                    stays[node_index[name]].append((group.stay, size))
         for column in list(group.columns):
             usable = tuple(q for q in open_pools if pools[q][0].gpu_type == column.gpu_type)
-            fitting = sum(room.free >= column.gpus_per_node for q in usable for room in pools[q])
+            fitting = sum(node.free >= column.gpus_per_node for q in usable for node in pools[q])
             if fitting < column.nodes:
                 group.columns.remove(column)
                 continue
@@ -111,9 +111,9 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
             group.variables.append(variable)
             pieces[usable, column.gpus_per_node].append((variable, column.nodes))
         for limit, terms in zip(problem.limits, limited, strict=True):
-            if limit.binds(ask):
-                if group.stay is not None and ask.current is not None:
-                    terms.append((group.stay, float(ask.cells[ask.current].shape.gpus)))
+            if limit.binds(job):
+                if group.stay is not None and job.current is not None:
+                    terms.append((group.stay, float(job.cells[job.current].shape.gpus)))
                 terms += [(v, float(c.gpus)) for v, c in zip(group.variables, group.columns, strict=True)]
         everyone = [*group.variables, *(v for v in (group.stay, group.stop) if v is not None)]
         program.row([(v, 1.0) for v in everyone], count if group.stay is not None else 0, count)
@@ -130,29 +130,29 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
                 for v, many in taken
             ]
             slots = 0
-            for room in pool:
-                own, fixed = _room_slots(program, room, stays.get(room_index[room.name], []), size)
+            for node in pool:
+                own, fixed = _node_slots(program, node, stays.get(node_index[node.name], []), size)
                 terms += own
                 slots += fixed
             program.row(terms, -math.inf, slots)
     return program, groups
 
 
-def _room_slots(
-    program: Program, room: NodeCapacity, stays: list[tuple[int, int]], size: int
+def _node_slots(
+    program: Program, node: NodeCapacity, stays: list[tuple[int, int]], size: int
 ) -> tuple[list[tuple[int, float]], int]:
     """How many pieces of `size` GPUs fit on a node beside the jobs that stay there: (terms to subtract, constant)."""
-    whole = room.free // size
+    whole = node.free // size
     if whole == 0:
         return [], 0
     if all(held % size == 0 for _, held in stays):
         return [(v, held / size) for v, held in stays], whole
     free = program.variable(0.0, whole)
-    program.row([(free, float(size)), *((v, float(held)) for v, held in stays)], -math.inf, room.free)
+    program.row([(free, float(size)), *((v, float(held)) for v, held in stays)], -math.inf, node.free)
     for v, held in stays:
         # One job alone already takes this many pieces: makes the relaxation tight.
         if program.most[v] == 1:
-            program.row([(free, 1.0), (v, float(whole - (room.free - held) // size))], -math.inf, whole)
+            program.row([(free, 1.0), (v, float(whole - (node.free - held) // size))], -math.inf, whole)
     return [(free, -1.0)], 0
 
 
@@ -174,11 +174,11 @@ def _route(
 
 def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
     """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each node filter."""
-    filters = sorted({ask.node_filter for ask in problem.asks})
+    filters = sorted({job.node_filter for job in problem.jobs})
     pool_of: dict[Hashable, list[NodeCapacity]] = {}
-    for room in problem.rooms:
-        key = (room.gpu_type, tuple(room.admits(f) for f in filters))
-        pool_of.setdefault(key, []).append(room)
+    for node in problem.nodes:
+        key = (node.gpu_type, tuple(node.admits(f) for f in filters))
+        pool_of.setdefault(key, []).append(node)
     pools = list(pool_of.values())
     return pools, {f: tuple(q for q, pool in enumerate(pools) if pool[0].admits(f)) for f in filters}
 
@@ -186,13 +186,13 @@ def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilte
 def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup]:
     """Identical jobs together (parameter sweeps): solved one by one their ties make branch and bound explode."""
     groups: dict[Hashable, JobGroup] = {}
-    for i in sorted(range(len(problem.asks)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
-        ask = problem.asks[i]
-        own = columns(ask, problem.terms)
+    for i in sorted(range(len(problem.jobs)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
+        job = problem.jobs[i]
+        own = columns(job, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
-        bound = tuple(limit.binds(ask) for limit in problem.limits)
-        loss = round(stay_value(ask, problem.terms) - stop_value(ask, problem.terms), 9) if ask.stoppable else None
-        key = (open_to[ask.node_filter], offers, _held(ask), bound, loss)
+        bound = tuple(limit.binds(job) for limit in problem.limits)
+        loss = round(stay_value(job, problem.terms) - stop_value(job, problem.terms), 9) if job.stoppable else None
+        key = (open_to[job.node_filter], offers, _held(job), bound, loss)
         if key in groups:
             groups[key].members.append(i)
         else:
@@ -200,14 +200,14 @@ def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup
     return list(groups.values())
 
 
-def _held(ask: JobRequest) -> Hashable:
-    return None if ask.current is None else (ask.nodes, ask.cells[ask.current].shape)
+def _held(job: JobRequest) -> Hashable:
+    return None if job.current is None else (job.nodes, job.cells[job.current].shape)
 
 
 def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
-    """Choice per ask and who moves. Of identical waiting jobs the first submitted get the best columns; of running ones
+    """Choice per job and who moves. Of identical waiting jobs the first submitted get the best columns; of running ones
     the last submitted change."""
-    choice: list[int | None] = [ask.current for ask in problem.asks]
+    choice: list[int | None] = [job.current for job in problem.jobs]
     moved = set()
     for group in groups:
         order = iter(group.members if group.stay is None else reversed(group.members))
@@ -215,7 +215,7 @@ def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[i
             for _ in range(int(counts[variable])):
                 i = next(order)
                 # Members are equal in value but may list their Cells differently: look it up in the member's own.
-                picked = columns(problem.asks[i], problem.terms)
+                picked = columns(problem.jobs[i], problem.terms)
                 wanted = group.columns[number]
                 cell = next(
                     c.cell
@@ -223,7 +223,7 @@ def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[i
                     if (c.gpu_type, c.nodes, c.gpus_per_node) == (wanted.gpu_type, wanted.nodes, wanted.gpus_per_node)
                 )
                 choice[i] = cell
-                if cell == problem.asks[i].current:
+                if cell == problem.jobs[i].current:
                     moved.add(i)
         for _ in range(0 if group.stop is None else int(counts[group.stop])):
             choice[next(order)] = None

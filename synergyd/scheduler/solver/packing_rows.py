@@ -16,22 +16,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PackingItem:
-    """One way to run one job: asks[ask] on `shape`, of which `nodes` nodes hand out GPUs (fewer than the shape's where it
+    """One way to run one job: jobs[job] on `shape`, of which `nodes` nodes hand out GPUs (fewer than the shape's where it
     stays on a node that is down)."""
 
-    ask: int
+    job: int
     shape: Shape
     nodes: int
 
 
-def packing_item(problem: Problem, ask: int, cell: int) -> PackingItem:
-    """The item of asks[ask] on its Cell `cell`; the present Cell stays on the job's own nodes."""
-    asked = problem.asks[ask]
+def packing_item(problem: Problem, job: int, cell: int) -> PackingItem:
+    """The item of jobs[job] on its Cell `cell`; the present Cell stays on the job's own nodes."""
+    asked = problem.jobs[job]
     shape = asked.cells[cell].shape
     if cell != asked.current:
-        return PackingItem(ask, shape, shape.nodes)
-    up = {room.name for room in problem.rooms if room.free > 0}
-    return PackingItem(ask, shape, sum(name in up for name in asked.nodes))
+        return PackingItem(job, shape, shape.nodes)
+    up = {node.name for node in problem.nodes if node.free > 0}
+    return PackingItem(job, shape, sum(name in up for name in asked.nodes))
 
 
 def packing(problem: Problem, takes: Sequence[PackingItem]) -> tuple[Floats, Floats]:
@@ -42,24 +42,24 @@ def packing(problem: Problem, takes: Sequence[PackingItem]) -> tuple[Floats, Flo
     in place (see milp.py); make_placeable does the rest.
     """
     kinds = sorted({take.shape.gpu_type for take in takes})
-    rooms = {kind: [r for r in problem.rooms if r.gpu_type == kind] for kind in kinds}
+    nodes = {kind: [r for r in problem.nodes if r.gpu_type == kind] for kind in kinds}
     open_to: dict[tuple[str, NodeFilter], frozenset[int]] = {}
     for take in takes:
-        key = take.shape.gpu_type, problem.asks[take.ask].node_filter
+        key = take.shape.gpu_type, problem.jobs[take.job].node_filter
         if key not in open_to:
-            open_to[key] = frozenset(n for n, room in enumerate(rooms[key[0]]) if room.admits(key[1]))
+            open_to[key] = frozenset(n for n, node in enumerate(nodes[key[0]]) if node.admits(key[1]))
     columns, limits = [], []
     for kind in kinds:
         own = [take if take.shape.gpu_type == kind else None for take in takes]
-        groups = {open_to[key] for key in open_to if key[0] == kind} | {frozenset(range(len(rooms[kind])))}
+        groups = {open_to[key] for key in open_to if key[0] == kind} | {frozenset(range(len(nodes[kind])))}
         for group in sorted(groups, key=sorted):
             inside = {f for (k, f), usable in open_to.items() if k == kind and usable <= group}
             for size in sorted({take.shape.gpus_per_node for take in takes if take.shape.gpu_type == kind}):
-                limits.append(float(sum(rooms[kind][n].free // size for n in group)))
+                limits.append(float(sum(nodes[kind][n].free // size for n in group)))
                 columns.append(
                     [
                         float(take.nodes * (take.shape.gpus_per_node // size))
-                        if take is not None and problem.asks[take.ask].node_filter in inside
+                        if take is not None and problem.jobs[take.job].node_filter in inside
                         else 0.0
                         for take in own
                     ]

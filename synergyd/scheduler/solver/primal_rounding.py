@@ -182,10 +182,10 @@ class PrimalRounding:
         ready = ready[np.argsort(score[ready], kind="stable")]
         size = np.rint(core.use[:, r]).astype(np.intp)
         held = np.where(sits[ready], size[core.kind[at[ready]]], 0)
-        room = int(np.floor(self.free[r] + 1e-6)) + int(held.sum())
-        if room <= 0 or room > _STATES or (np.abs(core.use[own, r] - size[own]) > 1e-9).any():
+        capacity = int(np.floor(self.free[r] + 1e-6)) + int(held.sum())
+        if capacity <= 0 or capacity > _STATES or (np.abs(core.use[own, r] - size[own]) > 1e-9).any():
             return
-        cost = np.full(room + 1, np.inf)
+        cost = np.full(capacity + 1, np.inf)
         cost[0] = 0.0
         steps: list[NDArray[np.int32]] = []
         reach = 0
@@ -193,12 +193,12 @@ class PrimalRounding:
             span = np.arange(core.ptr[j], core.ptr[j + 1])
             span = span[inside[span]]
             sizes = size[core.kind[span]]
-            limit = min(room, reach + int(sizes.max(initial=0)))
-            fresh = np.full(room + 1, np.inf)
+            limit = min(capacity, reach + int(sizes.max(initial=0)))
+            fresh = np.full(capacity + 1, np.inf)
             fresh[: reach + 1] = cost[: reach + 1] + self.best[j]
             taken = np.full(limit + 1, NONE, dtype=np.int32)
             for column, s in zip(span, sizes, strict=True):
-                if s > room:
+                if s > capacity:
                     continue
                 end = min(limit, reach + int(s))
                 offer = cost[: end - s + 1] + self.regret[column]
@@ -207,7 +207,7 @@ class PrimalRounding:
                 np.copyto(taken[s : end + 1], np.int32(column), where=better)
             cost, reach = fresh, limit
             steps.append(taken)
-        final = cost + self.prices[r] * (room - np.arange(room + 1))
+        final = cost + self.prices[r] * (capacity - np.arange(capacity + 1))
         state = int(np.argmin(final))
         before = now[ready].sum() + self.prices[r] * self.free[r]
         if self.free[r] >= -1e-6 and not final[state] < before - 1e-12 * (1.0 + abs(before)):

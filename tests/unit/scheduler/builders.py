@@ -118,7 +118,7 @@ def can_lie(rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest])
 def brute_force(problem: Problem) -> float:
     """The best objective over every choice of every job, stays and moves told apart, each tried for placement."""
     options: list[list[tuple[int | None, bool]]] = []
-    for a in problem.asks:
+    for a in problem.jobs:
         takes: list[tuple[int | None, bool]] = [(i, True) for i in range(len(a.cells))]
         if a.current is not None and a.discount <= 0:
             takes = []
@@ -131,12 +131,12 @@ def brute_force(problem: Problem) -> float:
         moved = frozenset(
             i
             for i, (c, anew) in enumerate(combo)
-            if anew and c == problem.asks[i].current and problem.asks[i].current is not None
+            if anew and c == problem.jobs[i].current and problem.jobs[i].current is not None
         )
         scored.append((objective(problem, choice, moved), choice, moved))
     scored.sort(key=lambda entry: -entry[0])
     for value, choice, moved in scored:
-        if within(problem, choice) and can_lie(problem.rooms, requests(problem, choice, moved)):
+        if within(problem, choice) and can_lie(problem.nodes, requests(problem, choice, moved)):
             return value
     raise AssertionError("going on as it is must always be possible")
 
@@ -145,7 +145,7 @@ def within(problem: Problem, choice: Sequence[int | None]) -> bool:
     """Do the jobs keep every limit?"""
     return all(
         sum(
-            a.cells[c].shape.gpus for a, c in zip(problem.asks, choice, strict=True) if c is not None and limit.binds(a)
+            a.cells[c].shape.gpus for a, c in zip(problem.jobs, choice, strict=True) if c is not None and limit.binds(a)
         )
         <= limit.gpus
         for limit in problem.limits
@@ -155,7 +155,7 @@ def within(problem: Problem, choice: Sequence[int | None]) -> bool:
 def requests(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> list[PlacementRequest]:
     return [
         PlacementRequest(a.job_id, a.cells[c].shape, a.node_filter, a.nodes, c == a.current and i not in moved)
-        for i, (a, c) in enumerate(zip(problem.asks, choice, strict=True))
+        for i, (a, c) in enumerate(zip(problem.jobs, choice, strict=True))
         if c is not None
     ]
 

@@ -105,7 +105,7 @@ class Stubborn(Policy):
     """Shrinks the job that runs for one that can't be laid, whatever is refused."""
 
     def allocate(self, problem: Problem) -> Allocation:
-        return allocation(problem, [0] * len(problem.asks))
+        return allocation(problem, [0] * len(problem.jobs))
 
 
 def test_nobody_shrinks_for_a_job_that_can_not_be_laid() -> None:

@@ -41,8 +41,8 @@ def rooms(count: int, per_leaf: int = 0) -> tuple[NodeCapacity, ...]:
 def solved(
     problem: Problem, sizes: bool = True, topology: Topology = PLAIN, others: tuple[Traffic, ...] = ()
 ) -> LinkAwareAnswer:
-    first = allocation(problem, [0 if a.current is None else a.current for a in problem.asks])
-    return place_link_aware(problem, first, place(problem.rooms, requests_of(problem, first)), topology, others, sizes)
+    first = allocation(problem, [0 if a.current is None else a.current for a in problem.jobs])
+    return place_link_aware(problem, first, place(problem.nodes, requests_of(problem, first)), topology, others, sizes)
 
 
 def test_the_forecast_while_weighing_and_as_told() -> None:
@@ -62,14 +62,14 @@ def test_the_forecast_while_weighing_and_as_told() -> None:
 def test_two_that_would_share_nodes_get_their_own() -> None:
     offers = (sends(1.0, 2, 2),)
     problem = Problem((ask(1, offers, 4), ask(2, offers, 4)), rooms(4))
-    tight = place(problem.rooms, requests_of(problem, allocation(problem, [0, 0]))).nodes
+    tight = place(problem.nodes, requests_of(problem, allocation(problem, [0, 0]))).nodes
     assert tight[1] == tight[2] == ("n0", "n1")
     found = solved(problem)
     assert set(found.placement.nodes[1]).isdisjoint(found.placement.nodes[2])
     assert found.total == pytest.approx(0.0) and not found.away
     assert found.placement.left == dict.fromkeys(("n0", "n1", "n2", "n3"), 2)
     # as they are they would lose two times log 1.3186
-    full = replace(problem, rooms=rooms(2))
+    full = replace(problem, nodes=rooms(2))
     assert solved(full).total == pytest.approx(-2 * math.log(WEIGHED), abs=1e-3)
 
 

@@ -95,13 +95,13 @@ def claiming(a: JobRequest, rnd: random.Random) -> JobRequest:
 
 def check(problem: Problem, found: Allocation) -> None:
     """Every constraint holds, and the numbers say what they should."""
-    for a, choice in zip(problem.asks, found.choice, strict=True):
+    for a, choice in zip(problem.jobs, found.choice, strict=True):
         assert choice is not None or a.current is None or a.stoppable, "a running job was stopped"
         assert choice is None or choice == a.current or choice not in a.banned
         if a.current is not None and a.discount == 0:
             assert choice == a.current
     assert within(problem, found.choice)
-    assert can_lie(problem.rooms, requests(problem, found.choice, found.moved))
+    assert can_lie(problem.nodes, requests(problem, found.choice, found.moved))
     assert found.objective == pytest.approx(objective(problem, found.choice, found.moved))
     assert found.upper_bound >= found.objective
 
@@ -122,7 +122,7 @@ def test_as_good_on_nodes_that_have_lost_gpus(problem: Problem) -> None:
     found = ExactPolicy().allocate(problem)
     check(problem, found)
     assert found.objective == pytest.approx(brute_force(problem), abs=1e-5)
-    assert not place(problem.rooms, requests_of(problem, found)).failed
+    assert not place(problem.nodes, requests_of(problem, found)).failed
 
 
 @settings(max_examples=60, deadline=None)
@@ -146,7 +146,7 @@ def test_greedy_is_feasible_moves_nobody_and_fifo_gives_the_size_asked_for(probl
     still = greedy(problem, grow=False)
     first = within_limits(problem, FifoPolicy().allocate(problem))
     check(problem, first)
-    for a, kept, given_ in zip(problem.asks, still.choice, first.choice, strict=True):
+    for a, kept, given_ in zip(problem.jobs, still.choice, first.choice, strict=True):
         if a.current is not None:
             assert kept == given_ == a.current
         elif given_ is not None and a.asked is not None:
@@ -182,7 +182,7 @@ def test_whoever_gains_more_gets_more() -> None:
     flat, steep = cells(1.0, 1.05, 1.1), cells(1.0, 2.0, 4.0)
     problem = Problem((ask(1, flat), ask(2, steep)), (NodeCapacity("n", "a100", 5),))
     found = ExactPolicy().allocate(problem)
-    assert [problem.asks[i].cells[c].shape.gpus for i, c in enumerate(found.choice) if c is not None] == [1, 4]
+    assert [problem.jobs[i].cells[c].shape.gpus for i, c in enumerate(found.choice) if c is not None] == [1, 4]
 
 
 def test_weight_decides_between_equals() -> None:
@@ -225,7 +225,7 @@ def test_no_time_at_all_still_gives_a_sound_answer() -> None:
     found = ExactPolicy(time_limit_s=0.0).allocate(problem)
     check_counts = sum(c.shape.gpus for _, c, _ in found.taken(problem))
     assert 0 < check_counts <= 32
-    assert not place(problem.rooms, requests_of(problem, found)).failed
+    assert not place(problem.nodes, requests_of(problem, found)).failed
     if not found.optimal:
         assert found.upper_bound >= ExactPolicy().allocate(problem).objective - 1e-6
 
