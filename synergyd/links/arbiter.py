@@ -103,7 +103,7 @@ class SendGrant:
 def step(
     state: ArbiterState, event: Event, now_s: float, terms: ArbiterTerms
 ) -> tuple[ArbiterState, tuple[SendGrant, ...]]:
-    """The next state and who may send now, in order."""
+    """The next state, and the jobs that may send now, in order."""
     members, waiting, flights = dict(state.members), dict(state.waiting), dict(state.flights)
     grants: list[SendGrant] = []
     if isinstance(event, JobJoined):
@@ -135,7 +135,7 @@ def step(
 
 
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
-    """When a Tick is due: the first wait's bound. None while nobody waits."""
+    """When a Tick is due: the first wait's bound. None while no job waits."""
     return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)
 
 

@@ -1,6 +1,6 @@
 """May a communication task that is ready start now? SRSF(t) and AdaDUAL (arXiv 2002.10105), as pure rules.
 
-A `Discipline` says in which order waiting tasks are asked about, and by which rule each may start.
+A `Discipline` is the order in which waiting tasks are considered and the rule by which each may start.
 """
 
 from __future__ import annotations

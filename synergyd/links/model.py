@@ -91,7 +91,7 @@ class Topology:
 
 
 def topology_of(node_link: str, leaf_uplink: str, leaf: Mapping[str, str]) -> Topology:
-    """The links that the settings NodeLink and LeafUplink ("": never the bottleneck) tell of, with each node's leaf switch. Raises
+    """The links that the settings NodeLink and LeafUplink ("": never the bottleneck) name, with each node's leaf switch. Raises
     UsageError."""
     return Topology(link_named(node_link), {}, leaf, link_named(leaf_uplink) if leaf_uplink else None)
 

@@ -72,7 +72,7 @@ def lines(sharing: Sharing, goodput: float) -> list[str]:
 
 
 def sentence(sharing: Sharing | None) -> str:
-    """For a Decision's why, with a blank before it; "" where it costs next to nothing."""
+    """For a Decision's why, with a blank before it; "" where the slowdown is not shown."""
     if sharing is None or sharing.slowdown < _LEAST_SHOWN:
         return ""
     others = tuple(sorted({job for shared in sharing.links for job in shared.jobs}))

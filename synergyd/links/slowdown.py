@@ -39,7 +39,7 @@ class JobSlowdown:
 
 
 def slowdowns(jobs: Sequence[Traffic], topology: Topology) -> dict[int, JobSlowdown]:
-    """By job id. Jobs that cross no link, send nothing or share with nobody have slowdown 1."""
+    """By job id. Jobs that cross no link, send nothing or share with no job have slowdown 1."""
     crossed = {job.job_id: topology.crossed(job.nodes) for job in jobs if job.message_mb > 0}
     users: dict[str, list[int]] = {}
     for job_id, links in crossed.items():

@@ -1,4 +1,4 @@
-"""One epoch's decisions: allocate, place, and say why. A pure function of its arguments."""
+"""One epoch's decisions: allocate, place, and explain. A pure function of its arguments."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def decide(
         others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
         answer = weigh_links(answer, policy, topology, others)
         shared = sharings([*others, *_traffic(answer, topology)], topology)
-    outcome = ExplanationContext(
+    context = ExplanationContext(
         answer.problem,
         answer.allocation,
         answer.placement,
@@ -130,7 +130,7 @@ def decide(
     return tuple(
         _untouched(job.job_id, sorted_job, shared.get(job.job_id))
         if isinstance(sorted_job, UntouchedJob)
-        else _decision(by_id[job.job_id], answer, outcome, fairness.get(job.job_id), shared.get(job.job_id))
+        else _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
         for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True)
     )
 
@@ -220,17 +220,17 @@ def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decis
 
 
 def _decision(
-    index: int, answer: EpochAnswer, outcome: ExplanationContext, fairness: float | None, shared: Sharing | None
+    index: int, answer: EpochAnswer, context: ExplanationContext, fairness: float | None, shared: Sharing | None
 ) -> Decision:
     job, terms = answer.problem.jobs[index], answer.problem.terms
     choice = answer.allocation.choice[index]
     if choice is None:
-        why, alternatives = explain(outcome, index, Action.WAIT)
+        why, alternatives = explain(context, index, Action.WAIT)
         worth = value_terms(job, None, False, terms)
         return Decision(job.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
     nodes = answer.placement.nodes[job.job_id]
     action = _action(job, choice, nodes)
-    why, alternatives = explain(outcome, index, action)
+    why, alternatives = explain(context, index, action)
     cell = job.cells[choice]
     worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
     relative = relative_goodput(cell, job.cells, job.asked)

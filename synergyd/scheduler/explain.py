@@ -1,4 +1,4 @@
-"""An epoch's answer in words: why each job got what it got, and why not something else."""
+"""An epoch's answer in words: the reason for each job's Cell, and why it got no other."""
 
 from __future__ import annotations
 
@@ -98,18 +98,18 @@ class ExplanationContext:
         return self._free[key]
 
 
-def explain(outcome: ExplanationContext, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
+def explain(context: ExplanationContext, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
     """(why, the best other Cells with why not) for jobs[index]."""
-    job = outcome.problem.jobs[index]
-    choice = outcome.allocation.choice[index]
+    job = context.problem.jobs[index]
+    choice = context.allocation.choice[index]
     if choice is None and job.current is None:
-        return outcome.waits(index)
-    others = _alternatives(outcome, index)
+        return context.waits(index)
+    others = _alternatives(context, index)
     if choice is None:
-        return _stopped(outcome, job), others
+        return _stopped(context, job), others
     chosen = job.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
-    tail = f" It comes first, {job.need_why}." if _needed(job, choice, action) and not outcome.rule else ""
+    tail = f" It comes first, {job.need_why}." if _needed(job, choice, action) and not context.rule else ""
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
         tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
@@ -117,7 +117,7 @@ def explain(outcome: ExplanationContext, index: int, action: Action) -> tuple[st
         return _starts(job, choice) + tail, others
     if action is Action.KEEP:
         return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}", others
-    return _changes(outcome, job, choice), others
+    return _changes(context, job, choice), others
 
 
 def shape_words(shape: Shape) -> str:
@@ -159,14 +159,14 @@ def _starts(job: JobRequest, choice: int) -> str:
     return f"Starts on {_what(job.cells[choice])}: {_goodput(job, choice)}."
 
 
-def _changes(outcome: ExplanationContext, job: JobRequest, choice: int) -> str:
+def _changes(context: ExplanationContext, job: JobRequest, choice: int) -> str:
     old, new = job.cells[job.current or 0], job.cells[choice]
     percent = _percent(old.goodput, new.goodput)
     rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
-    cost_s = outcome.restart_cost_s
+    cost_s = context.restart_cost_s
     paid = f"the {cost_s:.0f} s restart is paid back in about {payback_s(old.goodput, new.goodput, cost_s):.0f} s"
-    rivals = outcome.rivals(old.shape.gpu_type, job.job_id)
-    gives = outcome.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
+    rivals = context.rivals(old.shape.gpu_type, job.job_id)
+    gives = context.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
     if new.shape == old.shape and new.plan == old.plan:
         return f"Moves to other nodes with the same {shape_words(new.shape)}: {gives}."
     if new.shape == old.shape:
@@ -186,34 +186,34 @@ def _needed(job: JobRequest, choice: int, action: Action) -> bool:
     return 0 < need <= job.cells[choice].goodput
 
 
-def _waits(outcome: ExplanationContext, job: JobRequest) -> str:
+def _waits(context: ExplanationContext, job: JobRequest) -> str:
     cell = job.cells[smallest(job.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
-    offers = CellIndex.of(job.cells)
-    possible = [c.shape for c in (offers[own[0]] for own in offers.by_shape.values()) if outcome.fits_empty(job, c)]
+    cells = CellIndex.of(job.cells)
+    possible = [c.shape for c in (cells[own[0]] for own in cells.by_shape.values()) if context.fits_empty(job, c)]
     if not possible:
-        total = outcome.capacity.get(cell.shape.gpu_type, 0)
+        total = context.capacity.get(cell.shape.gpu_type, 0)
         return (
             f"Waits: {least}, and only {total} {cell.shape.gpu_type} GPUs can be handed out now; the others are down "
             "or held by jobs that Synergy does not resize."
         )
-    full = outcome.allowance.exceeded(job, None, smallest(job.cells))
+    full = context.allowance.exceeded(job, None, smallest(job.cells))
     if full is not None:
         limit = f"{full.kind} {full.name} is at its limit of {full.configured_gpus or full.gpus} GPUs"
         return f"Waits: {least}, and {limit} for all of its jobs."
-    if outcome.rule:
-        return f"Waits for its turn: {outcome.rule}."
+    if context.rule:
+        return f"Waits for its turn: {context.rule}."
     types = sorted({shape.gpu_type for shape in possible})
-    total = sum(outcome.capacity.get(t, 0) for t in types)
-    rivals = "; ".join(r for r in (outcome.rivals(t, job.job_id) for t in types) if r)
+    total = sum(context.capacity.get(t, 0) for t in types)
+    rivals = "; ".join(r for r in (context.rivals(t, job.job_id) for t in types) if r)
     newly = f" This epoch they went to {rivals}." if rivals else ""
-    free = sum(outcome.free(job, t) for t in types)
+    free = sum(context.free(job, t) for t in types)
     if free >= min(shape.gpus for shape in possible):
         return (
             f"Waits: {least}, and the {free} free GPUs do not lie so; moving other jobs would cost more than it gains."
         )
     stops = "running jobs are shrunk for others but never stopped"
-    if outcome.problem.may_stop:
+    if context.problem.may_stop:
         stops = "none of those that run gains less than a restart costs"
     return (
         f"Waits: {least}, and all but {free} of the {total} {' and '.join(types)} GPUs are with jobs whose weighted "
@@ -221,50 +221,50 @@ def _waits(outcome: ExplanationContext, job: JobRequest) -> str:
     )
 
 
-def _stopped(outcome: ExplanationContext, job: JobRequest) -> str:
+def _stopped(context: ExplanationContext, job: JobRequest) -> str:
     shape = job.cells[job.current or 0].shape
-    rivals = outcome.rivals(shape.gpu_type, job.job_id)
+    rivals = context.rivals(shape.gpu_type, job.job_id)
     newly = f" This epoch they go to {rivals}." if rivals else ""
-    rule = f": {outcome.rule}" if outcome.rule else ""
+    rule = f": {context.rule}" if context.rule else ""
     return f"Preempted: it gives back {shape_words(shape)} and waits for its turn{rule}.{newly}"
 
 
-def _alternatives(outcome: ExplanationContext, index: int) -> tuple[Alternative, ...]:
+def _alternatives(context: ExplanationContext, index: int) -> tuple[Alternative, ...]:
     """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
-    job = outcome.problem.jobs[index]
-    choice = outcome.allocation.choice[index]
-    offers = CellIndex.of(job.cells)
-    first = [i for i in offers.ranked[: _ALTERNATIVES + 1] if i != choice]
+    job = context.problem.jobs[index]
+    choice = context.allocation.choice[index]
+    cells = CellIndex.of(job.cells)
+    first = [i for i in cells.ranked[: _ALTERNATIVES + 1] if i != choice]
     if choice is not None:
-        shape = offers[choice].shape
-        same = offers.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node]
+        shape = cells[choice].shape
+        same = cells.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node]
         if same[0] == choice and len(same) > 1:
             first.append(same[1])
-            first.sort(key=lambda i: (-offers[i].goodput, i))
-    stay = stay_value(job, outcome.problem.terms) if job.current is not None else 0.0
-    return tuple(Alternative(offers[i], _why_not(outcome, index, i, stay)) for i in first[:_ALTERNATIVES])
+            first.sort(key=lambda i: (-cells[i].goodput, i))
+    stay = stay_value(job, context.problem.terms) if job.current is not None else 0.0
+    return tuple(Alternative(cells[i], _why_not(context, index, i, stay)) for i in first[:_ALTERNATIVES])
 
 
-def _why_not(outcome: ExplanationContext, index: int, i: int, stay: float) -> str:
+def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> str:
     """`stay`: the value of going on as it is, for a running job."""
-    job, terms = outcome.problem.jobs[index], outcome.problem.terms
-    choice = outcome.allocation.choice[index]
+    job, terms = context.problem.jobs[index], context.problem.terms
+    choice = context.allocation.choice[index]
     cell = job.cells[i]
     shape, goodput = cell.shape, cell.goodput
     chosen = None if choice is None else job.cells[choice]
-    if not outcome.fits_empty(job, cell):
+    if not context.fits_empty(job, cell):
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
-    if i in outcome.away.get(index, ()):
+    if i in context.away.get(index, ()):
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
     if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
-    if outcome.sizes_fixed:
+    if context.sizes_fixed:
         return "the policy gives each job the size it asked for"
-    full = outcome.allowance.exceeded(job, choice, i)
+    full = context.allowance.exceeded(job, choice, i)
     if full is not None:
         return f"{full.kind} {full.name} would be beyond its limit of {full.configured_gpus or full.gpus} GPUs"
-    if outcome.rule:
-        return f"the policy goes by another rule: {outcome.rule}"
+    if context.rule:
+        return f"the policy goes by another rule: {context.rule}"
     if beyond_growth(job, i, terms):
         return f"it is more than {terms.max_growth:g} times the present GPUs, the bound of one epoch"
     gpus = shape.nodes * shape.gpus_per_node
@@ -274,14 +274,14 @@ def _why_not(outcome: ExplanationContext, index: int, i: int, stay: float) -> st
         return f"{lower} on fewer GPUs, and nobody gains enough from the rest" if fewer else f"{lower} on no fewer GPUs"
     if job.current is not None and i != job.current and change_value(job, i, terms) <= stay:
         gain = _percent(job.cells[job.current].goodput, goodput)
-        return f"a gain of {gain} does not repay a {outcome.restart_cost_s:.0f} s restart at this job's age"
+        return f"a gain of {gain} does not repay a {context.restart_cost_s:.0f} s restart at this job's age"
     own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
-    missing = gpus - own - outcome.free(job, shape.gpu_type)
+    missing = gpus - own - context.free(job, shape.gpu_type)
     if missing > 0:
         return f"it would take {missing} GPU{'s' * (missing != 1)} from jobs that gain more from them"
-    held = None if chosen is None else (outcome.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
-    if not outcome.fits_beside(job, held, cell):
+    held = None if chosen is None else (context.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
+    if not context.fits_beside(job, held, cell):
         return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"
-    if outcome.weighed:
+    if context.weighed:
         return "all jobs together gain no more by it"
     return "the solver's time limit struck before it was weighed"

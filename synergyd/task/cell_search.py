@@ -135,7 +135,7 @@ def _best_batches(
 ) -> tuple[PlanArrays, Floats]:
     """Each plan at the batch of its range where its goodput is highest, and that goodput but for speed.
 
-    The time of a step grows by the same amount with each micro-batch, so two points tell it for all batches and the
+    The time of a step grows by the same amount with each micro-batch, so two points determine it for all batches and the
     best one is known in closed form (efficiency.best_batch), and so is the better of the multiples of the plan's unit on
     its two sides. A smaller batch never takes more memory.
     """

@@ -47,7 +47,7 @@ class JobPlanner:
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
-        Never raises: empty where the directive contradicts itself or nothing fits, and `why_no_cell` says why."""
+        Never raises: empty where the directive contradicts itself or nothing fits, see `why_no_cell`."""
         if self._contradiction():
             return ()
         result: list[Cell] = []
@@ -221,7 +221,7 @@ class JobPlanner:
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
         gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
         speed, samples = self._believed(gpu_type)
-        # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
+        # a fixed batch has one efficiency for all plans: it counts as 1
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
             measured = profile.measured
@@ -235,7 +235,7 @@ class JobPlanner:
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
                 throughput=throughput.fitted(measured, known),
-                # what was measured tells the level too
+                # the fit to the measurements has the level in it
                 speed=1.0 if measured else speed,
                 samples=samples,
             )
@@ -283,8 +283,8 @@ def _best_cells(
     smallest_batch: int,
     memory: float,
 ) -> tuple[Cell, ...]:
-    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it moves no
-    plan before another, and jobs that differ in nothing else share one search."""
+    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it changes no
+    plan's rank, and jobs that differ in speed alone share one search."""
     result: list[Cell] = []
     for start in range(0, len(shapes), _SHAPES_AT_ONCE):
         some = shapes[start : start + _SHAPES_AT_ONCE]

@@ -38,7 +38,7 @@ class PlanRow:
 @dataclass(frozen=True, kw_only=True)
 class GpuCount:
     """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by reason,
-    `closest` tells of the leanest of those that did not fit ("" if all did)."""
+    `closest` describes the leanest of those that did not fit ("" if all did)."""
 
     gpus: int
     rows: tuple[PlanRow, ...]
@@ -50,7 +50,7 @@ class GpuCount:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTable:
-    """Answer for one model and GPU type; `usable_bytes` is what a plan may take of a GPU, `note` says if the type's
+    """Answer for one model and GPU type; `usable_bytes` is the memory that a plan may use, `note` is not empty if the type's
     figures are a guess."""
 
     model: ModelSpec

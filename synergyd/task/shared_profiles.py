@@ -143,7 +143,7 @@ def _rates(some: Iterable[Measurement]) -> list[float]:
 def _joined(
     known: tuple[Measurement, ...], own: Iterable[Measurement], replaced: set[tuple[Plan, Shape]]
 ) -> tuple[Measurement, ...]:
-    """The latest of each plan and shape, a few a shape; in their order as long as they say the same. `replaced`: what this job has
+    """The latest of each plan and shape, a few a shape; in their order as long as they agree. `replaced`: what this job has
     changed already, so that two that differ a little do not take turns."""
     latest = {(m.plan, m.shape): m for m in known}
     for m in own:

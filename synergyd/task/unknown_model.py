@@ -39,7 +39,7 @@ def cells(
     """The best plan of each shape that dp divides; tp and pp as fixed, else 1.
 
     Memory is not predicted (memory_bytes 0), so no GPU is ever given more samples at once than the directive allows, or
-    than at the size asked for where it says nothing: a larger share is worked off in several passes.
+    than at the size asked for if it has no limit: a larger share is worked off in several passes.
     """
     tp, pp = limits.tp or 1, limits.pp or 1
     asked_replicas = max(1, asked_gpus // (tp * pp))

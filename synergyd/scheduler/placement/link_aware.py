@@ -1,4 +1,4 @@
-"""Sizes, nodes and links together: a job's goodput on a set of nodes depends on who else sends over the same links.
+"""Sizes, nodes and links together: a job's goodput on a set of nodes depends on the other jobs that send over the same links.
 
 A local search from the policy's allocation and its placement. One job at a time, the one that loses most to its neighbours first,
 takes what gives the highest sum of all jobs' values with their slowdowns: other nodes (quieter links), another Cell of no more
@@ -62,8 +62,8 @@ def place_link_aware(
 ) -> LinkAwareAnswer:
     """The allocation and placement, changed where links make something else better.
 
-    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose, and running ones
-    their nodes: only where what changes anyway lies is chosen. At most about `tries` places are tried; 0 only works out the total.
+    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose and running ones their
+    nodes: only the nodes of jobs that start or change are chosen. At most about `tries` places are tried; 0: only the total.
     """
     work = _LinkAwareSearch(problem, allocation, placement, topology, tuple(others), tries)
     work.improve(sizes)

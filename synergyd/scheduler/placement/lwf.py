@@ -34,8 +34,8 @@ def place_lwf(
     """Names the nodes of every request, as `place` does, by least workload first.
 
     `work[node]` is the remaining work (seconds) of each GPU of the node that will go on working, idle ones may be left out; what this
-    call places counts as work too, so that jobs placed together spread out. Requests that stay keep their nodes. Others are laid
-    down biggest GPUs-per-node first, as the counts guarantee a fit only in that order; of jobs up to `kappa` GPUs each goes where
+    call places counts as work too, so that jobs placed together spread out. Requests that stay keep their nodes. Others are placed
+    biggest GPUs-per-node first, as the counts guarantee a fit only in that order; of jobs up to `kappa` GPUs each goes where
     its GPUs have least work, then the tightest fit; larger ones where the node's mean work is least.
     """
     free = {node.name: node.free for node in capacities}

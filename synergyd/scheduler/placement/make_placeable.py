@@ -34,7 +34,7 @@ def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collec
                 kept[i] = job.current
                 away.discard(i)
         _, placement = _placed(problem, kept, away)
-    # Those who made way for a job that could not start after all need not.
+    # Jobs that made way for one that could not start may stay after all.
     if away and not _placed(problem, kept, ())[1].failed:
         return allocation(problem, kept)
     return allocation(problem, kept, frozenset(away))

@@ -1,4 +1,4 @@
-"""Who has which Cell on which nodes while a policy searches: changes are tried out, and kept or undone."""
+"""The jobs' Cells and nodes while a policy searches: changes are tried, and kept or undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synergyd.scheduler.problem.records import Problem
 
 
 class TrialPlacement:
-    """`choice` and `nodes` are by index of the job. With `running` all begin where they run; else nobody has anything at
+    """`choice` and `nodes` are by index of the job. With `running` all begin where they run; else no job has a Cell at
     first, and nodes on which a job runs are left to it where others have a choice."""
 
     def __init__(self, problem: Problem, running: bool = True) -> None:
@@ -31,20 +31,20 @@ class TrialPlacement:
         order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
         for i in order:
             self.free_gpus.give(self.nodes[i], self._held(i))
-        laid: list[tuple[int, tuple[str, ...]]] = []
+        placed: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
             job, shape = self._jobs[i], self._jobs[i].cells[changes[i]].shape
             names = self.free_gpus.pick(shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes)
             if names is None:
                 break
             self.free_gpus.take(names, shape.gpus_per_node)
-            laid.append((i, names))
-        fits = len(laid) == len(order)
+            placed.append((i, names))
+        fits = len(placed) == len(order)
         if fits and keep:
-            for i, names in laid:
+            for i, names in placed:
                 self.choice[i], self.nodes[i] = changes[i], names
             return True
-        for i, names in laid:
+        for i, names in placed:
             self.free_gpus.give(names, self._jobs[i].cells[changes[i]].shape.gpus_per_node)
         for i in order:
             self.free_gpus.take(self.nodes[i], self._held(i))

@@ -53,7 +53,7 @@ class BackfillPolicy(Policy):
 
 
 class _Reservation:
-    """The head's reservation: it must be able to start at `time_s` (seconds from now), whoever is let past it."""
+    """The head's reservation: it must be able to start at `time_s` (seconds from now), whichever jobs pass it."""
 
     def __init__(
         self, problem: Problem, choice: list[int | None], placed: Placement, head: JobRequest, shape: Shape
@@ -88,6 +88,6 @@ def _placed(problem: Problem, choice: list[int | None]) -> Placement:
 
 
 def _may_fit(problem: Problem, placed: Placement, job: JobRequest, shape: Shape) -> bool:
-    """Enough GPUs left at all? Which nodes, only the placement of everybody says."""
+    """Are enough GPUs left in all? Whether they are on the right nodes, only the placement of all jobs shows."""
     usable = (r for r in problem.nodes if r.gpu_type == shape.gpu_type and r.admits(job.node_filter))
     return sum(placed.left[r.name] for r in usable) >= shape.gpus

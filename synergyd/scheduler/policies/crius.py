@@ -25,8 +25,8 @@ class _Resize:
 class CriusPolicy(Policy):
     """Waiting jobs in order of submission: each is placed at the size asked for; else the downgrade that makes room for
     it with the least loss of throughput is looked for breadth first, one step, then two. A downgrade halves the GPUs of
-    a running job or of the arrival itself, or takes as many GPUs of another type. What can't be placed waits on and holds
-    up nobody. Then up to `upgrades` steps double somebody's GPUs or change their type, the greatest gain first.
+    a running job or of the arrival itself, or takes as many GPUs of another type. A job that can't be placed waits on and
+    delays no other. Then up to `upgrades` steps double a job's GPUs or change their type, the greatest gain first.
 
     GPU counts are powers of two; running jobs are never stopped. Throughput counts relative to the size asked for, so
     that jobs of different models compare, and a change of a running job counts with its restart discount. Bounded:
@@ -79,7 +79,7 @@ class CriusPolicy(Policy):
 
 
 class _Search(TrialPlacement):
-    """The search with the steps that lead on from it."""
+    """A trial placement with the steps that lead on from it."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -1,4 +1,4 @@
-"""First fit: FIFO in which a job that does not fit holds nobody up."""
+"""First fit: FIFO in which a job that does not fit delays no other."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> Allocation:
     """Each job of `order` (indices of jobs) gets the Cell wants[i] if it still fits; those that do not are passed over.
 
-    A running job stays on its nodes where nobody before it took them, else it may go on elsewhere; one that finds no
-    room at all is stopped. Jobs that are not in `order` get nothing.
+    A running job stays on its nodes where no job before it took them, else it may go on elsewhere; one that fits
+    nowhere is stopped. Jobs that are not in `order` get nothing.
     """
     free_gpus = FreeGpus(problem.nodes)
     gpus_of = {r.name: r.free for r in problem.nodes}
@@ -44,5 +44,5 @@ def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int])
 
 
 def _undisturbed(free_gpus: FreeGpus, gpus_of: dict[str, int], job: JobRequest, gpus: int) -> bool:
-    """Are the job's own GPUs still there? On a node that hands out none (it is down) nobody can have taken them."""
+    """Are the job's own GPUs still there? On a node that hands out none (it is down) no job can have taken them."""
     return all(not gpus_of.get(name) or free_gpus.free[name] >= gpus for name in job.nodes)

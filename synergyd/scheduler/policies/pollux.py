@@ -110,7 +110,7 @@ def _table(problem: Problem, growth: float) -> _Options:
     count = np.array([len(own) for own in cells], dtype=np.intp)
     speedup = np.zeros((len(cells), int(count.max())))
     present = np.zeros(len(cells), dtype=np.intp)
-    takes: list[PackingItem] = []
+    items: list[PackingItem] = []
     where = []
     least_of: list[list[int]] = []
     for j, (job, own) in enumerate(zip(problem.jobs, cells, strict=True)):
@@ -123,11 +123,11 @@ def _table(problem: Problem, growth: float) -> _Options:
             if cell is not None:
                 factor = 1.0 if job.current in (None, cell) else job.discount
                 speedup[j, option] = factor * job.relative[cell] / fair
-                takes.append(packing_item(problem, j, cell))
+                items.append(packing_item(problem, j, cell))
                 where.append((j, option))
                 present[j] = option if cell == job.current else present[j]
-    rows, limit = packing(problem, takes)
-    distributed, nodes = _distributed(problem, takes)
+    rows, limit = packing(problem, items)
+    distributed, nodes = _distributed(problem, items)
     use = np.zeros((len(cells), int(count.max()), len(limit) + len(nodes)))
     for (j, option), row, wide in zip(where, rows, distributed, strict=True):
         use[j, option] = np.concatenate([row, wide])
@@ -138,12 +138,12 @@ def _table(problem: Problem, growth: float) -> _Options:
     )
 
 
-def _distributed(problem: Problem, takes: list[PackingItem]) -> tuple[Floats, Floats]:
+def _distributed(problem: Problem, items: list[PackingItem]) -> tuple[Floats, Floats]:
     """Nodes that each take needs as a distributed job, by GPU type, and how many there are: at most one such job a node."""
     kinds = sorted({node.gpu_type for node in problem.nodes})
-    use = [[float(t.nodes) * (t.shape.gpu_type == kind and t.shape.nodes > 1) for kind in kinds] for t in takes]
+    use = [[float(t.nodes) * (t.shape.gpu_type == kind and t.shape.nodes > 1) for kind in kinds] for t in items]
     limit = [float(sum(node.free > 0 for node in problem.nodes if node.gpu_type == kind)) for kind in kinds]
-    return np.array(use, dtype=float).reshape(len(takes), len(kinds)), np.array(limit, dtype=float)
+    return np.array(use, dtype=float).reshape(len(items), len(kinds)), np.array(limit, dtype=float)
 
 
 def _repaired(genomes: Ints, table: _Options) -> Ints:

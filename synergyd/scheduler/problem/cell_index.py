@@ -84,14 +84,14 @@ class CellIndex(tuple[Cell, ...]):
         front is the same for all of them."""
         kept: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
         for number, gpu_type in enumerate(self.types):
-            own = [
+            ranked = [
                 (self[i[0]].goodput, nodes, each, i[0])
                 for (t, nodes, each), i in self.by_shape.items()
                 if t == gpu_type
             ]
-            own.sort(key=lambda entry: (-entry[0], entry[1] * entry[2], entry[3]))
+            ranked.sort(key=lambda entry: (-entry[0], entry[1] * entry[2], entry[3]))
             first: list[tuple[int, int]] = []
-            for _, nodes, each, index in own:
+            for _, nodes, each, index in ranked:
                 for n, e in first:
                     if n <= nodes and e <= each:
                         break

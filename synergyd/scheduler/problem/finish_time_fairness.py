@@ -33,8 +33,8 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
     """rho = time to finish as it goes / time to finish on an equal share from the start (Themis, NSDI'20, section 3.1).
 
     `age_s` seconds have passed, `goodput` is what the job gets from now on and `share` that of an equal share
-    (sequences/s). Above 1: worse off than with an equal share. Where nobody knows what remains, as if the job ended
-    now; None where nothing is known of what it has done, or where it waits for ever.
+    (sequences/s). Above 1: worse off than with an equal share. Where the work left is not known, as if the job ended
+    now; None where the work done is not known, or where it waits for ever.
     """
     if progress.done is None or share <= 0:
         return None

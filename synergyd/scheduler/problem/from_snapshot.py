@@ -23,7 +23,7 @@ _UNKNOWN = Progress()
 
 @dataclass(frozen=True)
 class UntouchedJob:
-    """A job that this epoch does not touch. `cell` and `nodes` are what it holds, as far as they are known."""
+    """A job that this epoch does not touch. `cell` and `nodes`: what it holds, where known."""
 
     action: Action
     why: str
@@ -45,7 +45,7 @@ def classify_job(
 ) -> JobRequest | UntouchedJob:
     """A JobRequest if this job takes part in the allocation, else an UntouchedJob.
 
-    `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
+    `age_s` seconds is Sia's T. Jobs that run at a fixed size are not touched; those that wait for one request exactly that.
     """
     usable = _usable(cells, job.directive)
     history = _History(age_s, progress, weight)
@@ -63,9 +63,9 @@ def classify_job(
         if not usable:
             reason = no_cell_reason or "no plan is known that trains this model on these GPUs"
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
-        offers, current = _with_current(usable, job, current_plan)
+        cells_with_current, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restart_cost_s)
-        return _request(job, offers, history, current=current, nodes=job.node_names, discount=discount)
+        return _request(job, cells_with_current, history, current=current, nodes=job.node_names, discount=discount)
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
@@ -111,9 +111,9 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     The nearest Cell stands for a plan that is not among them, under the plan's own name. A caller that knows the
     goodput of the present plan should put it among the Cells: only then can a better plan of the same shape be seen.
     """
-    offers = CellIndex.of(cells)
-    keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else offers.types)]
-    same = [offers[i] for key in keys for i in offers.by_shape.get(key, ())]
+    index = CellIndex.of(cells)
+    keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else index.types)]
+    same = [index[i] for key in keys for i in index.by_shape.get(key, ())]
     if not same:
         return None
     if plan is None:
@@ -141,10 +141,10 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
     low = (directive.min_gpus if directive else None) or 1
     high = (directive.max_gpus if directive else None) or math.inf
     types = directive.gpu_types if directive else ()
-    offers = CellIndex.of(cells)
-    least, most = offers.sizes
-    if offers.sound and low <= least and most <= high and (not types or set(offers.types) <= set(types)):
-        return offers
+    index = CellIndex.of(cells)
+    least, most = index.sizes
+    if index.sound and low <= least and most <= high and (not types or set(index.types) <= set(types)):
+        return index
     return CellIndex(
         c
         for c in cells

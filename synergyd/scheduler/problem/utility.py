@@ -47,14 +47,14 @@ def utilities(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
 
 def waiting_utility(job: JobRequest, terms: Objective) -> float:
     """Utility of waiting, without the weight: as at `wait_share` of the least goodput of any Cell, so that any start is
-    better, but by no infinite amount: weights still tell jobs apart under overload. -lambda in Sia's form."""
+    better by a finite amount, and weights still decide under overload. -lambda in Sia's form."""
     if terms.form == "sia":
         return -terms.wait_cost
     return power_utility(terms.wait_share * job.relative[CellIndex.of(job.cells).least], terms.exponent)
 
 
 def power_utility(s: float, exponent: float) -> float:
-    """(s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. What lies below -1e4 goes on falling, but slowly."""
+    """(s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. Values below -1e4 fall on more slowly."""
     p = min(max(exponent, _EXPONENTS[0]), _EXPONENTS[1])
     s = max(s, _SMALLEST)
     if abs(p) < 1e-9:

@@ -160,7 +160,7 @@ def _stuck_by_limit(problem: Problem, movable: Bools) -> list[float]:
 
 
 class _Pools:
-    """Nodes that no job of the problem can tell apart but by their free GPUs."""
+    """Pools: nodes that differ for the jobs of the problem by their free GPUs alone."""
 
     def __init__(self, problem: Problem, free: Sequence[int]) -> None:
         self.pools, self.open_to = pools_of(problem)

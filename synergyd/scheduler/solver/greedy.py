@@ -1,4 +1,4 @@
-"""A quick feasible allocation that moves nobody: running jobs stay, waiting ones start, then whoever gains most grows.
+"""A quick feasible allocation that moves no job: running jobs stay, waiting ones start, then the job that gains most grows.
 
 The answer of last resort, when the exact solver has run out of time, and the start that it must not fall below.
 """
@@ -77,7 +77,7 @@ def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = Tru
             attempt(i, column)
     for i, column in every:
         job = problem.jobs[i]
-        # A move in place of a stay can't gain here: nobody else is moved for it.
+        # A move in place of a stay can't gain here: no other job is moved for it.
         if column.gain > gains[i] and column.cell != job.current and (grow or job.current is None):
             attempt(i, column)
     return allocation(problem, choice, upper_bound=upper_bound)

@@ -95,8 +95,8 @@ def instance(
     """
     ptr = _whole("indptr", indptr)
     types, counts = _whole("gpu_type", gpu_type), _whole("gpus", gpus)
-    worth, limit = _real("utility", utility), _real("capacity", capacity)
-    nnz = len(worth)
+    values, limit = _real("utility", utility), _real("capacity", capacity)
+    nnz = len(values)
     if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != nnz or (np.diff(ptr) < 0).any():
         raise UsageError("indptr", "does not divide the columns among jobs", f"from 0 to {nnz}, never falling")
     if len(types) != nnz or len(counts) != nnz:
@@ -107,13 +107,13 @@ def instance(
         raise UsageError("gpu_type", "names a type that has no capacity", f"0 to {len(limit) - 1}")
     if nnz and counts.min() < 0:
         raise UsageError("gpus", "is negative", "GPUs of each column")
-    if nnz and not np.isfinite(worth.sum()):
-        worth = np.where(np.isfinite(worth), worth, -1.0)
+    if nnz and not np.isfinite(values.sum()):
+        values = np.where(np.isfinite(values), values, -1.0)
     kind, use = _kinds(types, counts, limit)
     before = None if previous is None else _whole("previous", previous)
     if before is not None and (len(before) != len(ptr) - 1 or (before < -1).any() or (before >= max(nnz, 1)).any()):
         raise UsageError("previous", "is not one column or -1 for each job", f"{len(ptr) - 1} entries")
-    return Instance(ptr, kind, worth, use, limit, before)
+    return Instance(ptr, kind, values, use, limit, before)
 
 
 def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:

@@ -4,12 +4,12 @@ Maximise the sum of weighted utilities. Variables: for each group of identical j
 take it; for each running job, whether it stays in place. Rows:
 
 - each job at most one Cell; a running job exactly one, or none where the problem lets it be stopped;
-- packability: sizes that divide each other can be laid on nodes with c_n free GPUs if and only if for every size s the
+- packability: sizes that divide each other can be placed on nodes with c_n free GPUs if and only if for every size s the
   sum of floor(g/s) over the allocated pieces of g >= s GPUs is at most the sum of floor(c_n/s). The row of the smallest
   size is the capacity of the GPU type;
 - a job that stays occupies its own nodes, so a node's share of the row for s is floor((c_n - what stays there)/s):
   linear where s divides the staying pieces, else an integer variable of that node;
-- where jobs of several partitions share nodes, integer flows say how many pieces of each size go to which nodes;
+- where jobs of several partitions share nodes, integer flows count the pieces of each size on each pool of nodes;
 - the GPUs of an account's or a partition's jobs are at most its limit.
 
 So moving a job to make room is a choice of the program too, at the price of the job's restart.
@@ -159,7 +159,7 @@ def _node_slots(
 def _route(
     program: Program, pieces: dict[tuple[Pools, int], list[tuple[int, float]]]
 ) -> dict[tuple[int, int], list[tuple[int, float]]]:
-    """(pool, size) -> terms that count the pieces laid there; flows where a job may use several pools."""
+    """(pool, size) -> terms that count the pieces placed there; flows where a job may use several pools."""
     demand: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     for (usable, size), terms in pieces.items():
         if len(usable) == 1:
@@ -173,7 +173,7 @@ def _route(
 
 
 def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
-    """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each node filter."""
+    """Pools (nodes that differ for the jobs of this problem by their free GPUs alone), and those open to each node filter."""
     filters = sorted({job.node_filter for job in problem.jobs})
     pool_of: dict[Hashable, list[NodeCapacity]] = {}
     for node in problem.nodes:
@@ -205,7 +205,7 @@ def _held(job: JobRequest) -> Hashable:
 
 
 def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
-    """Choice per job and who moves. Of identical waiting jobs the first submitted get the best columns; of running ones
+    """Each job's choice, and the jobs that move. Of identical waiting jobs the first submitted get the best columns; of running ones
     the last submitted change."""
     choice: list[int | None] = [job.current for job in problem.jobs]
     moved = set()

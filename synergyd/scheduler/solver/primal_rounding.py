@@ -1,6 +1,6 @@
 """From prices to a choice: round the jobs that are torn, free what is over a limit, and fill what is left.
 
-Everything is measured in regret: a job's best margin (utility less price) less that of what it gets. For any feasible
+Everything is measured in regret: a job's best margin (utility less price) less that of the column it gets. For any feasible
 choice  dual bound - objective = sum of regrets + prices . unused limit,  so the least of that sum is the best choice.
 """
 
@@ -92,11 +92,11 @@ class PrimalRounding:
         sits = self.pick >= 0
         at = np.where(sits, self.pick, 0)
         held = core.use[core.kind[at]] * sits[:, None]
-        worth = np.where(sits, core.utility[at], 0.0)
+        utility = np.where(sits, core.utility[at], 0.0)
         out = np.flatnonzero(sits)
         job = np.concatenate([self.row, out])
         column = np.concatenate([np.arange(len(core.kind)), np.full(len(out), NONE, dtype=np.intp)])
-        gain = np.concatenate([core.utility - worth[self.row], -worth[out]])
+        gain = np.concatenate([core.utility - utility[self.row], -utility[out]])
         added = np.concatenate([core.use[core.kind] - held[self.row], -held[out]])
         return job, column, gain, added
 

@@ -55,7 +55,7 @@ class SmoothedDual:
 
 
 def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
-    """Columns that are some job's best choice for some prices within [low, high] (R each), and worth more than none."""
+    """Columns that are some job's best choice for some prices within [low, high] (R each), and better than no column."""
     cheap, dear = full.costs(low), full.costs(high)
     kept_columns, lens = [], []
     for first, end, start, stop in full.chunks():
@@ -124,8 +124,8 @@ def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, to
     for _ in range(steps):
         down = now.gradient > 0
         free = np.where(down, now.prices > core.low, now.prices < core.high)
-        worth = np.where(down, now.prices, np.maximum(now.prices, usual))
-        if not free.any() or worth[free] @ np.abs(now.gradient[free]) <= tolerance * abs(now.value):
+        weight = np.where(down, now.prices, np.maximum(now.prices, usual))
+        if not free.any() or weight[free] @ np.abs(now.gradient[free]) <= tolerance * abs(now.value):
             break
         step = np.zeros(len(prices))
         block = now.hessian[np.ix_(free, free)]

@@ -58,7 +58,7 @@ _MEMORY_LIMIT = 1e5  # GB a GPU
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """One measurement. `cluster` is the source's first word: whose cluster and software it is. `time_s` and
-    `memory_bytes` are None where not measured; `scores` says for what the row may be scored (time, plan, mem)."""
+    `memory_bytes` are None where not measured; `scores`: what the row may be scored for (time, plan, mem)."""
 
     row_id: str
     file: str
@@ -72,8 +72,8 @@ class MeasuredRun:
     memory_bytes: float | None
     scores: frozenset[str]
     group: str
-    fused: bool | None = None  # whether attention is fused, None where nothing tells
-    out_of_memory: bool = False  # it did not run: the column `oom` says so
+    fused: bool | None = None  # whether attention is fused, None: not known
+    out_of_memory: bool = False  # it did not run (column `oom`)
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
 
     @property
@@ -88,11 +88,11 @@ class MeasuredRun:
 
 
 class IncompleteError(UsageError):
-    """A row that says too little, or contradicts itself: it can't be predicted, and the others can."""
+    """A row that is incomplete or contradicts itself. The others can still be used."""
 
 
 def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[MeasuredRun, ...]:
-    """The rows of one CSV file that say enough to predict them, in the file's order.
+    """The rows of one CSV file that are complete enough to predict them, in the file's order.
 
     Rows whose score_as names nothing that is understood (e.g. `time-partial`: the source leaves out the micro-batch)
     are left out. Raises UsageError naming file and line: unreadable, missing columns, not a number, negative, unknown

@@ -33,7 +33,7 @@ from synergyd.task.model.memory import peak_parts
 from synergyd.task.model.step_time import step_parts
 
 _SLOPE = 1e-3
-# a job that stands for those that nothing has been measured of
+# stands for jobs without measurements
 _USUAL = ModelSpec("usual", 32, 4096, 32, 32, 11008, 32000, 4096)
 _PLANS = (
     Plan(dp=8, micro_batch=1, global_batch=128),

@@ -61,7 +61,7 @@ def covariance(a: PlanFeatures, b: PlanFeatures) -> Floats:
 
 @dataclass(frozen=True)
 class Residual:
-    """A posterior: what measurements `measured` (log(measured / predicted), (N,)) at `points` say."""
+    """The posterior after measurements `measured` (log(measured / predicted), (N,)) at `points`."""
 
     points: PlanFeatures
     measured: Floats

@@ -1,4 +1,4 @@
-"""Pollux's throughput model of a data-parallel job (Qiao et al., OSDI 2021, section 3.2), fitted to what it has reported.
+"""Pollux's throughput model of a data-parallel job (Qiao et al., OSDI 2021, section 3.2), fitted to its reports.
 
     T_iter = (passes - 1) T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma)
     T_grad = a + F * micro_batch / rate            T_sync = V / link + L (K - 2), nothing where K = 1
@@ -21,7 +21,7 @@ from synergyd.records import Measurement, Shape
 from synergyd.task.model.arrays import Floats, Ints
 from synergyd.task.model.hardware import GpuFigures
 
-_EFFICIENCY = 0.3  # of peak, for code that nobody tuned
+_EFFICIENCY = 0.3  # of peak, for code that is not tuned
 _NOISE = 0.03  # one sigma of a measured step, relative
 _STEP = 1.5e-8  # of a forward difference, relative: the root of the rounding error
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
