@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from synergyd.links.model import Topology, topology_of
@@ -87,34 +87,18 @@ def decide(
                 weight[job.job_id],
             )
         )
-    requests = tuple(a for a in sorted_jobs if isinstance(a, JobRequest))
-    requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
-    terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
-    outside = [
-        (j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, UntouchedJob)
-    ]
-    requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
-    terms = with_need_bonus(terms, requests)
-    bounds = gpu_limits_of(requests, snapshot.jobs, settings)
-    spanned = None
-    if settings.one_multi_node_job_per_node:
-        spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
-        requests = tuple(without_partial_nodes(request, nodes) for request in requests)
-    problem = Problem(
-        requests,
-        nodes,
-        terms,
-        now_s=snapshot.time_s,
-        restart_cost_s=settings.restart_cost_s,
-        limits=bounds,
-        spanned=spanned,
-        may_stop=settings.preemption,
-    )
+    requests = tuple(job for job in sorted_jobs if isinstance(job, JobRequest))
+    pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
+    outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
+    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s)
     answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
-        topology = topology_of(settings.node_link, settings.leaf_uplink, {node.name: node.leaf for node in nodes})
-        others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
+        leaves = {node.name: node.leaf for node in problem.nodes}
+        topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
+        others = [
+            t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None
+        ]
         answer = weigh_links(answer, policy, topology, others)
         shared = sharings([*others, *_traffic(answer, topology)], topology)
     context = ExplanationContext(
@@ -133,6 +117,34 @@ def decide(
         else _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
         for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True)
     )
+
+
+def _problem(
+    requests: tuple[JobRequest, ...],
+    outside: Iterable[UntouchedJob],
+    snapshot: Snapshot,
+    settings: Settings,
+    typical_s: float | None,
+) -> tuple[Problem, dict[int, float]]:
+    """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
+    requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
+    terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
+    requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
+    limits = gpu_limits_of(requests, snapshot.jobs, settings)
+    spanned = None
+    if settings.one_multi_node_job_per_node:
+        spanned = frozenset(name for left in outside if len(left.nodes) > 1 for name in left.nodes)
+    problem = Problem(
+        requests if spanned is None else tuple(without_partial_nodes(request, nodes) for request in requests),
+        nodes,
+        with_need_bonus(terms, requests),
+        now_s=snapshot.time_s,
+        restart_cost_s=settings.restart_cost_s,
+        limits=limits,
+        spanned=spanned,
+        may_stop=settings.preemption,
+    )
+    return problem, fairness
 
 
 def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
