@@ -20,9 +20,9 @@ from synergyd.errors import UsageError
 from synergyd.task.model.figures_file import write_figures
 from synergyd.task.model.hardware import canonical
 from synergyd.task.model.measure import (
-    Collective,
+    AllReduceTimings,
     DeviceMeasurement,
-    Point,
+    Timing,
     all_reduces,
     conf_line,
     figures_of,
@@ -125,7 +125,7 @@ def _text(gpu_type: str, found: DeviceMeasurement, as_json: bool) -> str:
     return write_figures(gpu_type, figures, remarks, head)
 
 
-def _on_this_machine(device: str, ranks: int) -> tuple[Collective, ...]:
+def _on_this_machine(device: str, ranks: int) -> tuple[AllReduceTimings, ...]:
     """Collectives over `ranks` processes started here."""
     from torch.multiprocessing.spawn import start_processes
 
@@ -136,7 +136,7 @@ def _on_this_machine(device: str, ranks: int) -> tuple[Collective, ...]:
         except Exception as error:  # what torch raises of its children is of many kinds, and shows a traceback
             last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise UsageError("collectives", last[0], "--ranks 1 leaves them out") from None
-    return (Collective(ranks, ranks, tuple(Point(*pair) for pair in content)),)
+    return (AllReduceTimings(ranks, ranks, tuple(Timing(*pair) for pair in content)),)
 
 
 def _rank(rank: int, device: str, ranks: int, folder: str) -> None:
@@ -158,7 +158,7 @@ def _rank(rank: int, device: str, ranks: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _under_torchrun(device: str) -> tuple[Collective, ...] | None:
+def _under_torchrun(device: str) -> tuple[AllReduceTimings, ...] | None:
     """Collectives over torchrun's own processes: of each node, and of all nodes; None on all but the first rank."""
     import torch
     import torch.distributed as dist
@@ -176,7 +176,7 @@ def _under_torchrun(device: str) -> tuple[Collective, ...] | None:
     found = []
     for size, group in groups:
         points = all_reduces(torch, device, group, size, _SIZES[device], time.perf_counter)
-        found.append(Collective(size, min(local, size), points))
+        found.append(AllReduceTimings(size, min(local, size), points))
     dist.barrier()
     dist.destroy_process_group()
     return tuple(found) if rank == 0 else None

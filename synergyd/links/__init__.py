@@ -1,1 +1,1 @@
-"""Shared links: what jobs that contend for one cost each other, and who may send when. Pure."""
+"""Shared links: slowdowns of jobs that contend for them, and the order in which jobs may send. Pure."""

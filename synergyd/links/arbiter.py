@@ -1,7 +1,7 @@
 """The link arbiter as a pure state machine: jobs ask before each all-reduce, and are granted the links by a discipline.
 
-One event in, (state, grants) out; times are the caller's clock in seconds. It fails open: nobody waits longer than `bound_s`, a
-grant whose end is never told is forgotten after `lost_s`, and who is unknown here or crosses no link is granted at once. The caller
+One event in, (state, grants) out; times are the caller's clock in seconds. It fails open: no job waits longer than `bound_s`, a
+grant without a SendDone expires after `lost_s`, and a job that is unknown or crosses no link is granted at once. The caller
 wakes it with a Tick at `wake_s(state)` at the latest.
 """
 
@@ -16,7 +16,7 @@ from synergyd.links.model import Topology, pace
 
 @dataclass(frozen=True)
 class ArbiterTerms:
-    """`bound_s`: longest wait for a grant. `lost_s`: how long a grant without a Done is believed."""
+    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires."""
 
     discipline: Discipline = field(default_factory=lambda: Discipline(Srsf(1)))
     topology: Topology = field(default_factory=Topology)
@@ -103,7 +103,7 @@ class SendGrant:
 def step(
     state: ArbiterState, event: Event, now_s: float, terms: ArbiterTerms
 ) -> tuple[ArbiterState, tuple[SendGrant, ...]]:
-    """The next state and who may send now, in order."""
+    """The next state, and the jobs that may send now, in order."""
     members, waiting, flights = dict(state.members), dict(state.waiting), dict(state.flights)
     grants: list[SendGrant] = []
     if isinstance(event, JobJoined):
@@ -116,7 +116,7 @@ def step(
     elif isinstance(event, SendDone):
         flights.pop(event.job_id, None)
     elif isinstance(event, SendAsked):
-        # Whoever asks again has ended what it was granted before.
+        # A job that asks again has ended its last all-reduce.
         flights.pop(event.job_id, None)
         member = members.get(event.job_id)
         if member is None or not terms.topology.crossed(member.nodes):
@@ -135,14 +135,14 @@ def step(
 
 
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
-    """When a Tick is due: the first wait's bound. None while nobody waits."""
+    """When a Tick is due: the first wait's bound. None while no job waits."""
     return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)
 
 
 def _admitted(
     state: ArbiterState, links: Mapping[int, tuple[str, ...]], now_s: float, terms: ArbiterTerms
 ) -> Iterator[tuple[int, str]]:
-    """Who of those waiting may send, and why, one after another, each counted before the next is asked about."""
+    """(job, why) of those waiting that may send, one after another, each counted before the next is decided."""
     flights, discipline, figures = dict(state.flights), terms.discipline, terms.topology.figures
     kept: dict[str, float] = {}
 
@@ -180,9 +180,9 @@ def _repaced(
     for job_id in flights:
         for link in links.get(job_id, ()):
             load[link] = load.get(link, 0) + 1
-    found = {}
+    repaced = {}
     for job_id, flight in flights.items():
         mine = links.get(job_id, ())
         cost = pace([topology.figures(x) for x in mine], [load[x] for x in mine])
-        found[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
-    return found
+        repaced[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
+    return repaced

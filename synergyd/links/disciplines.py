@@ -1,6 +1,6 @@
 """May a communication task that is ready start now? SRSF(t) and AdaDUAL (arXiv 2002.10105), as pure rules.
 
-A `Discipline` says in which order waiting tasks are asked about, and by which rule each may start.
+A `Discipline` is the order in which waiting tasks are considered and the rule by which each may start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from synergyd.errors import UsageError
 from synergyd.links.model import Link
 
 
-class Rule(Protocol):
+class AdmissionRule(Protocol):
     """Decides on one task: `size_mb` it has to send, `sharers` tasks on the most loaded link it crosses, `rests_mb` what is left of
     every task it would share a link with, `link` the figures of that most loaded link."""
 
@@ -69,7 +69,7 @@ class Discipline:
     free; one behind it may only use them alone and if its message will have ended by then (EASY backfilling, on links).
     """
 
-    rule: Rule
+    rule: AdmissionRule
     by_time: bool = False
     reserve: bool = False
 

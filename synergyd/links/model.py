@@ -35,8 +35,8 @@ class Link:
         return Link(self.per_mb / factor, self.penalty / factor)
 
 
-# Fitted on 10 GbE (facts of the paper); every other rate is this one scaled by the line rate with h/b kept, which is a
-# guess on the careful side for InfiniBand, whose credit-based flow control loses less to contention.
+# Fitted on 10 GbE (the paper's figures); every other rate is this one scaled by the line rate with h/b kept, which is a
+# cautious guess for InfiniBand, whose credit-based flow control loses less to contention.
 TEN_GBE = Link(0.856, 0.235)
 LINKS: dict[str, Link] = {
     name: TEN_GBE.faster(link.gbs / NETWORK_LINKS["10gbe"].gbs) for name, link in NETWORK_LINKS.items()
@@ -67,11 +67,11 @@ class Topology:
         names = tuple(dict.fromkeys(nodes))
         if len(names) < 2:
             return ()
-        found = [f"nic:{name}" for name in names]
+        links = [f"nic:{name}" for name in names]
         leaves = tuple(dict.fromkeys(self.leaf.get(name, "") for name in names))
         if self.uplink is not None and len(leaves) > 1:
-            found += [f"leaf:{leaf}" for leaf in leaves]
-        return tuple(found)
+            links += [f"leaf:{leaf}" for leaf in leaves]
+        return tuple(links)
 
     def figures(self, link: str) -> Link:
         """The figures of a link that `crossed` named."""
@@ -82,7 +82,7 @@ class Topology:
 
 
 def topology_of(node_link: str, leaf_uplink: str, leaf: Mapping[str, str]) -> Topology:
-    """The links that the settings NodeLink and LeafUplink ("": never the bottleneck) tell of, with each node's leaf switch. Raises
+    """The links that the settings NodeLink and LeafUplink ("": never the bottleneck) name, with each node's leaf switch. Raises
     UsageError."""
     return Topology(link_named(node_link), {}, leaf, link_named(leaf_uplink) if leaf_uplink else None)
 

@@ -1,4 +1,4 @@
-"""Who shares links with whom in an epoch's placement, and what that costs: slowdown.py's forecast over Cells and nodes."""
+"""The links that jobs share in an epoch's placement, and their slowdowns: the forecast of slowdown.py over Cells and nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Action, Cell, Decision, SharedLink, Sharing
 from synergyd.words import job_words
 
-_TOLD = 1.005  # a slowdown below this is not worth words
+_LEAST_SHOWN = 1.005  # smaller slowdowns are not shown
 
 
 def traffic_of(job_id: int, cell: Cell, nodes: tuple[str, ...], topology: Topology) -> Traffic | None:
-    """What the job sends on these nodes, None if nothing crosses a link: its sync_s as MB at a node's own rate."""
+    """The job's traffic on these nodes, None if nothing crosses a link: its sync_s as MB at a node's own rate."""
     if len(nodes) < 2 or cell.sync_s <= 0 or cell.step_s <= 0:
         return None
     sync_s = min(cell.sync_s, cell.step_s)
@@ -27,21 +27,21 @@ def sharings(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Sharing]:
     for job_id, names in crossed.items():
         for link in names:
             users.setdefault(link, []).append(job_id)
-    found = {}
-    for job_id, one in slowdowns(jobs, topology).items():
-        if one.others:
+    sharing_of = {}
+    for job_id, forecast in slowdowns(jobs, topology).items():
+        if forecast.others:
             links = tuple(
                 SharedLink(link, tuple(sorted(set(users[link]) - {job_id})))
                 for link in crossed[job_id]
                 if len(users[link]) > 1
             )
-            found[job_id] = Sharing(one.slowdown, one.link, links)
-    return found
+            sharing_of[job_id] = Sharing(forecast.slowdown, forecast.link, links)
+    return sharing_of
 
 
 def slowdowns_of(decisions: Iterable[Decision]) -> dict[int, float]:
-    """By job id, of the jobs that share links: what their reported step times are to be divided by. Only of those that go on as
-    they are beside neighbours that do: what has only been decided slows nobody down yet."""
+    """By job id, of the jobs that share links: the divisor of their reported step times. Only of jobs that keep their Cell beside
+    neighbours that do: a change that has only been decided slows no job down yet."""
     decisions = tuple(decisions)
     kept = {d.job_id for d in decisions if d.action is Action.KEEP}
     return {
@@ -63,20 +63,20 @@ def lines(sharing: Sharing, goodput: float) -> list[str]:
     """For `explain`: a line for each set of neighbours with the links shared with them, then what all of it costs. `goodput`
     sequences/s with its links to itself (0: not known)."""
     with_whom: dict[tuple[int, ...], list[str]] = {}
-    for one in sharing.links:
-        with_whom.setdefault(one.jobs, []).append(link_words(one.link))
-    told = [f"shares {', '.join(links)} with {job_words(jobs)}" for jobs, links in with_whom.items()]
+    for shared in sharing.links:
+        with_whom.setdefault(shared.jobs, []).append(link_words(shared.link))
+    lines_of_jobs = [f"shares {', '.join(links)} with {job_words(jobs)}" for jobs, links in with_whom.items()]
     cost = f"steps take {sharing.slowdown:.2f} times as long"
     if goodput > 0:
         cost += f": goodput {goodput / sharing.slowdown:.3g} in place of {goodput:.3g} sequences/s"
-    return [*told, f"{cost}; it waits most for {link_words(sharing.worst)}"]
+    return [*lines_of_jobs, f"{cost}; it waits most for {link_words(sharing.worst)}"]
 
 
 def sentence(sharing: Sharing | None) -> str:
-    """For a Decision's why, with a blank before it; "" where it costs next to nothing."""
-    if sharing is None or sharing.slowdown < _TOLD:
+    """For a Decision's why, with a blank before it; "" where the slowdown is not shown."""
+    if sharing is None or sharing.slowdown < _LEAST_SHOWN:
         return ""
-    others = tuple(sorted({job for one in sharing.links for job in one.jobs}))
+    others = tuple(sorted({job for shared in sharing.links for job in shared.jobs}))
     count = len(sharing.links)
     where = link_words(sharing.worst) + (f" and {count - 1} more link{'s' * (count > 2)}" if count > 1 else "")
     return f" It shares {where} with {job_words(others)}, so its steps take {sharing.slowdown:.2f} times as long."

@@ -1,7 +1,7 @@
-"""What a placement costs in shared links: the expected slowdown of every job whose all-reduce crosses them, and who shares what.
+"""The expected slowdown of every job whose all-reduce crosses shared links, and the jobs that share each.
 
 A mean-field forecast, no schedule: a job sends for a share u of its step, and while it does so every other job on the same link pays
-b + h more for a MB (cost(k) = b + (k-1)(b+h), links.py), so that job i pays b + (b+h) * sum of the others' u on its costliest link.
+b + h more for a MB (cost(k) = b + (k-1)(b+h), links/model.py), so that job i pays b + (b+h) * sum of the others' u on its costliest link.
 Shares and costs depend on each other; starting from quiet links and repeating, both only grow and are bounded, so this converges.
 Jobs that happen to (or are made to) alternate do better, jobs in step do worse.
 """
@@ -28,7 +28,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Shared:
+class JobSlowdown:
     """`slowdown`: expected step time over that with its links to itself (>= 1). `link` is the costliest shared one ("" if none),
     `others` the jobs on any link it crosses."""
 
@@ -38,8 +38,8 @@ class Shared:
     others: tuple[int, ...]
 
 
-def slowdowns(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Shared]:
-    """By job id. Jobs that cross no link, send nothing or share with nobody have slowdown 1."""
+def slowdowns(jobs: Sequence[Traffic], topology: Topology) -> dict[int, JobSlowdown]:
+    """By job id. Jobs that cross no link, send nothing or share with no job have slowdown 1."""
     crossed = {job.job_id: topology.crossed(job.nodes) for job in jobs if job.message_mb > 0}
     users: dict[str, list[int]] = {}
     for job_id, links in crossed.items():
@@ -50,17 +50,17 @@ def slowdowns(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Shared]:
     alone = {job_id: max((figures[x].per_mb for x in links), default=0.0) for job_id, links in crossed.items()}
     busy = [job for job in jobs if meet.get(job.job_id)]
     cost = _settled(busy, meet, alone, figures)
-    found = {}
+    forecasts = {}
     for job in jobs:
         if not meet.get(job.job_id):
-            found[job.job_id] = Shared(job.job_id, 1.0, "", ())
+            forecasts[job.job_id] = JobSlowdown(job.job_id, 1.0, "", ())
             continue
         per_mb, worst = cost[job.job_id]
         quiet = job.compute_s + job.message_mb * alone[job.job_id] / 1000.0
         others = sorted({o for x in meet[job.job_id] for o in users[x]} - {job.job_id})
         slowed = (job.compute_s + job.message_mb * per_mb / 1000.0) / quiet
-        found[job.job_id] = Shared(job.job_id, slowed, worst, tuple(others))
-    return found
+        forecasts[job.job_id] = JobSlowdown(job.job_id, slowed, worst, tuple(others))
+    return forecasts
 
 
 def _settled(

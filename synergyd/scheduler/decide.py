@@ -1,26 +1,33 @@
-"""One epoch's decisions: allocate, place, and say why. A pure function of its arguments."""
+"""One epoch's decisions: allocate, place, and explain. A pure function of its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
-from synergyd.scheduler.explain import Outcome, explain
-from synergyd.scheduler.placement.link_aware import joint
+from synergyd.scheduler.explain import ExplanationContext, explain
+from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.preemption import without_stopping, worthwhile
-from synergyd.scheduler.problem.from_snapshot import Left, rooms_of, sort_job
+from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
+from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import within_limits
-from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights, whole_nodes, with_bonus
+from synergyd.scheduler.problem.priorities import (
+    gpu_limits_of,
+    objective_of,
+    weights,
+    with_claims,
+    with_need_bonus,
+    without_partial_nodes,
+)
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation as allocation_of
-from synergyd.scheduler.problem.utility import parts, relative_goodput
+from synergyd.scheduler.problem.utility import relative_goodput, value_terms
 from synergyd.scheduler.solver.greedy import fill, greedy
 from synergyd.settings import Settings
 
@@ -32,7 +39,7 @@ _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal ban
 @dataclass(frozen=True)
 class EpochAnswer:
     """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed. `away`: by index of
-    the ask, Cells that it did not get because of links that it would share."""
+    the job, the Cells that it did not get because of links that it would share."""
 
     problem: Problem
     allocation: Allocation
@@ -53,22 +60,22 @@ def decide(
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
-    `cells`, `no_cell_reasons` (why a job has none), `current_plans` (what a running job runs with) and `ages_s`
-    (seconds a job has lived, Sia's T; else since it was submitted, which Slurm resets at each requeue) and `progress` are
-    by job id. `typical_s`: seconds that jobs which have ended trained, the median.
-    `policy` overrides the one that the settings name. Raises UsageError for a policy name that is not known.
+    By job id: `cells`, `no_cell_reasons` (why a job has none), `current_plans` (of running jobs), `progress` and `ages_s`
+    (Sia's T in seconds; without it the time since submission, which Slurm resets at each requeue). `typical_s`: the median
+    training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
+    for an unknown policy name.
 
-    A running job is stopped only where the settings say so (Preemption; Action.WAIT: it gives all its GPUs back and
-    waits); else it keeps at least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and
-    fixed ones are not touched; what they hold is gone from the capacity, as are the GPUs of other users of Slurm.
+    A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
+    least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
+    the GPUs that they hold are not handed out, like those of other users of Slurm.
     """
     policy = policy or policy_named(settings.policy)
     weight = weights(snapshot.jobs, settings)
-    sorted_jobs: list[JobRequest | Left] = []
+    sorted_jobs: list[JobRequest | UntouchedJob] = []
     for job in snapshot.jobs:
         age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
         sorted_jobs.append(
-            sort_job(
+            classify_job(
                 job,
                 snapshot,
                 cells.get(job.job_id, ()),
@@ -80,28 +87,21 @@ def decide(
                 weight[job.job_id],
             )
         )
-    asks = tuple(a for a in sorted_jobs if isinstance(a, JobRequest))
-    asks = _stoppable(asks, snapshot, settings) if settings.preemption else asks
-    terms, rooms = terms_of(settings), rooms_of(snapshot, asks)
-    outside = [(j.job_id, left) for j, left in zip(snapshot.jobs, sorted_jobs, strict=True) if isinstance(left, Left)]
-    asks, fairness = claimed(asks, rooms, terms, settings, snapshot.time_s, typical_s)
-    terms = with_bonus(terms, asks)
-    bounds = limits(asks, snapshot.jobs, settings)
-    spanned = None
-    if settings.one_multi_node_job_per_node:
-        spanned = frozenset(name for _, left in outside if len(left.nodes) > 1 for name in left.nodes)
-        asks = tuple(whole_nodes(ask, rooms) for ask in asks)
-    problem = Problem(
-        asks, rooms, terms, snapshot.time_s, settings.restart_cost_s, bounds, spanned, settings.preemption
-    )
+    requests = tuple(job for job in sorted_jobs if isinstance(job, JobRequest))
+    pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
+    outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
+    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s)
     answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
-        topology = topology_of(settings.node_link, settings.leaf_uplink, {room.name: room.leaf for room in rooms})
-        others = [t for i, x in outside if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
-        answer = linked(answer, policy, topology, others)
+        leaves = {node.name: node.leaf for node in problem.nodes}
+        topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
+        others = [
+            t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None
+        ]
+        answer = weigh_links(answer, policy, topology, others)
         shared = sharings([*others, *_traffic(answer, topology)], topology)
-    outcome = Outcome(
+    context = ExplanationContext(
         answer.problem,
         answer.allocation,
         answer.placement,
@@ -110,121 +110,149 @@ def decide(
         rule=policy.rule,
         away=answer.away,
     )
-    by_id = {ask.job_id: i for i, ask in enumerate(answer.problem.asks)}
+    by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
     return tuple(
-        _left(job.job_id, found, shared.get(job.job_id))
-        if isinstance(found, Left)
-        else _decision(by_id[job.job_id], answer, outcome, fairness.get(job.job_id), shared.get(job.job_id))
-        for job, found in zip(snapshot.jobs, sorted_jobs, strict=True)
+        _untouched(job.job_id, sorted_job, shared.get(job.job_id))
+        if isinstance(sorted_job, UntouchedJob)
+        else _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
+        for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True)
     )
 
 
-def _stoppable(asks: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
-    """The asks, those marked that have run for so long since their start that the restart which a stop costs is little."""
+def _problem(
+    requests: tuple[JobRequest, ...],
+    outside: Iterable[UntouchedJob],
+    snapshot: Snapshot,
+    settings: Settings,
+    typical_s: float | None,
+) -> tuple[Problem, dict[int, float]]:
+    """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
+    requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
+    terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
+    requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
+    limits = gpu_limits_of(requests, snapshot.jobs, settings)
+    spanned = None
+    if settings.one_multi_node_job_per_node:
+        spanned = frozenset(name for left in outside if len(left.nodes) > 1 for name in left.nodes)
+    problem = Problem(
+        requests if spanned is None else tuple(without_partial_nodes(request, nodes) for request in requests),
+        nodes,
+        with_need_bonus(terms, requests),
+        now_s=snapshot.time_s,
+        restart_cost_s=settings.restart_cost_s,
+        limits=limits,
+        spanned=spanned,
+        may_stop=settings.preemption,
+    )
+    return problem, fairness
+
+
+def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
+    """The jobs; those that have run for long enough since their start to be stopped are marked `stoppable`."""
     least_s = _LEAST_RUN * settings.restart_cost_s
     long = {j.job_id for j in snapshot.jobs if j.start_s is not None and snapshot.time_s - j.start_s >= least_s}
-    runs = (ask.current is not None and ask.discount > 0 and ask.job_id in long for ask in asks)
-    return tuple(replace(ask, stoppable=True) if ready else ask for ask, ready in zip(asks, runs, strict=True))
+    runs = (job.current is not None and job.discount > 0 and job.job_id in long for job in jobs)
+    return tuple(replace(job, stoppable=True) if ready else job for job, ready in zip(jobs, runs, strict=True))
 
 
 def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     """Allocates and places until every allocated job has nodes.
 
-    The exact policy's rows make that the first round, unless Cells come in sizes that do not divide each other or on
-    several nodes below a node's size, or features and partitions cross; then the refused Cells are banned and the rest
-    is solved again. If rounds run out, as much of the last answer as can be laid is, and what is left goes to who waits.
-    Where the problem lets nobody be stopped, a job that the policy would stop keeps what it has.
+    The packability rows make the first round succeed, unless sizes do not divide each other, Cells span nodes in part, or
+    features and partitions overlap. Then the refused Cells are banned and the rest is solved again. After the last round the
+    jobs that can be placed are, and the GPUs left over go to waiting jobs. Without preemption a job that the policy would
+    stop keeps its Cell.
     """
     for _ in range(_ROUNDS):
         if policy.preempts:
             allocation = policy.allocate(problem) if problem.may_stop else without_stopping(policy, problem)
         else:
-            allocation = worthwhile(policy, problem)
+            allocation = without_wasteful_stops(policy, problem)
         allocation = within_limits(problem, allocation)
-        placement = place(problem.rooms, requests_of(problem, allocation), problem.spanned)
+        placement = place(problem.nodes, requests_of(problem, allocation), problem.spanned)
         if not placement.failed:
             # of a problem from which Cells were banned, not of the one that was asked
-            proven = allocation.optimal and not any(ask.banned for ask in problem.asks)
+            proven = allocation.optimal and not any(job.banned for job in problem.jobs)
             return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
-        asks = []
-        for ask, choice in zip(problem.asks, allocation.choice, strict=True):
-            refused = ask.job_id in placement.failed and choice is not None
-            asks.append(replace(ask, banned=ask.banned | {choice}) if refused and choice is not None else ask)
-        problem = replace(problem, asks=tuple(asks))
+        jobs = []
+        for job, choice in zip(problem.jobs, allocation.choice, strict=True):
+            refused = job.job_id in placement.failed and choice is not None
+            jobs.append(replace(job, banned=job.banned | {choice}) if refused and choice is not None else job)
+        problem = replace(problem, jobs=tuple(jobs))
     attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
-    # by objective: shrinks for a job that was not laid are worth nothing
-    for attempt in sorted(attempts, key=lambda one: -one.objective):
-        placement = place(problem.rooms, requests_of(problem, attempt), problem.spanned)
+    # by objective: to shrink jobs for one that can't be placed gains nothing
+    for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
+        placement = place(problem.nodes, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
             return EpochAnswer(problem, attempt, placement)
-    pairs = zip(problem.asks, attempt.choice, strict=True)
-    attempt = allocation_of(problem, [ask.current if ask.job_id in placement.failed else c for ask, c in pairs])
+    pairs = zip(problem.jobs, attempt.choice, strict=True)
+    attempt = allocation_of(problem, [job.current if job.job_id in placement.failed else c for job, c in pairs])
     return EpochAnswer(problem, attempt, replace(placement, failed={}))
 
 
-def linked(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
-    """The answer with shared links weighed (joint.py). Where a job is better off with a Cell of fewer GPUs for them, what it
-    leaves is shared out once more, and the better of the two outcomes taken."""
+def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
+    """The answer with shared links weighed (link_aware.py). Where that gives a job a Cell of fewer GPUs, the GPUs that it leaves
+    are allocated once more, and the better of the two answers is taken."""
     sizes = not policy.sizes_fixed and not policy.rule
-    first = joint(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
-    found = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
+    first = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
+    as_placed = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
     if not first.away:
-        return found
+        return as_placed
     banned = tuple(
-        replace(ask, banned=ask.banned | first.away.get(i, frozenset())) for i, ask in enumerate(answer.problem.asks)
+        replace(job, banned=job.banned | first.away.get(i, frozenset())) for i, job in enumerate(answer.problem.jobs)
     )
-    again = solve(replace(answer.problem, asks=banned), policy)
-    second = joint(again.problem, again.allocation, again.placement, topology, others, sizes)
+    again = solve(replace(answer.problem, jobs=banned), policy)
+    second = place_link_aware(again.problem, again.allocation, again.placement, topology, others, sizes)
     if second.total <= first.total:
-        return found
+        return as_placed
     away = {i: first.away.get(i, frozenset()) | second.away.get(i, frozenset()) for i in {*first.away, *second.away}}
     return EpochAnswer(again.problem, second.allocation, second.placement, away)
 
 
 def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
-    """What every job that has a Cell sends."""
-    found = []
+    """Of every job that has a Cell and sends between nodes."""
+    senders = []
     for i, cell, _ in answer.allocation.taken(answer.problem):
-        job_id = answer.problem.asks[i].job_id
+        job_id = answer.problem.jobs[i].job_id
         sends = traffic_of(job_id, cell, answer.placement.nodes[job_id], topology)
-        found += [] if sends is None else [sends]
-    return found
+        senders += [] if sends is None else [sends]
+    return senders
 
 
-def _most_of(problem: Problem, found: Allocation) -> Allocation:
-    """`found` without what can't be laid, and what is then free given to who waits."""
-    kept = within_limits(problem, make_placeable(problem, found.choice, found.moved))
-    placement = place(problem.rooms, requests_of(problem, kept), problem.spanned)
+def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
+    """`allocated` without the Cells that can't be placed; waiting jobs start on the GPUs left over."""
+    kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
+    placement = place(problem.nodes, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)
 
 
-def _left(job_id: int, left: Left, shared: Sharing | None) -> Decision:
+def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decision:
     why = left.why + sentence(shared)
     return Decision(job_id, left.action, left.cell, left.nodes, why, left.relative_goodput, sharing=shared)
 
 
 def _decision(
-    index: int, answer: EpochAnswer, outcome: Outcome, fairness: float | None, shared: Sharing | None
+    index: int, answer: EpochAnswer, context: ExplanationContext, fairness: float | None, shared: Sharing | None
 ) -> Decision:
-    ask, terms = answer.problem.asks[index], answer.problem.terms
+    job, terms = answer.problem.jobs[index], answer.problem.terms
     choice = answer.allocation.choice[index]
     if choice is None:
-        why, alternatives = explain(outcome, index, Action.WAIT)
-        worth = parts(ask, None, False, terms)
-        return Decision(ask.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
-    nodes = answer.placement.nodes[ask.job_id]
-    action = _action(ask, choice, nodes)
-    why, alternatives = explain(outcome, index, action)
-    cell = ask.cells[choice]
-    worth = parts(ask, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
-    relative = relative_goodput(cell, ask.cells, ask.asked)
+        why, alternatives = explain(context, index, Action.WAIT)
+        worth = value_terms(job, None, False, terms)
+        return Decision(job.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
+    nodes = answer.placement.nodes[job.job_id]
+    action = _action(job, choice, nodes)
+    why, alternatives = explain(context, index, action)
+    cell = job.cells[choice]
+    worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
+    relative = relative_goodput(cell, job.cells, job.asked)
     why += sentence(shared)
-    return Decision(ask.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
+    return Decision(job.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
 
 
-def _action(ask: JobRequest, choice: int, nodes: tuple[str, ...]) -> Action:
-    if ask.current is None:
+def _action(job: JobRequest, choice: int, nodes: tuple[str, ...]) -> Action:
+    if job.current is None:
         return Action.START
-    if choice == ask.current and set(nodes) == set(ask.nodes):
+    if choice == job.current and set(nodes) == set(job.nodes):
         return Action.KEEP
     return Action.RESIZE

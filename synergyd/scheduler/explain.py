@@ -1,4 +1,4 @@
-"""An epoch's answer in words: why each job got what it got, and why not something else."""
+"""An epoch's answer in words: the reason for each job's Cell, and why it got no other."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilter, Problem
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 from synergyd.words import plan_words, shape_words, size_words
 
 _ALTERNATIVES = 5
-_WEIGHED = 1e-3  # a certified gap so small that nothing worth words was overlooked
+_WEIGHED = 1e-3  # a certified gap below which every alternative counts as weighed
 _NAMED = 3  # rival jobs named in a sentence
 
 
-class Outcome:
-    """An epoch's answer with what every explanation needs, worked out once. `sizes_fixed`: the policy gives each job
-    the size it asked for, whatever could be gained. `rule`: what the policy goes by, where that is not the objective.
-    `restart_cost_s` in seconds. `away`: by index of the ask, Cells not given because of links that would be shared."""
+class ExplanationContext:
+    """An epoch's answer with the figures that every explanation needs, computed once. `sizes_fixed` and `rule` are the
+    policy's. `away`: by index of the job, the Cells that it did not get because of links that it would share."""
 
     def __init__(
         self,
@@ -37,84 +36,89 @@ class Outcome:
         self.away = away or {}
         self.problem, self.allocation, self.placement = problem, allocation, placement
         self.restart_cost_s, self.sizes_fixed, self.rule = restart_cost_s, sizes_fixed, rule
-        self.empty, self.left = FreeGpus(problem.rooms), FreeGpus(problem.rooms)
+        self.empty, self.left = FreeGpus(problem.nodes), FreeGpus(problem.nodes)
         self.left.free.update(placement.left)
         self.capacity = problem.capacity()
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
-        self._free: dict[tuple[str, str], int] = {}
+        self._free: dict[tuple[NodeFilter, str], int] = {}
         self._told: dict[Hashable, tuple[str, tuple[Alternative, ...]]] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
-            ask = problem.asks[i]
-            old = None if ask.current is None else ask.cells[ask.current].shape
+            request = problem.jobs[i]
+            old = None if request.current is None else request.cells[request.current].shape
             before = old.gpus if old and old.gpu_type == cell.shape.gpu_type else 0
             if not stays and cell.shape.gpus > before:
                 words = (
-                    f"job {ask.job_id} ({before} -> {cell.shape.gpus})"
+                    f"job {request.job_id} ({before} -> {cell.shape.gpus})"
                     if old
-                    else f"job {ask.job_id} (starts on {cell.shape.gpus})"
+                    else f"job {request.job_id} (starts on {cell.shape.gpus})"
                 )
-                self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, ask.job_id, words))
-        for found in self.winners.values():
-            found.sort()
-        self._winning = {(gpu_type, job) for gpu_type, found in self.winners.items() for _, job, _ in found}
+                self.winners[cell.shape.gpu_type].append((before - cell.shape.gpus, request.job_id, words))
+        for winners in self.winners.values():
+            winners.sort()
+        self._winning = {(gpu_type, job) for gpu_type, winners in self.winners.items() for _, job, _ in winners}
 
     def rivals(self, gpu_type: str, but: int) -> str:
         """The jobs that start or grow on GPUs of this type, in words; "" if there are none."""
-        found = self.winners.get(gpu_type, [])
-        first = [entry for entry in found[: _NAMED + 1] if entry[1] != but]
+        winners = self.winners.get(gpu_type, [])
+        first = [entry for entry in winners[: _NAMED + 1] if entry[1] != but]
         words = [words for _, _, words in first[:_NAMED]]
-        count = len(found) - ((gpu_type, but) in self._winning)
+        count = len(winners) - ((gpu_type, but) in self._winning)
         more = f" and {count - _NAMED} more" if count > _NAMED else ""
         return ", ".join(words) + more
 
     def waits(self, index: int) -> tuple[str, tuple[Alternative, ...]]:
-        """What is said of asks[index], which waits and goes on waiting: the same of all that are like it."""
-        ask = self.problem.asks[index]
-        like = id(ask.cells), ask.banned, ask.partition, ask.account  # of a waiting job all else is nobody's reason
+        """`explain` for jobs[index], which waits and goes on waiting; computed once for all jobs like it."""
+        job = self.problem.jobs[index]
+        like = (
+            id(job.cells),
+            job.banned,
+            job.node_filter,
+            job.account,
+        )  # nothing else of a waiting job is part of a reason
         if like not in self._told:
-            self._told[like] = _waits(self, ask), _alternatives(self, index)
+            self._told[like] = _waits(self, job), _alternatives(self, index)
         return self._told[like]
 
-    def fits_empty(self, ask: JobRequest, cell: Cell) -> bool:
+    def fits_empty(self, job: JobRequest, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
-        return self.empty.count(cell.shape, ask.partition) >= cell.shape.nodes
+        return self.empty.count(cell.shape, job.node_filter) >= cell.shape.nodes
 
-    def fits_beside(self, ask: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
+    def fits_beside(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
         names, gpus = held or ((), 0)
-        return self.left.count(cell.shape, ask.partition, names, gpus) >= cell.shape.nodes
+        return self.left.count(cell.shape, job.node_filter, names, gpus) >= cell.shape.nodes
 
-    def free(self, ask: JobRequest, gpu_type: str) -> int:
+    def free(self, job: JobRequest, gpu_type: str) -> int:
         """GPUs left over on nodes that the job may use."""
-        key = ask.partition, gpu_type
+        key = job.node_filter, gpu_type
         if key not in self._free:
-            rooms = [r for r in self.problem.rooms if r.gpu_type == gpu_type and r.admits(ask.partition)]
-            self._free[key] = sum(self.left.free[r.name] for r in rooms)
+            nodes = [r for r in self.problem.nodes if r.gpu_type == gpu_type and r.admits(job.node_filter)]
+            self._free[key] = sum(self.left.free[r.name] for r in nodes)
         return self._free[key]
 
 
-def explain(outcome: Outcome, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
-    """(why, the best other Cells with why not) for asks[index]."""
-    ask = outcome.problem.asks[index]
-    choice = outcome.allocation.choice[index]
-    if choice is None and ask.current is None:
-        return outcome.waits(index)
-    others = _alternatives(outcome, index)
+def explain(context: ExplanationContext, index: int, action: Action) -> tuple[str, tuple[Alternative, ...]]:
+    """(why, the best other Cells with why not) for jobs[index]."""
+    job = context.problem.jobs[index]
+    choice = context.allocation.choice[index]
+    if choice is None and job.current is None:
+        return context.waits(index)
+    others = _alternatives(context, index)
     if choice is None:
-        return _stopped(outcome, ask), others
-    chosen = ask.cells[choice]
+        return _stopped(context, job), others
+    chosen = job.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
-    tail = f" It comes first, {ask.need_why}." if _needed(ask, choice, action) and not outcome.rule else ""
+    tail = f" It comes first, {job.need_why}." if _needed(job, choice, action) and not context.rule else ""
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
         tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
     if action is Action.START:
-        return _starts(ask, choice) + tail, others
+        return _starts(job, choice) + tail, others
     if action is Action.KEEP:
-        return f"Keeps {_what(chosen)}: {_goodput(ask, choice)}.{tail}", others
-    return _changes(outcome, ask, choice), others
+        return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}", others
+    return _changes(context, job, choice), others
 
 
 def _what(cell: Cell) -> str:
@@ -129,29 +133,29 @@ def _percent(now: float, then: float) -> str:
     return f"{(then / now - 1) * 100:+.0f} %"
 
 
-def _goodput(ask: JobRequest, choice: int) -> str:
-    goodput = ask.cells[choice].goodput
+def _goodput(job: JobRequest, choice: int) -> str:
+    goodput = job.cells[choice].goodput
     if goodput <= 0:
         return "its goodput can't be predicted"
     text = f"predicted goodput {_rate(goodput)} sequences/s"
-    if ask.asked is not None and ask.asked != choice:
-        share, asked = goodput / ask.cells[ask.asked].goodput, ask.cells[ask.asked].shape.gpus
+    if job.asked is not None and job.asked != choice:
+        share, asked = goodput / job.cells[job.asked].goodput, job.cells[job.asked].shape.gpus
         text += f", {share * 100:.0f} % of that of the size asked for ({asked} GPU{'s' * (asked != 1)})"
     return text
 
 
-def _starts(ask: JobRequest, choice: int) -> str:
-    return f"Starts on {_what(ask.cells[choice])}: {_goodput(ask, choice)}."
+def _starts(job: JobRequest, choice: int) -> str:
+    return f"Starts on {_what(job.cells[choice])}: {_goodput(job, choice)}."
 
 
-def _changes(outcome: Outcome, ask: JobRequest, choice: int) -> str:
-    old, new = ask.cells[ask.current or 0], ask.cells[choice]
+def _changes(context: ExplanationContext, job: JobRequest, choice: int) -> str:
+    old, new = job.cells[job.current or 0], job.cells[choice]
     percent = _percent(old.goodput, new.goodput)
     rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
-    cost_s = outcome.restart_cost_s
+    cost_s = context.restart_cost_s
     paid = f"the {cost_s:.0f} s restart is paid back in about {payback_s(old.goodput, new.goodput, cost_s):.0f} s"
-    rivals = outcome.rivals(old.shape.gpu_type, ask.job_id)
-    gives = outcome.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
+    rivals = context.rivals(old.shape.gpu_type, job.job_id)
+    gives = context.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
     if new.shape == old.shape and new.plan == old.plan:
         return f"Moves to other nodes with the same {shape_words(new.shape)}: {gives}."
     if new.shape == old.shape:
@@ -166,38 +170,39 @@ def _changes(outcome: Outcome, ask: JobRequest, choice: int) -> str:
     return f"{start}: {rates}; {paid if new.goodput > old.goodput else gives}."
 
 
-def _needed(ask: JobRequest, choice: int, action: Action) -> bool:
-    need = ask.need_anew if action is Action.RESIZE else ask.need
-    return 0 < need <= ask.cells[choice].goodput
+def _needed(job: JobRequest, choice: int, action: Action) -> bool:
+    need = job.need_anew if action is Action.RESIZE else job.need
+    return 0 < need <= job.cells[choice].goodput
 
 
-def _waits(outcome: Outcome, ask: JobRequest) -> str:
-    cell = ask.cells[smallest(ask.cells)]
+def _waits(context: ExplanationContext, job: JobRequest) -> str:
+    cell = job.cells[smallest(job.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
-    offers = CellIndex.of(ask.cells)
-    possible = [c.shape for c in (offers[own[0]] for own in offers.by_shape.values()) if outcome.fits_empty(ask, c)]
+    cells = CellIndex.of(job.cells)
+    possible = [c.shape for c in (cells[own[0]] for own in cells.by_shape.values()) if context.fits_empty(job, c)]
     if not possible:
-        total = outcome.capacity.get(cell.shape.gpu_type, 0)
+        total = context.capacity.get(cell.shape.gpu_type, 0)
         return (
             f"Waits: {least}, and only {total} {cell.shape.gpu_type} GPUs can be handed out now; the others are down "
             "or held by jobs that Synergy does not resize."
         )
-    full = outcome.allowance.exceeded(ask, None, smallest(ask.cells))
+    full = context.allowance.exceeded(job, None, smallest(job.cells))
     if full is not None:
-        return f"Waits: {least}, and {full.kind} {full.name} is at its limit of {full.said or full.gpus} GPUs for all of its jobs."
-    if outcome.rule:
-        return f"Waits for its turn: {outcome.rule}."
+        limit = f"{full.kind} {full.name} is at its limit of {full.configured_gpus or full.gpus} GPUs"
+        return f"Waits: {least}, and {limit} for all of its jobs."
+    if context.rule:
+        return f"Waits for its turn: {context.rule}."
     types = sorted({shape.gpu_type for shape in possible})
-    total = sum(outcome.capacity.get(t, 0) for t in types)
-    rivals = "; ".join(r for r in (outcome.rivals(t, ask.job_id) for t in types) if r)
+    total = sum(context.capacity.get(t, 0) for t in types)
+    rivals = "; ".join(r for r in (context.rivals(t, job.job_id) for t in types) if r)
     newly = f" This epoch they went to {rivals}." if rivals else ""
-    free = sum(outcome.free(ask, t) for t in types)
+    free = sum(context.free(job, t) for t in types)
     if free >= min(shape.gpus for shape in possible):
         return (
             f"Waits: {least}, and the {free} free GPUs do not lie so; moving other jobs would cost more than it gains."
         )
     stops = "running jobs are shrunk for others but never stopped"
-    if outcome.problem.may_stop:
+    if context.problem.may_stop:
         stops = "none of those that run gains less than a restart costs"
     return (
         f"Waits: {least}, and all but {free} of the {total} {' and '.join(types)} GPUs are with jobs whose weighted "
@@ -205,67 +210,67 @@ def _waits(outcome: Outcome, ask: JobRequest) -> str:
     )
 
 
-def _stopped(outcome: Outcome, ask: JobRequest) -> str:
-    shape = ask.cells[ask.current or 0].shape
-    rivals = outcome.rivals(shape.gpu_type, ask.job_id)
+def _stopped(context: ExplanationContext, job: JobRequest) -> str:
+    shape = job.cells[job.current or 0].shape
+    rivals = context.rivals(shape.gpu_type, job.job_id)
     newly = f" This epoch they go to {rivals}." if rivals else ""
-    rule = f": {outcome.rule}" if outcome.rule else ""
+    rule = f": {context.rule}" if context.rule else ""
     return f"Preempted: it gives back {shape_words(shape)} and waits for its turn{rule}.{newly}"
 
 
-def _alternatives(outcome: Outcome, index: int) -> tuple[Alternative, ...]:
+def _alternatives(context: ExplanationContext, index: int) -> tuple[Alternative, ...]:
     """The best Cell of each other shape, and the best other plan of the chosen shape; best goodput first."""
-    ask = outcome.problem.asks[index]
-    choice = outcome.allocation.choice[index]
-    offers = CellIndex.of(ask.cells)
-    first = [i for i in offers.ranked[: _ALTERNATIVES + 1] if i != choice]
+    job = context.problem.jobs[index]
+    choice = context.allocation.choice[index]
+    cells = CellIndex.of(job.cells)
+    first = [i for i in cells.ranked[: _ALTERNATIVES + 1] if i != choice]
     if choice is not None:
-        shape = offers[choice].shape
-        same = offers.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node]
+        shape = cells[choice].shape
+        same = cells.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node]
         if same[0] == choice and len(same) > 1:
             first.append(same[1])
-            first.sort(key=lambda i: (-offers[i].goodput, i))
-    stay = stay_value(ask, outcome.problem.terms) if ask.current is not None else 0.0
-    return tuple(Alternative(offers[i], _why_not(outcome, index, i, stay)) for i in first[:_ALTERNATIVES])
+            first.sort(key=lambda i: (-cells[i].goodput, i))
+    stay = stay_value(job, context.problem.terms) if job.current is not None else 0.0
+    return tuple(Alternative(cells[i], _why_not(context, index, i, stay)) for i in first[:_ALTERNATIVES])
 
 
-def _why_not(outcome: Outcome, index: int, i: int, stay: float) -> str:
-    """`stay`: what going on as it is is worth to a running job."""
-    ask, terms = outcome.problem.asks[index], outcome.problem.terms
-    choice = outcome.allocation.choice[index]
-    cell = ask.cells[i]
+def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> str:
+    """`stay`: the value of going on as it is, for a running job."""
+    job, terms = context.problem.jobs[index], context.problem.terms
+    choice = context.allocation.choice[index]
+    cell = job.cells[i]
     shape, goodput = cell.shape, cell.goodput
-    chosen = None if choice is None else ask.cells[choice]
-    if not outcome.fits_empty(ask, cell):
+    chosen = None if choice is None else job.cells[choice]
+    if not context.fits_empty(job, cell):
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
-    if i in outcome.away.get(index, ()):
+    if i in context.away.get(index, ()):
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
-    if i in ask.banned:
+    if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
-    if outcome.sizes_fixed:
+    if context.sizes_fixed:
         return "the policy gives each job the size it asked for"
-    full = outcome.allowance.exceeded(ask, choice, i)
+    full = context.allowance.exceeded(job, choice, i)
     if full is not None:
-        return f"{full.kind} {full.name} would be beyond its limit of {full.said or full.gpus} GPUs"
-    if outcome.rule:
-        return f"the policy goes by another rule: {outcome.rule}"
-    if beyond_growth(ask, i, terms):
+        return f"{full.kind} {full.name} would be beyond its limit of {full.configured_gpus or full.gpus} GPUs"
+    if context.rule:
+        return f"the policy goes by another rule: {context.rule}"
+    if beyond_growth(job, i, terms):
         return f"it is more than {terms.max_growth:g} times the present GPUs, the bound of one epoch"
     gpus = shape.nodes * shape.gpus_per_node
     if chosen is not None and goodput <= chosen.goodput:
         fewer = gpus < chosen.shape.gpus
         lower = f"goodput {_percent(chosen.goodput, goodput)}" if chosen.goodput > 0 else "no better"
         return f"{lower} on fewer GPUs, and nobody gains enough from the rest" if fewer else f"{lower} on no fewer GPUs"
-    if ask.current is not None and i != ask.current and change_value(ask, i, terms) <= stay:
-        gain = _percent(ask.cells[ask.current].goodput, goodput)
-        return f"a gain of {gain} does not repay a {outcome.restart_cost_s:.0f} s restart at this job's age"
+    if job.current is not None and i != job.current and change_value(job, i, terms) <= stay:
+        gain = _percent(job.cells[job.current].goodput, goodput)
+        return f"a gain of {gain} does not repay a {context.restart_cost_s:.0f} s restart at this job's age"
     own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
-    missing = gpus - own - outcome.free(ask, shape.gpu_type)
+    missing = gpus - own - context.free(job, shape.gpu_type)
     if missing > 0:
         return f"it would take {missing} GPU{'s' * (missing != 1)} from jobs that gain more from them"
-    held = None if chosen is None else (outcome.placement.nodes[ask.job_id], chosen.shape.gpus_per_node)
-    if not outcome.fits_beside(ask, held, cell):
+    held = None if chosen is None else (context.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
+    if not context.fits_beside(job, held, cell):
         return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"
-    if outcome.weighed:
+    if context.weighed:
         return "all jobs together gain no more by it"
     return "the solver's time limit struck before it was weighed"

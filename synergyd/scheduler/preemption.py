@@ -1,4 +1,4 @@
-"""What keeps running jobs from being stopped: at all, or for next to nothing."""
+"""Limits on stopping running jobs: never, or not where others take few of the GPUs."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ _ROUNDS = 3  # then every running job is kept as it is
 def without_stopping(policy: Policy, problem: Problem) -> Allocation:
     """A job that the policy would stop keeps its Cell and its nodes, and the policy shares out the rest once more.
 
-    So a policy that preempts can serve where jobs can't be paused: it loses what stopping would have brought, no job.
-    Should it keep stopping others, all running jobs stay as they are and it starts waiting ones beside them.
+    So a policy that preempts also works where no job may be stopped. If it keeps stopping others, all running jobs stay as
+    they are and it starts waiting ones beside them.
     """
-    running = {i for i, ask in enumerate(problem.asks) if ask.current is not None}
+    running = {i for i, job in enumerate(problem.jobs) if job.current is not None}
     kept: set[int] = set()
     for attempt in range(_ROUNDS + 1):
-        rest = [i for i in range(len(problem.asks)) if i not in kept]
-        found = policy.allocate(_beside(problem, rest, kept))
-        stopped = {i for i, choice in zip(rest, found.choice, strict=True) if choice is None} & running
+        rest = [i for i in range(len(problem.jobs)) if i not in kept]
+        allocated = policy.allocate(_beside(problem, rest, kept))
+        stopped = {i for i, choice in zip(rest, allocated.choice, strict=True) if choice is None} & running
         if not stopped:
             break
         kept = kept | stopped if attempt < _ROUNDS - 1 else running
-    choice: list[int | None] = [ask.current for ask in problem.asks]
-    for i, picked in zip(rest, found.choice, strict=True):
+    choice: list[int | None] = [job.current for job in problem.jobs]
+    for i, picked in zip(rest, allocated.choice, strict=True):
         choice[i] = picked
-    return allocation(problem, choice, frozenset(rest[i] for i in found.moved))
+    return allocation(problem, choice, frozenset(rest[i] for i in allocated.moved))
 
 
-def worthwhile(policy: Policy, problem: Problem) -> Allocation:
-    """The policy's answer, none of whose stops leave more than half of the GPUs that they free unused: several small jobs may
-    be worth more than a wide one, but not a cluster that stands idle for them."""
-    found = policy.allocate(problem)
+def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
+    """The policy's answer without stops that leave more than half of the GPUs that they free unused: several small jobs may
+    have a higher value than a wide one and still leave the cluster idle."""
+    allocated = policy.allocate(problem)
     for _ in range(_ROUNDS):
-        wasteful = _wasteful(problem, found)
+        wasteful = _wasteful(problem, allocated)
         if not wasteful:
-            return found
-        kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.asks))
-        problem = replace(problem, asks=tuple(kept))
-        found = policy.allocate(problem)
-    if not _wasteful(problem, found):
-        return found
-    return policy.allocate(replace(problem, asks=tuple(replace(a, stoppable=False) for a in problem.asks)))
+            return allocated
+        kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.jobs))
+        problem = replace(problem, jobs=tuple(kept))
+        allocated = policy.allocate(problem)
+    if not _wasteful(problem, allocated):
+        return allocated
+    return policy.allocate(replace(problem, jobs=tuple(replace(a, stoppable=False) for a in problem.jobs)))
 
 
-def _wasteful(problem: Problem, found: Allocation) -> set[int]:
+def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
     """Indices of the jobs that are stopped on GPU types of which others take less than half of what those leave."""
     freed: Counter[str] = Counter()
     taken: Counter[str] = Counter()
     stopped: dict[int, str] = {}
-    for i, (ask, choice) in enumerate(zip(problem.asks, found.choice, strict=True)):
-        now = None if ask.current is None else ask.cells[ask.current].shape
-        then = None if choice is None else ask.cells[choice].shape
+    for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
+        now = None if job.current is None else job.cells[job.current].shape
+        then = None if choice is None else job.cells[choice].shape
         if now is not None and then is None:
             stopped[i] = now.gpu_type
             freed[now.gpu_type] += now.gpus
@@ -66,11 +66,11 @@ def _wasteful(problem: Problem, found: Allocation) -> set[int]:
 
 
 def _beside(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
-    """The problem of the jobs of `rest` on what those of `kept` leave."""
+    """The problem of the jobs of `rest` on the GPUs that those of `kept` leave."""
     held: Counter[str] = Counter()
     for i in kept:
-        ask = problem.asks[i]
-        for name in ask.nodes:
-            held[name] += ask.cells[ask.current or 0].shape.gpus_per_node
-    rooms = tuple(replace(room, free=max(0, room.free - held[room.name])) for room in problem.rooms)
-    return replace(problem, asks=tuple(problem.asks[i] for i in rest), rooms=rooms)
+        job = problem.jobs[i]
+        for name in job.nodes:
+            held[name] += job.cells[job.current or 0].shape.gpus_per_node
+    nodes = tuple(replace(node, free=max(0, node.free - held[node.name])) for node in problem.nodes)
+    return replace(problem, jobs=tuple(problem.jobs[i] for i in rest), nodes=nodes)

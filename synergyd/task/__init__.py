@@ -1,1 +1,1 @@
-"""SynergyTask, the daemon's half: what one job could achieve on given GPUs, and what its reports teach."""
+"""What one job could achieve on given GPUs, and what its reports teach."""

@@ -16,17 +16,17 @@ from synergyd.task.model.efficiency import best_batch, goodput
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.step_time import StepTime, step_time
 from synergyd.task.plan_limits import PlanLimits
-from synergyd.task.plan_space import Candidates, enumerate_plans, unit
+from synergyd.task.plan_space import CandidatePlans, enumerate_plans, unit
 
 _LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number of reports removes
 
 
-@dataclass(frozen=True)
-class Ranked:
+@dataclass(frozen=True, kw_only=True)
+class RankedPlans:
     """Fitting plans with what they achieve; arrays of shape (N,)."""
 
     shapes: tuple[Shape, ...]
-    candidates: Candidates
+    candidates: CandidatePlans
     times: StepTime
     step_s: Floats
     throughput: Floats
@@ -66,11 +66,11 @@ class Ranked:
         return [self.cell(int(i)) for i in _best_of_each(self.candidates, self.goodput)]
 
 
-def _best_of_each(found: Candidates, good: Floats) -> Ints:
+def _best_of_each(candidates: CandidatePlans, good: Floats) -> Ints:
     """Positions of the best of each (shape, pp), in that order; of equals the first."""
     if not len(good):
         return np.zeros(0, dtype=np.int64)
-    key = found.shape * (int(found.plans.pp.max()) + 1) + found.plans.pp
+    key = candidates.shape * (int(candidates.plans.pp.max()) + 1) + candidates.plans.pp
     groups = np.argsort(key, kind="stable")
     key, good = key[groups], good[groups]
     starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
@@ -98,40 +98,49 @@ def rank(
     memory: float = 1.0,
     samples: int = 0,
     cells_only: bool = False,
-) -> Ranked:
+) -> RankedPlans:
     """Every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the batch of the
     range that suits it best.
 
     `speed` and `memory` are a Profile's corrections. `cells_only`: plans that are not the best of their shape and pp
     may be left out, which saves time where the batch has a range.
     """
-    found = enumerate_plans(model, gpu, shapes, limits, memory)
+    candidates = enumerate_plans(model, gpu, shapes, limits, memory)
     least = smallest_batch or limits.low
-    times = step_time(model, gpu, found.plans)
-    if limits.low < limits.high and noise_scale is not None and len(found.plans):
-        plans, estimate = _best_batches(model, gpu, found, times.total, noise_scale, least)
-        found = replace(found, plans=plans)
+    times = step_time(model, gpu, candidates.plans)
+    if limits.low < limits.high and noise_scale is not None and len(candidates.plans):
+        plans, estimate = _best_batches(model, gpu, candidates, times.total, noise_scale, least)
+        candidates = replace(candidates, plans=plans)
         if cells_only:
-            found = found.take(_best_of_each(found, estimate))
-        times = step_time(model, gpu, found.plans)
+            candidates = candidates.take(_best_of_each(candidates, estimate))
+        times = step_time(model, gpu, candidates.plans)
     step_s = times.total / speed
-    throughput = found.plans.global_batch / step_s
-    good, share = goodput(throughput, found.plans.global_batch, noise_scale, least)
+    throughput = candidates.plans.global_batch / step_s
+    good, share = goodput(throughput, candidates.plans.global_batch, noise_scale, least)
     sigma = uncertainty(gpu.uncertainty, samples)
-    return Ranked(tuple(shapes), found, times, step_s, throughput, share, good, sigma)
+    return RankedPlans(
+        shapes=tuple(shapes),
+        candidates=candidates,
+        times=times,
+        step_s=step_s,
+        throughput=throughput,
+        efficiency=share,
+        goodput=good,
+        uncertainty=sigma,
+    )
 
 
 def _best_batches(
-    model: ModelSpec, gpu: GpuFigures, found: Candidates, largest_s: Floats, noise_scale: float, least: int
+    model: ModelSpec, gpu: GpuFigures, candidates: CandidatePlans, largest_s: Floats, noise_scale: float, least: int
 ) -> tuple[PlanArrays, Floats]:
     """Each plan at the batch of its range where its goodput is highest, and that goodput but for speed.
 
-    The time of a step grows by the same amount with each micro-batch, so two points tell it for all batches and the
+    The time of a step grows by the same amount with each micro-batch, so two points determine it for all batches and the
     best one is known in closed form (efficiency.best_batch), and so is the better of the multiples of the plan's unit on
     its two sides. A smaller batch never takes more memory.
     """
-    plans = found.plans
-    low, high, step = found.smallest, plans.global_batch, unit(plans)
+    plans = candidates.plans
+    low, high, step = candidates.smallest, plans.global_batch, unit(plans)
 
     low_s = step_time(model, gpu, replace(plans, global_batch=low)).total
     slope = (largest_s - low_s) / np.maximum(high - low, 1)

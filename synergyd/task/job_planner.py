@@ -1,4 +1,4 @@
-"""SynergyTask: what one job could achieve on each shape of a cluster. Pure: the same records in, the same Cells out."""
+"""What one job could achieve on each shape of a cluster. Pure: the same records in, the same Cells out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synergyd.task.model.hardware import GIB, GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import checked
 from synergyd.task.model.step_time import step_time
-from synergyd.task.model.throughput import Throughput
+from synergyd.task.model.throughput import ThroughputModel
 from synergyd.task.plan_limits import NOT_BATCH, TOO_BIG, PlanLimits, check_fixed
 from synergyd.task.plan_space import enumerate_plans
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
@@ -48,7 +48,7 @@ class JobPlanner:
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
-        Never raises: empty where the directive contradicts itself or nothing fits, and `why_no_cell` says why."""
+        Never raises: empty where the directive contradicts itself or nothing fits, see `why_no_cell`."""
         if self._contradiction():
             return ()
         result: list[Cell] = []
@@ -74,7 +74,7 @@ class JobPlanner:
         gpu = self._figures(shape.gpu_type)
         model = self._model
         if model is None:
-            return Throughput().step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
+            return ThroughputModel().step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
         plans = from_plans([plan], shape.gpus_per_node)
         return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
 
@@ -154,8 +154,8 @@ class JobPlanner:
         uncertain as one without reports.
         """
         profile, model = self.profile, self._model
-        if model is not None and (found := level(model, self._figures(gpu_type), profile.measured)) is not None:
-            return found
+        if model is not None and (own := level(model, self._figures(gpu_type), profile.measured)) is not None:
+            return own
         if not profile.measured or any(m.shape.gpu_type == gpu_type for m in profile.measured):
             return profile.speed, profile.samples
         return profile.speed**0.5, 0
@@ -165,8 +165,8 @@ class JobPlanner:
 
     @property
     def _reshardable(self) -> bool:
-        said = self._directive().reshard
-        return self.profile.resharding if said is None else said
+        reshard = self._directive().reshard
+        return self.profile.resharding if reshard is None else reshard
 
     def _batch(self) -> int:
         """The batch the job has now: as reported, else the low end of its range, else an assumed one that asked-for
@@ -186,7 +186,7 @@ class JobPlanner:
         low, high = batch, batch
         if directive.global_batch is not None and self.profile.noise_scale is not None:
             low, high = directive.global_batch
-        present, said = self.present or Plan(), self.profile.accepts
+        present, accepts = self.present or Plan(), self.profile.accepts
         limits = PlanLimits(
             low,
             high,
@@ -194,10 +194,10 @@ class JobPlanner:
             max_micro_batch=directive.max_micro_batch,
             tp=directive.tp,
             pp=directive.pp,
-            vpp=None if said.vpp else present.vpp,
-            cp=None if said.cp else present.cp,
-            ep=None if said.ep else present.ep,
-            precisions=(said.precision or present.precision,),
+            vpp=None if accepts.vpp else present.vpp,
+            cp=None if accepts.cp else present.cp,
+            ep=None if accepts.ep else present.ep,
+            precisions=(accepts.precision or present.precision,),
         )
         if self.present is not None and not self._reshardable:
             degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
@@ -222,7 +222,7 @@ class JobPlanner:
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
         gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
         speed, samples = self._believed(gpu_type)
-        # a fixed batch has one efficiency for all plans, so it is worth 1 unless the range is open
+        # a fixed batch has one efficiency for all plans: it counts as 1
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
             measured = profile.measured
@@ -236,13 +236,13 @@ class JobPlanner:
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
                 throughput=throughput.fitted(measured, known),
-                # what was measured tells the level too
+                # the fit to the measurements has the level in it
                 speed=1.0 if measured else speed,
                 samples=samples,
             )
-        found = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), profile.memory)
+        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), profile.memory)
         sigma = uncertainty(gpu.uncertainty, samples)
-        return [_at_speed(cell, speed, sigma) for cell in found]
+        return [_at_speed(cell, speed, sigma) for cell in best]
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""
@@ -262,10 +262,10 @@ class JobPlanner:
         batches = False
         for gpu_type, some in shapes.items():
             gpu = self._figures(gpu_type)
-            found = enumerate_plans(model, gpu, some, limits, self.profile.memory)
-            batches |= found.ruled_out[NOT_BATCH] > 0 and found.ruled_out[TOO_BIG] == 0
-            if found.closest is not None:
-                peak, parts, plan = found.closest
+            candidates = enumerate_plans(model, gpu, some, limits, self.profile.memory)
+            batches |= candidates.ruled_out[NOT_BATCH] > 0 and candidates.ruled_out[TOO_BIG] == 0
+            if candidates.closest is not None:
+                peak, parts, plan = candidates.closest
                 closest.append((peak - gpu.usable_bytes, memory_reason(model, gpu, peak, parts, plan)))
         if closest:
             return min(closest)[1]
@@ -284,8 +284,8 @@ def _best_cells(
     smallest_batch: int,
     memory: float,
 ) -> tuple[Cell, ...]:
-    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it moves no
-    plan before another, and jobs that differ in nothing else share one search."""
+    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it changes no
+    plan's rank, and jobs that differ in speed alone share one search."""
     result: list[Cell] = []
     for start in range(0, len(shapes), _SHAPES_AT_ONCE):
         some = shapes[start : start + _SHAPES_AT_ONCE]

@@ -1,5 +1,5 @@
-"""What a job's reports teach: a Profile's corrections, smoothed so that one odd measurement moves them little, and the
-model's parameters refined by what its plans have measured."""
+"""Learning from a job's reports: the corrections of its Profile, smoothed so that one odd measurement moves them little, and
+the model's parameters, refined by the step times of its plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synergyd.task.model.dims import stacked
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.step_time import step_time
 
-_CLIP = 20.0  # a measurement further than this from the prediction says that one of the two is broken
+_CLIP = 20.0  # a measurement further than this from the prediction is broken, or the prediction is
 _MIN_WEIGHT = 0.2
 _NOISE_WEIGHT = 0.2
 _NOISE_STEP = math.log(4)
@@ -35,7 +35,7 @@ def update_profile(
     shape: Shape | None = None,
 ) -> Profile:
     """`profile` after `report`. The predictions are the model's own, without the profile's corrections
-    (`SynergyTask.predict`).
+    (`JobPlanner.predict`).
 
     speed = predicted / measured time, memory = measured / predicted peak: each ratio is clipped to [1/20, 20] and its
     logarithm averaged, weight 1/(n+1) down to 0.2. The first measurement counts in full; after n of them the step is
@@ -75,7 +75,7 @@ def update_profile(
 
 
 def coarse(profile: Profile) -> Profile:
-    """`profile` on a grid of 2 % (samples: powers of two): what is made of it changes only when it has moved by more."""
+    """`profile` on a grid of 2 % (samples: powers of two): what is computed from it changes only when it has moved by more."""
     noise = profile.noise_scale
     return replace(
         profile,
@@ -92,16 +92,16 @@ def coarse(profile: Profile) -> Profile:
 def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
     """What a job without reports starts from: the corrections of `like` jobs (same model, same hardware), as one report's
     worth, and their measured plans. `profile` itself if it has reports, or if none of `like` has."""
-    known = [one for one in like if one.samples > 0 and _positive(one.speed) and _positive(one.memory)]
+    known = [other for other in like if other.samples > 0 and _positive(other.speed) and _positive(other.memory)]
     if profile.samples > 0 or not known:
         return profile
-    # the median: one odd job can't mislead the next
-    speed = float(np.median([math.log(one.speed) for one in known]))
-    memory = float(np.median([math.log(one.memory) for one in known]))
+    # the median, so that one odd job has little effect
+    speed = float(np.median([math.log(other.speed) for other in known]))
+    memory = float(np.median([math.log(other.memory) for other in known]))
     latest = {
         (m.plan, m.shape): replace(m, step_s=_rounded(math.log(m.step_s)), samples=1)
-        for one in known
-        for m in one.measured
+        for other in known
+        for m in other.measured
     }
     measured = tuple(latest.values())[-_KEPT:]
     return replace(profile, speed=_rounded(speed), memory=_rounded(memory), samples=1, measured=measured)
@@ -113,7 +113,7 @@ def _power_of_two(samples: int) -> int:
 
 
 def rounded(value: float) -> float:
-    """A positive number to a percent or so: what many jobs share should not change with every report of one of them."""
+    """A positive number on the grid of 2 %: what many jobs share should not change with every report of one of them."""
     return _rounded(math.log(value))
 
 
@@ -175,7 +175,7 @@ def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]
         if item.name not in ("gpu_type", "note")
     }
     false = np.zeros(len(known), dtype=np.bool_)
-    given = RowBatch(
+    inputs = RowBatch(
         rows=(),
         model=stacked([model] * len(known)),
         gpu=GpuFigures(gpu_type="", **columns),
@@ -184,15 +184,15 @@ def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]
         fused=false,
     )
     wanted = np.log(np.array([m.step_s for m in known])) + math.log(speed)
-    trust = plausible(wanted - log_time(given, given.gpu)).astype(np.float64)
-    start = given.start(TIME)
+    trust = plausible(wanted - log_time(inputs, inputs.gpu)).astype(np.float64)
+    start = inputs.start(TIME)
     sigma = np.array([[math.hypot(p.common, p.own) for p in TIME]])
-    found = solve(given, TIME, log_time, wanted, start, np.ones((len(known), 1)), sigma, trust).effects[0]
+    effects = solve(inputs, TIME, log_time, wanted, start, np.ones((len(known), 1)), sigma, trust).effects[0]
     changes: dict[str, Any] = {}
     for k, parameter in enumerate(TIME):
         value = getattr(gpu, parameter.name)
         base = forward(parameter, value)
-        moved = backward(parameter, np.array([base, base + found[k]]))
+        moved = backward(parameter, np.array([base, base + effects[k]]))
         # a figure at its bound has no log or log-odds: the change counts, not the value
         changes[parameter.name] = max(0.0, value + float(moved[1] - moved[0]))
     return replace(gpu, **changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec
@@ -33,6 +33,7 @@ class PlanLimits:
 
     low: int
     high: int
+    _: KW_ONLY
     points: int = 12
     micro_batch: int | None = None
     max_micro_batch: int | None = None  # of jobs whose memory can't be predicted

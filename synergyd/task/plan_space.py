@@ -35,8 +35,8 @@ from synergyd.task.plan_limits import (
 )
 
 
-@dataclass(frozen=True)
-class Candidates:
+@dataclass(frozen=True, kw_only=True)
+class CandidatePlans:
     """Plans that fit: `shape[i]` is plan i's index in the shapes asked for, `memory[i]` its peak in bytes.
 
     `smallest[i]` is the least batch in the range that plan i's degrees allow; its own is the largest. `ruled_out`
@@ -50,7 +50,7 @@ class Candidates:
     ruled_out: Counter[str] = field(default_factory=Counter)
     closest: tuple[float, dict[str, float], Plan] | None = None
 
-    def take(self, index: Ints) -> Candidates:
+    def take(self, index: Ints) -> CandidatePlans:
         """Those at `index`."""
         return replace(
             self,
@@ -68,7 +68,7 @@ def unit(plans: PlanArrays) -> Ints:
 
 def enumerate_plans(
     model: ModelSpec, gpu: GpuFigures, shapes: Sequence[Shape], limits: PlanLimits, memory_factor: float = 1.0
-) -> Candidates:
+) -> CandidatePlans:
     """All (tp, pp, vpp, cp, ep, dp, ZeRO stage, precision, micro-batch) on each of `shapes` that fit `gpu`, with the
     least recompute that makes them fit, each at the largest batch of the range that it allows; and again where a smaller
     batch takes less recompute (a pipeline with fewer micro-batches than stages).
@@ -88,7 +88,7 @@ def enumerate_plans(
     ruled_out = inside.ruled_out + outside.ruled_out
     # those were tried after all
     del ruled_out[LEAVES_NODE]
-    return Candidates(
+    return CandidatePlans(
         plans=joined([inside.plans, outside.plans]),
         shape=np.concatenate([inside.shape, np.array(missing, dtype=np.int64)[outside.shape]]),
         memory=np.concatenate([inside.memory, outside.memory]),
@@ -110,7 +110,7 @@ def _search(
     limits: PlanLimits,
     memory_factor: float,
     leave_node: bool,
-) -> Candidates:
+) -> CandidatePlans:
     ruled_out: Counter[str] = Counter()
     plans, shape = _degrees(model, shapes, limits, leave_node, ruled_out)
     plans, shape, smallest = _with_batches(plans, shape, limits, ruled_out)
@@ -122,18 +122,25 @@ def _search(
         over: Ints = np.flatnonzero(~fitted)
         ruled_out[TOO_BIG] += len(over)
         least = int(over[np.argmin(memory[over])])
-        one = replace(plans.take(np.array([least])), recompute=recompute[[least]])
-        closest = (float(memory[least] * memory_factor), peak_memory(model, gpu, one).parts(0), one.plan(0))
-    found = replace(plans.take(rows), recompute=recompute[rows])
+        leanest = replace(plans.take(np.array([least])), recompute=recompute[[least]])
+        closest = (float(memory[least] * memory_factor), peak_memory(model, gpu, leanest).parts(0), leanest.plan(0))
+    fitting = replace(plans.take(rows), recompute=recompute[rows])
     small = _with_less(model, gpu, plans, smallest, limit, np.where(fitted, recompute, 3))
     if small is not None:
         index, few, peak = small
         order = np.argsort(np.concatenate([rows, index]), kind="stable")
-        found = joined([found, few]).take(order)
+        fitting = joined([fitting, few]).take(order)
         rows, memory_of = np.concatenate([rows, index])[order], np.concatenate([memory[rows], peak])[order]
     else:
         memory_of = memory[rows]
-    return Candidates(found, shape[rows], memory_of * memory_factor, smallest[rows], ruled_out, closest)
+    return CandidatePlans(
+        plans=fitting,
+        shape=shape[rows],
+        memory=memory_of * memory_factor,
+        smallest=smallest[rows],
+        ruled_out=ruled_out,
+        closest=closest,
+    )
 
 
 def _recompute_codes(gpu: GpuFigures) -> tuple[int, ...]:
@@ -239,13 +246,13 @@ def _degrees(
     free = np.broadcast_to(free, (*free.shape[:4], len(precisions)))
     row, which_vpp, which_ep, which_zero, which_precision = np.nonzero(free)
     tp, shape = tp[row], shape[row]
-    one = np.ones_like(tp)
+    ones = np.ones_like(tp)
     plans = PlanArrays(
         tp=tp,
         pp=pp[row],
         dp=dp[row],
-        micro_batch=one,
-        global_batch=one,
+        micro_batch=ones,
+        global_batch=ones,
         recompute=np.zeros_like(tp),
         local=node[shape],
         sequence_parallel=tp > 1,

@@ -23,7 +23,7 @@ _DOUBLINGS = 7
 _WITHOUT_BF16 = frozenset(("v100", "v100-16", "v100-pcie", "v100-pcie-32", "rtx2080ti", "t4"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRow:
     """One plan. `time` seconds by part (compute, bubble, tp, pp, dp, optimizer, fixed) sums to the Cell's step_s,
     `memory` bytes by part; `mfu` is model FLOPs over peak."""
@@ -36,10 +36,10 @@ class PlanRow:
     mfu: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuCount:
     """The best plans on one GPU count; `why_none` is "" unless `rows` is empty. `ruled_out` counts choices by reason,
-    `closest` tells of the leanest of those that did not fit ("" if all did)."""
+    `closest` describes the leanest of those that did not fit ("" if all did)."""
 
     gpus: int
     rows: tuple[PlanRow, ...]
@@ -49,9 +49,9 @@ class GpuCount:
     closest: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanTable:
-    """Answer for one model and GPU type; `usable_bytes` is what a plan may take of a GPU, `note` says if the type's
+    """Answer for one model and GPU type; `usable_bytes` is the memory that a plan may use, `note` is not empty if the type's
     figures are a guess."""
 
     model: ModelSpec
@@ -128,7 +128,14 @@ def plan_table(
         more = _enough(model, gpu, gpu_type, counts[-1].gpus, gpus_per_node, limits)
         if more is not None:
             counts[-1] = replace(counts[-1], why_none=f"{counts[-1].why_none}; {more} GPUs would do")
-    return PlanTable(model, gpu_type, gpus_per_node, gpu.usable_bytes, tuple(counts), gpu.note)
+    return PlanTable(
+        model=model,
+        gpu_type=gpu_type,
+        gpus_per_node=gpus_per_node,
+        usable_bytes=gpu.usable_bytes,
+        counts=tuple(counts),
+        note=gpu.note,
+    )
 
 
 def _enough(
@@ -157,7 +164,9 @@ def _count(
     top: int,
 ) -> GpuCount:
     if gpus > gpus_per_node and gpus % gpus_per_node:
-        return GpuCount(gpus, (), 0, {}, f"{gpus} GPUs are not whole nodes of {gpus_per_node}")
+        return GpuCount(
+            gpus=gpus, rows=(), fitting=0, ruled_out={}, why_none=f"{gpus} GPUs are not whole nodes of {gpus_per_node}"
+        )
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
     best = ranked.order[:top]
@@ -168,7 +177,16 @@ def _count(
         achieved = flops_per_step(model, cell.plan.global_batch) / cell.step_s
         mfu = achieved / (gpus * gpu.peak_tflops * 1e12)
         tokens = cell.throughput * model.seq
-        rows.append(PlanRow(position + 1, cell, ranked.times.parts(int(i)), peaks.parts(position), tokens, mfu))
+        rows.append(
+            PlanRow(
+                rank=position + 1,
+                cell=cell,
+                time=ranked.times.parts(int(i)),
+                memory=peaks.parts(position),
+                tokens_per_s=tokens,
+                mfu=mfu,
+            )
+        )
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
     why, closest = "", ranked.candidates.closest
     if not rows:
@@ -178,4 +196,6 @@ def _count(
             else "no plan is valid: " + (", ".join(ruled_out) or "the fixed degrees need more GPUs")
         )
     lean = f"{plan_words(closest[2])} {needs(gpu, *closest[:2])}" if closest is not None else ""
-    return GpuCount(gpus, tuple(rows), len(ranked.goodput), ruled_out, why, lean)
+    return GpuCount(
+        gpus=gpus, rows=tuple(rows), fitting=len(ranked.goodput), ruled_out=ruled_out, why_none=why, closest=lean
+    )

@@ -21,15 +21,15 @@ def bounds(job: Job) -> tuple[int, int]:
 def usable_nodes(job: Job, cluster: Cluster) -> dict[tuple[str, int], int]:
     """Number of nodes that may run the job, by (GPU type, GPUs): up or held by the job now, and in one of its partitions."""
     wanted = {name for name in job.partition.split(",") if name}
-    found: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     for gpu_type, gpus, up, partitions, count in kinds(job, cluster):
         if up and (not wanted or not partitions or not wanted.isdisjoint(partitions)):
-            found[gpu_type, gpus] += count
+            counts[gpu_type, gpus] += count
     for name in job.node_names:  # held although down
         node = cluster.by_name.get(name)
         if node is not None and not node.up and node.gpus > 0:
-            found[node.gpu_type, node.gpus] += 1
-    return found
+            counts[node.gpu_type, node.gpus] += 1
+    return counts
 
 
 def kinds(job: Job, cluster: Cluster) -> tuple[tuple[str, int, bool, tuple[str, ...], int], ...]:
@@ -73,18 +73,18 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
     result: dict[str, tuple[Shape, ...]] = {}
     for gpu_type in sorted(by_type):
         sizes = by_type[gpu_type]
-        found: set[tuple[int, int]] = set()
+        layouts: set[tuple[int, int]] = set()
         for size in sizes:
-            found |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
+            layouts |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
             count = sum(number for s, number in sizes.items() if s >= size)
             most = min(count, high // size)
             ends = {-(-low // size), most}  # the job's own bounds, whichever they are
-            found |= {(nodes, size) for nodes in (*node_counts(most), *ends) if 2 <= nodes <= most}
+            layouts |= {(nodes, size) for nodes in (*node_counts(most), *ends) if 2 <= nodes <= most}
         for own in (job.asked, job.shape):
             room = sum(number for s, number in sizes.items() if s >= own.gpus_per_node)
             if own.gpu_type in ("", gpu_type) and room >= own.nodes:
-                found.add((own.nodes, own.gpus_per_node))
-        kept = sorted((nodes, per) for nodes, per in found if nodes > 0 and per > 0 and low <= nodes * per <= high)
+                layouts.add((own.nodes, own.gpus_per_node))
+        kept = sorted((nodes, per) for nodes, per in layouts if nodes > 0 and per > 0 and low <= nodes * per <= high)
         if kept:
             result[gpu_type] = tuple(Shape(gpu_type, nodes, per) for nodes, per in kept)
     return result

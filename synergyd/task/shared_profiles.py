@@ -1,7 +1,7 @@
-"""What runs of one program have learnt together: the same user, name and batch range, and steps that agree.
+"""Measurements that runs of one program share: the same user, name and batch range, and step times that agree.
 
-For jobs whose model is not known (plain PyTorch): of the others the next run knows how it scales before its first step, and
-each of them what only others have tried.
+For jobs whose model is not known (plain PyTorch): a new run knows how it scales before its first step, and each run has the
+measurements of sizes that only others have tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from synergyd.records import Job, Measurement, Plan, Profile, Shape
 from synergyd.task.learning import rounded
 
 PREFIX = "like:"  # of the keys of what is stored
-_SAME = 0.05  # |log| of two step times that tell nothing new
+_SAME = 0.05  # |log| of two step times that count as equal
 _UNLIKE = 0.3  # |log| of two step times, of one plan on one shape, that are of two programs
 _STRIKES = 2  # so many runs that are unlike in a row, and the program has changed
 _KEPT, _KEPT_A_SHAPE = 48, 3
@@ -44,14 +44,16 @@ def _key(uid: int, name: str, *batches: object) -> str:
 
 
 class SharedProfiles:
-    """What is known of each program, by key; `learn` says what to store."""
+    """The measurements of each program, by key; `learn` returns what to store."""
 
     def __init__(self) -> None:
         self._known: dict[str, Profile] = {}
         self._strikes: dict[str, int] = {}
         self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
         self._began: set[int] = set()  # jobs whose first noise scale counts already
-        self._told: dict[int, set[tuple[Plan, Shape]]] = {}  # by job, what it has put in another's place: once each
+        self._replaced: dict[
+            int, set[tuple[Plan, Shape]]
+        ] = {}  # by job: measurements of others that it has replaced, once each
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """From the store of a daemon before this one."""
@@ -59,10 +61,10 @@ class SharedProfiles:
         self._forget_old()
 
     def learn(self, job: Job, profile: Profile) -> dict[str, Profile]:
-        """Takes over what a job has measured; what of it is new, by key.
+        """Takes over a job's measurements; returns the profiles that changed, by key.
 
-        A job whose steps are unlike is left alone, and if it is not the only one in a row the program has changed: what was
-        known is forgotten. A noise scale is each job's first, for it grows while a job trains.
+        A job whose step times disagree is ignored; after a second one in a row the program has changed and its measurements
+        are dropped. Only the first noise scale of each job counts, for it grows while a job trains.
         """
         key = likeness(job, profile)
         if key is None or not profile.measured or job.job_id in self._unlike:
@@ -81,14 +83,16 @@ class SharedProfiles:
         if job.job_id not in self._began and profile.noise_scale is not None and profile.noise_scale > 0:
             self._began.add(job.job_id)
             noise = rounded(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
-        told = self._told.setdefault(job.job_id, set())
-        found = replace(known, measured=_joined(known.measured, profile.measured, told), noise_scale=noise, samples=1)
-        if found == self._known.get(key):
+        replaced = self._replaced.setdefault(job.job_id, set())
+        shared = replace(
+            known, measured=_joined(known.measured, profile.measured, replaced), noise_scale=noise, samples=1
+        )
+        if shared == self._known.get(key):
             return {}
         self._known.pop(key, None)
-        self._known[key] = found
+        self._known[key] = shared
         self._forget_old()
-        return {key: found}
+        return {key: shared}
 
     def believed(self, job: Job, profile: Profile) -> Profile:
         """The job's own profile, with what other runs have measured where it has not, and their noise scale until it has one."""
@@ -104,10 +108,10 @@ class SharedProfiles:
         )
 
     def forget(self, job_id: int) -> None:
-        """Of a job that is gone; what it has taught stays."""
+        """Drops the state of a job that has ended; its measurements stay."""
         self._unlike.discard(job_id)
         self._began.discard(job_id)
-        self._told.pop(job_id, None)
+        self._replaced.pop(job_id, None)
 
     def _forget_old(self) -> None:
         while len(self._known) > _PROGRAMS:
@@ -137,23 +141,23 @@ def _rates(some: Iterable[Measurement]) -> list[float]:
 
 
 def _joined(
-    known: tuple[Measurement, ...], own: Iterable[Measurement], told: set[tuple[Plan, Shape]]
+    known: tuple[Measurement, ...], own: Iterable[Measurement], replaced: set[tuple[Plan, Shape]]
 ) -> tuple[Measurement, ...]:
-    """The latest of each plan and shape, a few a shape; in their order as long as they say the same. `told`: what this job has
+    """The latest of each plan and shape, a few a shape; in their order as long as they agree. `replaced`: what this job has
     changed already, so that two that differ a little do not take turns."""
-    found = {(m.plan, m.shape): m for m in known}
+    latest = {(m.plan, m.shape): m for m in known}
     for m in own:
         key = m.plan, m.shape
-        before = found.get(key)
+        before = latest.get(key)
         differs = before is not None and m.step_s > 0 and abs(math.log(m.step_s / before.step_s)) > _SAME
-        if m.step_s > 0 and (before is None or (differs and m.samples >= _REPORTS and key not in told)):
+        if m.step_s > 0 and (before is None or (differs and m.samples >= _REPORTS and key not in replaced)):
             if before is not None:
-                told.add(key)
-            found.pop(key, None)
-            found[key] = replace(m, step_s=rounded(m.step_s), samples=1)
+                replaced.add(key)
+            latest.pop(key, None)
+            latest[key] = replace(m, step_s=rounded(m.step_s), samples=1)
     kept: list[Measurement] = []
     of_shape: dict[object, int] = {}
-    for m in reversed(found.values()):
+    for m in reversed(latest.values()):
         of_shape[m.shape] = of_shape.get(m.shape, 0) + 1
         if of_shape[m.shape] <= _KEPT_A_SHAPE:
             kept.append(m)

@@ -12,7 +12,7 @@ from synergyd.records import Cell, Plan, Shape
 from synergyd.task.cell_search import uncertainty
 from synergyd.task.model.efficiency import batch_points, goodput
 from synergyd.task.model.hardware import GpuFigures
-from synergyd.task.model.throughput import Throughput
+from synergyd.task.model.throughput import ThroughputModel
 from synergyd.task.plan_limits import PlanLimits, divisors
 
 _UNCERTAINTY = 0.6
@@ -32,14 +32,14 @@ def cells(
     noise_scale: float | None,
     smallest_batch: int,
     present_batch: int,
-    throughput: Throughput,
+    throughput: ThroughputModel,
     speed: float,
     samples: int,
 ) -> list[Cell]:
     """The best plan of each shape that dp divides; tp and pp as fixed, else 1.
 
     Memory is not predicted (memory_bytes 0), so no GPU is ever given more samples at once than the directive allows, or
-    than at the size asked for where it says nothing: a larger share is worked off in several passes.
+    than at the size asked for if it has no limit: a larger share is worked off in several passes.
     """
     tp, pp = limits.tp or 1, limits.pp or 1
     asked_replicas = max(1, asked_gpus // (tp * pp))
@@ -49,8 +49,8 @@ def cells(
     for index, shape in enumerate(shapes):
         replicas, rest = divmod(shape.gpus, tp * pp)
         if not rest and replicas:
-            found = {found for point in points for found in _splits(float(point), replicas, most, limits)}
-            rows += [(index, shape.gpus, shape.nodes, replicas, micro, passes) for micro, passes in sorted(found)]
+            splits = {split for point in points for split in _splits(float(point), replicas, most, limits)}
+            rows += [(index, shape.gpus, shape.nodes, replicas, micro, passes) for micro, passes in sorted(splits)]
     if not rows:
         return []
     counts = np.array(rows, dtype=np.int64).T

@@ -34,7 +34,7 @@ from dataclasses import replace
 from synergyd.links.model import TEN_GBE, Topology, topology_of
 from synergyd.links.sharing import sharings, traffic_of
 from synergyd.records import Cell, Plan, Shape
-from synergyd.scheduler.placement.link_aware import joint
+from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
 from synergyd.scheduler.problem.utility import allocation, find_asked, relative_goodputs
@@ -106,23 +106,23 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
     count = 0
     for repeat in range(repeats):
         problem = _full(rooms, random.Random(repeat))
-        count = len(problem.asks)
-        chosen = allocation(problem, [0 for _ in problem.asks])
+        count = len(problem.jobs)
+        chosen = allocation(problem, [0 for _ in problem.jobs])
         begun = time.process_time()
         placed = place(rooms, requests_of(problem, chosen))
         spent["place_ms"].append(1e3 * (time.process_time() - begun))
-        chosen = allocation(problem, [None if a.job_id in placed.failed else 0 for a in problem.asks])
+        chosen = allocation(problem, [None if a.job_id in placed.failed else 0 for a in problem.jobs])
         begun = time.process_time()
-        found = joint(problem, chosen, placed, topology)
+        found = place_link_aware(problem, chosen, placed, topology)
         spent["joint_ms"].append(1e3 * (time.process_time() - begun))
-        pairs = [(problem.asks[i].job_id, cell) for i, cell, _ in found.allocation.taken(problem)]
+        pairs = [(problem.jobs[i].job_id, cell) for i, cell, _ in found.allocation.taken(problem)]
         begun = time.process_time()
         traffic = [traffic_of(job, cell, found.placement.nodes[job], topology) for job, cell in pairs]
         sharings([one for one in traffic if one is not None], topology)
         spent["sharings_ms"].append(1e3 * (time.process_time() - begun))
-        quiet = tuple(replace(a, cells=tuple(replace(c, sync_s=0.0) for c in a.cells)) for a in problem.asks)
-        alone = joint(replace(problem, asks=quiet), chosen, placed, topology, tries=0).total
-        spent["lost"].append(alone - joint(problem, chosen, placed, topology, tries=0).total)
+        quiet = tuple(replace(a, cells=tuple(replace(c, sync_s=0.0) for c in a.cells)) for a in problem.jobs)
+        alone = place_link_aware(replace(problem, jobs=quiet), chosen, placed, topology, tries=0).total
+        spent["lost"].append(alone - place_link_aware(problem, chosen, placed, topology, tries=0).total)
         spent["lost_after"].append(alone - found.total)
     return {"nodes": nodes, "jobs": count, **{k: statistics.median(v) for k, v in spent.items()}}
 

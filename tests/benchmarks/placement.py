@@ -45,7 +45,7 @@ def batch_fill(way: Way, rnd: random.Random, count: int) -> float:
     """Lays `count` new jobs at once as an epoch does, those that find no room left out; seconds."""
     new = [PlacementRequest(way.next_id + i, Shape("h100", *rnd.choice(SIZES))) for i in range(count)]
     way.next_id += count
-    rooms = list(way.rooms)
+    rooms = list(way.nodes)
     if way.name == "random":
         rnd.shuffle(rooms)
     begin = time.process_time()

@@ -46,14 +46,14 @@ def least_loaded_nodes(
         )
         return [taken(best[:count])]
 
-    def uplink(one: str) -> float:
-        return load.get(f"leaf:{one}", 0.0)
+    def uplink(switch: str) -> float:
+        return load.get(f"leaf:{switch}", 0.0)
 
-    found = []
-    few = sorted(leaves, key=lambda one: (-len(leaves[one]), uplink(one), one))
-    calm = sorted(leaves, key=lambda one: (uplink(one), -len(leaves[one]), one))
-    for some in (few, calm):
-        names = [name for one in some for name in leaves[one]][:count]
-        if taken(names) not in found:
-            found.append(taken(names))
-    return found
+    node_sets = []
+    few = sorted(leaves, key=lambda switch: (-len(leaves[switch]), uplink(switch), switch))
+    calm = sorted(leaves, key=lambda switch: (uplink(switch), -len(leaves[switch]), switch))
+    for switches in (few, calm):
+        names = [name for switch in switches for name in leaves[switch]][:count]
+        if taken(names) not in node_sets:
+            node_sets.append(taken(names))
+    return node_sets

@@ -1,9 +1,9 @@
-"""Sizes, nodes and links together: a job's goodput on a set of nodes depends on who else sends over the same links.
+"""Sizes, nodes and links together: a job's goodput on a set of nodes depends on the other jobs that send over the same links.
 
-The policy's allocation with its placement is the start. Then, one job at a time and the one that its neighbours cost most first, what
-is best for the sum over all jobs of weight x worth(goodput / slowdown) is taken: other nodes (quieter links), another Cell of no
-more GPUs (inside one node or leaf), or going on as it runs. While weighing, a job's slowdown is the first round of slowdown.py's
-forecast (`sharing.expected`); what is told in the end is its fixed point.
+A local search from the policy's allocation and its placement. One job at a time, the one that loses most to its neighbours first,
+takes what gives the highest sum of all jobs' values with their slowdowns: other nodes (quieter links), another Cell of no more
+GPUs (inside one node or leaf), or going on as it runs. The search takes the first round of slowdown.py's forecast as a job's
+slowdown (`sharing.expected`); the Decision has its fixed point.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
+from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
-from synergyd.scheduler.problem.utility import restart_factor, stay_value, stop_value, worth
+from synergyd.scheduler.problem.utility import utility, value
 
 TRIES = 400  # places tried for jobs in one epoch: bounds its time on any cluster
 _PASSES = 3
 _CELLS = 6  # of a job that are tried, best goodput first
-_HURT = 1.005  # a slowdown below this is left alone
+_HURT = 1.005  # smaller slowdowns are ignored
 _GAIN = 1e-6
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where one job is: its Cell, whether it goes on as it runs, its nodes and what it sends there."""
+    """One job's Cell (`choice`), whether it goes on as it runs, its nodes and its traffic there."""
 
     choice: int
     stays: bool
@@ -41,9 +41,9 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Joint:
-    """The outcome. `total` is the objective with the links in it. `away`: by index of the ask, the Cells that it did not get
-    because of the links."""
+class LinkAwareAnswer:
+    """`total` is the objective with the slowdowns of shared links. `away`: by index of the job, the Cells that it did not get
+    because of links."""
 
     allocation: Allocation
     placement: Placement
@@ -51,15 +51,7 @@ class Joint:
     away: Mapping[int, frozenset[int]]
 
 
-def value(ask: JobRequest, choice: int, stays: bool, slowdown: float, terms: Objective) -> float:
-    """What an outcome adds to the objective where its steps take `slowdown` times as long."""
-    factor = 1.0 if stays else restart_factor(ask, choice)
-    need = ask.need_anew if ask.current is not None and not stays else ask.need
-    bonus = terms.need_bonus if 0.0 < need <= ask.cells[choice].goodput / slowdown else 0.0
-    return ask.weight * worth(factor * ask.relative[choice] / slowdown, terms) + bonus
-
-
-def joint(
+def place_link_aware(
     problem: Problem,
     allocation: Allocation,
     placement: Placement,
@@ -67,18 +59,18 @@ def joint(
     others: Iterable[Traffic] = (),
     sizes: bool = True,
     tries: int = TRIES,
-) -> Joint:
+) -> LinkAwareAnswer:
     """The allocation and placement, changed where links make something else better.
 
-    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose, and running ones
-    their nodes: only where what changes anyway lies is chosen. At most about `tries` places are tried; 0 only works out the total.
+    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose and running ones their
+    nodes: only the nodes of jobs that start or change are chosen. At most about `tries` places are tried; 0: only the total.
     """
-    work = _Work(problem, allocation, placement, topology, tuple(others), tries)
+    work = _LinkAwareSearch(problem, allocation, placement, topology, tuple(others), tries)
     work.improve(sizes)
     return work.outcome(allocation, placement)
 
 
-class _Work:
+class _LinkAwareSearch:
     def __init__(
         self,
         problem: Problem,
@@ -89,18 +81,18 @@ class _Work:
         tries: int,
     ) -> None:
         self.problem, self.topology = problem, topology
-        self.leaf = {room.name: room.leaf for room in problem.rooms}
-        self.bins = FreeGpus(problem.rooms, problem.spanned)
+        self.leaf = {node.name: node.leaf for node in problem.nodes}
+        self.free_gpus = FreeGpus(problem.nodes, problem.spanned)
         self.choice = list(allocation.choice)
-        self.spots: dict[int, Assignment] = {}
-        self.senders: dict[int, Traffic] = {}  # by index of the ask, those outside of the problem below 0
+        self.assignments: dict[int, Assignment] = {}
+        self.senders: dict[int, Traffic] = {}  # by index of the job, those outside of the problem below 0
         self.users: dict[str, set[int]] = {}
         self.load: dict[str, float] = {}
         self.tries = tries  # left
         for n, traffic in enumerate(others):
             self._send(-1 - n, traffic)
         for i, cell, stays in allocation.taken(problem):
-            nodes = placement.nodes[problem.asks[i].job_id]
+            nodes = placement.nodes[problem.jobs[i].job_id]
             choice = allocation.choice[i]
             assert choice is not None
             self._put(i, Assignment(choice, stays, nodes, traffic_of(i, cell, nodes, topology)))
@@ -121,21 +113,21 @@ class _Work:
         else:
             del self.senders[i]
 
-    def _put(self, i: int, spot: Assignment) -> None:
-        self.spots[i], self.choice[i] = spot, spot.choice
-        self.bins.take(spot.nodes, self._cell(i, spot).shape.gpus_per_node)
-        if spot.traffic is not None:
-            self._send(i, spot.traffic)
+    def _put(self, i: int, assignment: Assignment) -> None:
+        self.assignments[i], self.choice[i] = assignment, assignment.choice
+        self.free_gpus.take(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node)
+        if assignment.traffic is not None:
+            self._send(i, assignment.traffic)
 
     def _lift(self, i: int) -> Assignment:
-        spot = self.spots.pop(i)
-        self.bins.give(spot.nodes, self._cell(i, spot).shape.gpus_per_node)
-        if spot.traffic is not None:
-            self._send(i, spot.traffic, -1)
-        return spot
+        assignment = self.assignments.pop(i)
+        self.free_gpus.give(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node)
+        if assignment.traffic is not None:
+            self._send(i, assignment.traffic, -1)
+        return assignment
 
-    def _cell(self, i: int, spot: Assignment) -> Cell:
-        return self.problem.asks[i].cells[spot.choice]
+    def _cell(self, i: int, assignment: Assignment) -> Cell:
+        return self.problem.jobs[i].cells[assignment.choice]
 
     def _slowdown(self, i: int) -> float:
         traffic = self.senders.get(i)
@@ -149,13 +141,13 @@ class _Work:
 
     def _value(self, i: int) -> float:
         if i < 0:
-            return worth(1.0 / self._slowdown(i), self.problem.terms)
-        spot = self.spots[i]
-        return value(self.problem.asks[i], spot.choice, spot.stays, self._slowdown(i), self.problem.terms)
+            return utility(1.0 / self._slowdown(i), self.problem.terms)
+        assignment = self.assignments[i]
+        return value(self.problem.jobs[i], assignment.choice, assignment.stays, self.problem.terms, self._slowdown(i))
 
     def _beside(self, *traffic: Traffic | None) -> set[int]:
         return {
-            i for one in traffic if one for x in self.topology.crossed(one.nodes) for i in self.users.get(x, ())
+            i for sent in traffic if sent for x in self.topology.crossed(sent.nodes) for i in self.users.get(x, ())
         }  # fmt: skip
 
     # -- the search ------------------------------------------------------------------------------------------------
@@ -163,90 +155,90 @@ class _Work:
     def improve(self, sizes: bool) -> None:
         for _ in range(_PASSES):
             hurt = []
-            for i in self.spots:
+            for i in self.assignments:
                 if (slowdown := self._slowdown(i)) > _HURT and self._may_change(i, sizes):
-                    spot, ask = self.spots[i], self.problem.asks[i]
-                    alone = value(ask, spot.choice, spot.stays, 1.0, self.problem.terms)
-                    lost = alone - value(ask, spot.choice, spot.stays, slowdown, self.problem.terms)
+                    assignment, job = self.assignments[i], self.problem.jobs[i]
+                    alone = value(job, assignment.choice, assignment.stays, self.problem.terms)
+                    lost = alone - value(job, assignment.choice, assignment.stays, self.problem.terms, slowdown)
                     hurt.append((-lost, i))
             if not any([self._better(i, sizes) for _, i in sorted(hurt)]):
                 return
 
     def _may_change(self, i: int, sizes: bool) -> bool:
-        return sizes or not self.spots[i].stays
+        return sizes or not self.assignments[i].stays
 
     def _better(self, i: int, sizes: bool) -> bool:
         """Takes the best place for one job, all others as they are; whether that is another than it had."""
         if self.tries <= 0 or self._slowdown(i) <= _HURT:
             return False
-        old = self.spots[i]
+        old = self.assignments[i]
         near = self._beside(old.traffic) - {i}
         before = {k: self._value(k) for k in near}
         held = self._value(i)
         self._lift(i)
         best, most = old, _GAIN * (1.0 + abs(held))
-        for spot in list(self._places(i, old, sizes)):
+        for assignment in list(self._places(i, old, sizes)):
             self.tries -= 1
-            # who is left behind gains whatever comes next
-            was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(spot.traffic)}
-            self.spots[i] = spot
-            if spot.traffic is not None:
-                self._send(i, spot.traffic)
+            # the neighbours at the old place gain wherever it goes
+            was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(assignment.traffic)}
+            self.assignments[i] = assignment
+            if assignment.traffic is not None:
+                self._send(i, assignment.traffic)
             gain = self._value(i) - held + sum(self._value(k) - was[k] for k in was)
-            if spot.traffic is not None:
-                self._send(i, spot.traffic, -1)
+            if assignment.traffic is not None:
+                self._send(i, assignment.traffic, -1)
             if gain > most:
-                best, most = spot, gain
+                best, most = assignment, gain
         self._put(i, best)
         return best is not old
 
     def _places(self, i: int, old: Assignment, sizes: bool) -> Iterator[Assignment]:
         """Other places for a job that has been lifted: no more GPUs than it had."""
-        ask = self.problem.asks[i]
-        own = frozenset(ask.nodes)
-        if ask.current is not None and not old.stays:
-            cell = ask.cells[ask.current]
-            narrower = sizes and cell.shape.gpus <= ask.cells[old.choice].shape.gpus
-            if narrower and own <= set(self.bins.fitting(cell.shape, ask.partition)):
-                yield Assignment(ask.current, True, ask.nodes, traffic_of(i, cell, ask.nodes, self.topology))
-        if ask.current is not None and ask.discount <= 0:
+        job = self.problem.jobs[i]
+        own = frozenset(job.nodes)
+        if job.current is not None and not old.stays:
+            cell = job.cells[job.current]
+            narrower = sizes and cell.shape.gpus <= job.cells[old.choice].shape.gpus
+            if narrower and own <= set(self.free_gpus.fitting(cell.shape, job.node_filter)):
+                yield Assignment(job.current, True, job.nodes, traffic_of(i, cell, job.nodes, self.topology))
+        if job.current is not None and job.discount <= 0:
             return
-        cells = CellIndex.of(ask.cells)
+        cells = CellIndex.of(job.cells)
         most = cells[old.choice].shape.gpus
         fewer = [c for c in cells.ranked if c != old.choice and cells[c].shape.gpus <= most] if sizes else []
         for choice in [old.choice, *fewer[:_CELLS]]:
-            if choice in ask.banned and choice != old.choice:
+            if choice in job.banned and choice != old.choice:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
-                names = self.bins.pick(cell.shape, ask.partition, own)
-                found = [] if names is None else [names]
+                names = self.free_gpus.pick(cell.shape, job.node_filter, own)
+                node_sets = [] if names is None else [names]
             else:
-                fits = self.bins.fitting(cell.shape, ask.partition)
-                found = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.bins.free)
-            for names in found:
-                stays = choice == ask.current and set(names) == own
-                spot = Assignment(choice, stays, ask.nodes if stays else names, None)
-                if (choice, set(spot.nodes)) != (old.choice, set(old.nodes)):
-                    yield Assignment(choice, stays, spot.nodes, traffic_of(i, cell, spot.nodes, self.topology))
+                fits = self.free_gpus.fitting(cell.shape, job.node_filter)
+                node_sets = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.free_gpus.free)
+            for names in node_sets:
+                stays = choice == job.current and set(names) == own
+                assignment = Assignment(choice, stays, job.nodes if stays else names, None)
+                if (choice, set(assignment.nodes)) != (old.choice, set(old.nodes)):
+                    yield Assignment(
+                        choice, stays, assignment.nodes, traffic_of(i, cell, assignment.nodes, self.topology)
+                    )
 
     # -- the answer ------------------------------------------------------------------------------------------------
 
-    def outcome(self, before: Allocation, placed: Placement) -> Joint:
+    def outcome(self, before: Allocation, placed: Placement) -> LinkAwareAnswer:
         problem = self.problem
         moved = frozenset(
-            i for i, spot in self.spots.items() if spot.choice == problem.asks[i].current and not spot.stays
+            i
+            for i, assignment in self.assignments.items()
+            if assignment.choice == problem.jobs[i].current and not assignment.stays
         )
         away = {i: frozenset({c}) for i, c in enumerate(before.choice) if c is not None and c != self.choice[i]}
         if self.choice == list(before.choice) and moved == before.moved:
-            found = before
+            improved = before
         else:
-            found = allocation_of(problem, self.choice, moved, before.upper_bound)
-        nodes = {problem.asks[i].job_id: spot.nodes for i, spot in self.spots.items()}
-        waits = [
-            stay_value(a, problem.terms) if a.current is None else stop_value(a, problem.terms)
-            for a, c in zip(problem.asks, self.choice, strict=True)
-            if c is None
-        ]
-        total = sum(waits) + sum(self._value(i) for i in [*self.spots, *(i for i in self.senders if i < 0)])
-        return Joint(found, Placement(nodes, dict(placed.failed), dict(self.bins.free)), total, away)
+            improved = allocation_of(problem, self.choice, moved, before.upper_bound)
+        nodes = {problem.jobs[i].job_id: assignment.nodes for i, assignment in self.assignments.items()}
+        waits = [value(a, c, False, problem.terms) for a, c in zip(problem.jobs, self.choice, strict=True) if c is None]
+        total = sum(waits) + sum(self._value(i) for i in [*self.assignments, *(i for i in self.senders if i < 0)])
+        return LinkAwareAnswer(improved, Placement(nodes, dict(placed.failed), dict(self.free_gpus.free)), total, away)

@@ -26,18 +26,21 @@ def choose_gpus(
 
 
 def place_lwf(
-    rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], kappa: int, work: Mapping[str, Sequence[float]]
+    capacities: Sequence[NodeCapacity],
+    requests: Sequence[PlacementRequest],
+    kappa: int,
+    work: Mapping[str, Sequence[float]],
 ) -> Placement:
     """Names the nodes of every request, as `place` does, by least workload first.
 
     `work[node]` is the remaining work (seconds) of each GPU of the node that will go on working, idle ones may be left out; what this
-    call places counts as work too, so that jobs placed together spread out. Requests that stay keep their nodes. Others are laid
-    down biggest GPUs-per-node first, as the counts guarantee a fit only in that order; of jobs up to `kappa` GPUs each goes where
+    call places counts as work too, so that jobs placed together spread out. Requests that stay keep their nodes. Others are placed
+    biggest GPUs-per-node first, as the counts guarantee a fit only in that order; of jobs up to `kappa` GPUs each goes where
     its GPUs have least work, then the tightest fit; larger ones where the node's mean work is least.
     """
-    free = {room.name: room.free for room in rooms}
-    total = {room.name: max(1, room.free, len(work.get(room.name, ()))) for room in rooms}
-    load = {room.name: float(sum(work.get(room.name, ()))) for room in rooms}
+    free = {node.name: node.free for node in capacities}
+    total = {node.name: max(1, node.free, len(work.get(node.name, ()))) for node in capacities}
+    load = {node.name: float(sum(work.get(node.name, ()))) for node in capacities}
     # A job placed here without figures of its own counts like the mean of what is known.
     known = [w for each in work.values() for w in each if w > 0]
     typical = sum(known) / len(known) if known else 1.0
@@ -49,20 +52,20 @@ def place_lwf(
             for name in request.nodes:
                 if name in free:
                     free[name] = max(0, free[name] - request.shape.gpus_per_node)
-    choices = {r.partition: sum(room.admits(r.partition) for room in rooms) for r in requests}
+    choices = {r.node_filter: sum(node.admits(r.node_filter) for node in capacities) for r in requests}
     changing = sorted(
         (r for r in requests if not r.stay),
-        key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.partition], not r.nodes, r.job_id),
+        key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id),
     )
     for request in changing:
         shape, gpus = request.shape, request.shape.gpus_per_node
         fit = [
-            room.name
-            for room in rooms
-            if room.gpu_type == shape.gpu_type and room.admits(request.partition) and free[room.name] >= gpus
+            node.name
+            for node in capacities
+            if node.gpu_type == shape.gpu_type and node.admits(request.node_filter) and free[node.name] >= gpus
         ]
         if len(fit) < shape.nodes:
-            failed[request.job_id] = why_not(free, rooms, request)
+            failed[request.job_id] = why_not(free, capacities, request)
             continue
         own = frozenset(request.nodes)
         if shape.gpus <= kappa:
@@ -74,5 +77,5 @@ def place_lwf(
         for name in chosen:
             free[name] -= gpus
             load[name] += gpus * typical
-        nodes[request.job_id] = tuple(room.name for room in rooms if room.name in chosen)
+        nodes[request.job_id] = tuple(node.name for node in capacities if node.name in chosen)
     return Placement(nodes, failed, free)

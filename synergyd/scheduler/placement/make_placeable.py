@@ -1,79 +1,97 @@
-"""From what a policy would like to what can be laid on the nodes: the last step of the policies that count GPUs only."""
+"""From the Cells that a policy chose to Cells that can be placed: jobs that stay are moved out of the way of others."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import allocation
 
 _ROUNDS = 8  # of moving jobs out of the way
+# (rank, cost) of moving a job, by its index and its GPUs a node: on a node the jobs of lowest rank are moved first, and the
+# node is cleared whose jobs cost least in all
+MoveCost = Callable[[int, int], tuple[float, float]]
 
 
 def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collection[int] = ()) -> Allocation:
-    """`choice` with as few changes as make `place` name nodes for every job in it.
+    """`choice` with as few changes as make `place` name nodes for every job in it: the last step of the policies that
+    count GPUs only.
 
-    Jobs that keep their Cell keep their nodes if that works out; else those of `moved` (indices) may go elsewhere, then
+    Jobs that keep their Cell keep their nodes if that can be placed; else those of `moved` (indices) may go elsewhere, then
     small jobs that stand where a bigger piece needs a node. What still fits nowhere does not start, or runs on as it is.
     """
-    found = allocation(problem, choice)
-    placed = place(problem.rooms, requests_of(problem, found))
-    if not placed.failed:
-        return found
-    away = {i for i in moved if choice[i] is not None and choice[i] == problem.asks[i].current}
-    for _ in range(_ROUNDS):
-        found = allocation(problem, choice, frozenset(away))
-        placed = place(problem.rooms, requests_of(problem, found))
-        more = _in_the_way(problem, found, placed)
-        if not placed.failed or not more:
-            break
-        away |= more
+    _, placement = _placed(problem, choice, ())
+    if not placement.failed:
+        return allocation(problem, choice)
+    away = {i for i in moved if choice[i] is not None and choice[i] == problem.jobs[i].current}
+    away, placement = move_others(problem, choice, away, _ROUNDS)
     kept = list(choice)
-    while placed.failed:
-        # Each turn takes a job that can't be laid out of those to be laid, so this ends.
-        for i, ask in enumerate(problem.asks):
-            if ask.job_id in placed.failed:
-                kept[i] = ask.current
+    while placement.failed:
+        # Each turn takes a job that can't be placed out of those to be placed, so this ends.
+        for i, job in enumerate(problem.jobs):
+            if job.job_id in placement.failed:
+                kept[i] = job.current
                 away.discard(i)
-        found = allocation(problem, kept, frozenset(away))
-        placed = place(problem.rooms, requests_of(problem, found))
-    if away:
-        # Those who made way for a job that could not start after all need not.
-        still = allocation(problem, kept)
-        if not place(problem.rooms, requests_of(problem, still)).failed:
-            return still
-    return found
+        _, placement = _placed(problem, kept, away)
+    # Jobs that made way for one that could not start may stay after all.
+    if away and not _placed(problem, kept, ())[1].failed:
+        return allocation(problem, kept)
+    return allocation(problem, kept, frozenset(away))
 
 
-def _in_the_way(problem: Problem, found: Allocation, placed: Placement) -> set[int]:
-    """For each job that was not placed: those that stay on the node where fewest GPUs have to move for it."""
-    standing: dict[str, list[tuple[int, int]]] = {}  # node -> (GPUs, index) of jobs that could go elsewhere
-    for i, cell, stays in found.taken(problem):
-        ask = problem.asks[i]
-        if stays and cell.shape.nodes == 1 and ask.discount > 0 and ask.current not in ask.banned:
-            for name in ask.nodes:
-                standing.setdefault(name, []).append((cell.shape.gpus_per_node, i))
-    gone: set[int] = set()
+def move_others(
+    problem: Problem,
+    choice: Sequence[int | None],
+    moved: Collection[int],
+    rounds: int,
+    cost: MoveCost = lambda _, gpus: (gpus, gpus),
+) -> tuple[set[int], Placement]:
+    """`moved` (indices of jobs that keep their Cell and leave their nodes) and those that have to move besides, for the jobs of
+    `choice` that could not be placed; with the last placement tried. `cost`: by default the fewest GPUs move."""
+    away = set(moved)
+    for _ in range(rounds):
+        attempt, placement = _placed(problem, choice, away)
+        in_the_way = _in_the_way(problem, attempt, placement, cost) if placement.failed else set()
+        if not in_the_way:
+            break
+        away |= in_the_way
+    return away, placement
+
+
+def _placed(problem: Problem, choice: Sequence[int | None], moved: Collection[int]) -> tuple[Allocation, Placement]:
+    attempt = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its value plays no part in placement
+    return attempt, place(problem.nodes, requests_of(problem, attempt))
+
+
+def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cost: MoveCost) -> set[int]:
+    """For each job that was not placed: the smaller ones that stay on the node that is cleared for it at the least cost."""
+    standing: dict[str, list[tuple[float, int, int, float]]] = {}  # node -> (rank, index, GPUs, cost)
+    for i, cell, stays in attempt.taken(problem):
+        job, gpus = problem.jobs[i], cell.shape.gpus_per_node
+        if stays and cell.shape.nodes == 1 and job.discount > 0 and job.current not in job.banned:
+            rank, price = cost(i, gpus)
+            for name in job.nodes:
+                standing.setdefault(name, []).append((rank, i, gpus, price))
+    moved: set[int] = set()
     cleared: set[str] = set()
-    for i, cell, _ in found.taken(problem):
-        ask, piece = problem.asks[i], cell.shape.gpus_per_node
-        if ask.job_id not in placed.failed:
+    for i, cell, _ in attempt.taken(problem):
+        job, piece = problem.jobs[i], cell.shape.gpus_per_node
+        if job.job_id not in placement.failed:
             continue
-        best: tuple[int, int, str, set[int]] | None = None
-        for order, room in enumerate(problem.rooms):
-            usable = room.gpu_type == cell.shape.gpu_type and room.admits(ask.partition) and room.free >= piece
-            if not usable or room.name in cleared:
+        best: tuple[float, str, set[int]] | None = None
+        for node in problem.nodes:
+            usable = node.gpu_type == cell.shape.gpu_type and node.admits(job.node_filter) and node.free >= piece
+            if not usable or node.name in cleared:
                 continue
-            free, go = placed.left[room.name], set()
-            for gpus, j in sorted(standing.get(room.name, [])):
+            free, total, leaving = placement.left[node.name], 0.0, set()
+            for _, j, gpus, price in sorted(standing.get(node.name, [])):
                 if free < piece and gpus < piece:
-                    free += gpus
-                    go.add(j)
-            cost = free - placed.left[room.name]
-            if free >= piece and go and (best is None or (cost, order) < best[:2]):
-                best = (cost, order, room.name, go)
+                    free, total = free + gpus, total + price
+                    leaving.add(j)
+            if free >= piece and leaving and (best is None or total < best[0]):
+                best = (total, node.name, leaving)
         if best is not None:
-            cleared.add(best[2])
-            gone |= best[3]
-    return gone
+            cleared.add(best[1])
+            moved |= best[2]
+    return moved

@@ -1,6 +1,6 @@
 """From counts to names: which nodes each allocated job gets.
 
-A job that keeps its Cell keeps exactly its nodes. The others are laid down biggest first; each keeps as many of its
+A job that keeps its Cell keeps exactly its nodes. The others are placed biggest first; each keeps as many of its
 present nodes as it can (a growing job gets a superset, a shrinking one a subset), then the tightest fit.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from synergyd.records import Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Problem
+from synergyd.scheduler.problem.records import ANY_NODE, Allocation, NodeCapacity, NodeFilter, Problem
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PlacementRequest:
 
     job_id: int
     shape: Shape
-    partition: str = ""
+    node_filter: NodeFilter = ANY_NODE
     nodes: tuple[str, ...] = ()
     stay: bool = False
 
@@ -36,49 +36,49 @@ class Placement:
 
 
 def place(
-    rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], spanned: Collection[str] | None = None
+    capacities: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], spanned: Collection[str] | None = None
 ) -> Placement:
     """Names the nodes of every request; the same input gives the same answer. `spanned` not None: no two jobs that span nodes
-    get the same node, see Bins."""
-    bins = FreeGpus(rooms, spanned)
+    get the same node, see FreeGpus."""
+    free_gpus = FreeGpus(capacities, spanned)
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
     for request in requests:
         if request.stay:
-            bins.take(request.nodes, request.shape.gpus_per_node)
+            free_gpus.take(request.nodes, request.shape.gpus_per_node)
             nodes[request.job_id] = request.nodes
     changing = [r for r in requests if not r.stay]
     # Nodes on which a changing job sits are left to it where others have a choice.
     homes = Counter(name for r in changing for name in r.nodes)
-    choices = {p: sum(room.admits(p) for room in rooms) for p in {r.partition for r in changing}}
+    choices = {p: sum(node.admits(p) for node in capacities) for p in {r.node_filter for r in changing}}
     # Of equal sizes those on several nodes first (they need distinct ones), then those with the fewest nodes open to
     # them, then those that have a home to keep.
-    changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.partition], not r.nodes, r.job_id))
+    changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id))
     for request in changing:
         homes.subtract(request.nodes)
-        names = bins.pick(request.shape, request.partition, frozenset(request.nodes), homes)
+        names = free_gpus.pick(request.shape, request.node_filter, frozenset(request.nodes), homes)
         if names is None:
-            failed[request.job_id] = why_not(bins.free, rooms, request)
+            failed[request.job_id] = why_not(free_gpus.free, capacities, request)
             if spanned is not None and request.shape.nodes > 1:
                 failed[request.job_id] += ", on nodes with no other job that spans nodes"
             continue
-        bins.take(names, request.shape.gpus_per_node)
+        free_gpus.take(names, request.shape.gpus_per_node)
         nodes[request.job_id] = names
-    return Placement(nodes, failed, bins.free)
+    return Placement(nodes, failed, free_gpus.free)
 
 
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
     """The placement requests of an allocation."""
     return [
-        PlacementRequest(ask.job_id, cell.shape, ask.partition, ask.nodes, stay)
-        for ask, cell, stay in ((problem.asks[i], cell, stay) for i, cell, stay in allocation.taken(problem))
+        PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay)
+        for job, cell, stay in ((problem.jobs[i], cell, stay) for i, cell, stay in allocation.taken(problem))
     ]
 
 
-def why_not(free: Mapping[str, int], rooms: Sequence[NodeCapacity], request: PlacementRequest) -> str:
+def why_not(free: Mapping[str, int], nodes: Sequence[NodeCapacity], request: PlacementRequest) -> str:
     """Why no nodes were found for a request while `free` GPUs were left by node name."""
     shape = request.shape
-    usable = [r for r in rooms if r.gpu_type == shape.gpu_type and r.admits(request.partition)]
+    usable = [r for r in nodes if r.gpu_type == shape.gpu_type and r.admits(request.node_filter)]
     fit = sum(free[r.name] >= shape.gpus_per_node for r in usable)
     gpus = sum(free[r.name] for r in usable)
     return (

@@ -1,4 +1,4 @@
-"""Who has which Cell on which nodes while a policy searches: changes are tried out, and kept or undone."""
+"""The jobs' Cells and nodes while a policy searches: changes are tried, and kept or undone."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from synergyd.scheduler.problem.records import Problem
 
 
 class TrialPlacement:
-    """`choice` and `nodes` are by index of the ask. With `running` all begin where they run; else nobody has anything at
+    """`choice` and `nodes` are by index of the job. With `running` all begin where they run; else no job has a Cell at
     first, and nodes on which a job runs are left to it where others have a choice."""
 
     def __init__(self, problem: Problem, running: bool = True) -> None:
-        self._asks = problem.asks
+        self._jobs = problem.jobs
         self._homes = Counter[str]()
-        self.bins = FreeGpus(problem.rooms)
-        self.choice: list[int | None] = [None] * len(problem.asks)
-        self.nodes: list[tuple[str, ...]] = [()] * len(problem.asks)
-        for i, ask in enumerate(problem.asks):
-            if running and ask.current is not None:
-                self.choice[i], self.nodes[i] = ask.current, ask.nodes
-                self.bins.take(ask.nodes, self._held(i))
-            self._homes.update(() if running else ask.nodes)
+        self.free_gpus = FreeGpus(problem.nodes)
+        self.choice: list[int | None] = [None] * len(problem.jobs)
+        self.nodes: list[tuple[str, ...]] = [()] * len(problem.jobs)
+        for i, job in enumerate(problem.jobs):
+            if running and job.current is not None:
+                self.choice[i], self.nodes[i] = job.current, job.nodes
+                self.free_gpus.take(job.nodes, self._held(i))
+            self._homes.update(() if running else job.nodes)
 
     def put(self, changes: Mapping[int, int], keep: bool = True) -> bool:
         """Gives each job (by index) its new Cell, those that have one first, each as near to its present nodes as can be;
         False, and all stays as it is, if one does not fit. Without `keep` all stays as it is in any case."""
         order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
         for i in order:
-            self.bins.give(self.nodes[i], self._held(i))
-        laid: list[tuple[int, tuple[str, ...]]] = []
+            self.free_gpus.give(self.nodes[i], self._held(i))
+        placed: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
-            ask, shape = self._asks[i], self._asks[i].cells[changes[i]].shape
-            names = self.bins.pick(shape, ask.partition, (*self.nodes[i], *ask.nodes), self._homes)
+            job, shape = self._jobs[i], self._jobs[i].cells[changes[i]].shape
+            names = self.free_gpus.pick(shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes)
             if names is None:
                 break
-            self.bins.take(names, shape.gpus_per_node)
-            laid.append((i, names))
-        fits = len(laid) == len(order)
+            self.free_gpus.take(names, shape.gpus_per_node)
+            placed.append((i, names))
+        fits = len(placed) == len(order)
         if fits and keep:
-            for i, names in laid:
+            for i, names in placed:
                 self.choice[i], self.nodes[i] = changes[i], names
             return True
-        for i, names in laid:
-            self.bins.give(names, self._asks[i].cells[changes[i]].shape.gpus_per_node)
+        for i, names in placed:
+            self.free_gpus.give(names, self._jobs[i].cells[changes[i]].shape.gpus_per_node)
         for i in order:
-            self.bins.take(self.nodes[i], self._held(i))
+            self.free_gpus.take(self.nodes[i], self._held(i))
         return fits
 
     def _held(self, i: int) -> int:
         """GPUs on each of its nodes."""
         cell = self.choice[i]
-        return 0 if cell is None else self._asks[i].cells[cell].shape.gpus_per_node
+        return 0 if cell is None else self._jobs[i].cells[cell].shape.gpus_per_node

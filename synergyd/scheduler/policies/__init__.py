@@ -1,1 +1,1 @@
-"""Who gets what: Synergy's own policy and those that it is compared with, one a file."""
+"""The policies: Synergy's own and those that it is compared with, one a file."""

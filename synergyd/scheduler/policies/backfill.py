@@ -30,36 +30,36 @@ class BackfillPolicy(Policy):
         self._depth = depth
 
     def allocate(self, problem: Problem) -> Allocation:
-        empty = FreeGpus(problem.rooms)
-        choice: list[int | None] = [ask.current for ask in problem.asks]
+        empty = FreeGpus(problem.nodes)
+        choice: list[int | None] = [job.current for job in problem.jobs]
         placed = _placed(problem, choice)
-        guard: _Guard | None = None
+        guard: _Reservation | None = None
         tried = 0
         for i in by_submission(problem):
-            ask, want = problem.asks[i], requested_size(problem.asks[i])
-            shape = ask.cells[want].shape
-            if ask.current is not None or want in ask.banned or empty.pick(shape, ask.partition) is None:
+            job, want = problem.jobs[i], requested_size(problem.jobs[i])
+            shape = job.cells[want].shape
+            if job.current is not None or want in job.banned or empty.pick(shape, job.node_filter) is None:
                 continue
             tried += guard is not None
             if tried > self._depth:
                 break
             trial = [*choice[:i], want, *choice[i + 1 :]]
-            after = _placed(problem, trial) if _may_fit(problem, placed, ask, shape) else None
+            after = _placed(problem, trial) if _may_fit(problem, placed, job, shape) else None
             if after is None or after.failed:
-                guard = guard or _Guard(problem, choice, placed, ask, shape)
+                guard = guard or _Reservation(problem, choice, placed, job, shape)
             elif guard is None or guard.allows(trial, after, i):
                 choice, placed = trial, after
         return allocation(problem, choice)
 
 
-class _Guard:
-    """The head's reservation: it must be able to start at `time_s` (seconds from now), whoever is let past it."""
+class _Reservation:
+    """The head's reservation: it must be able to start at `time_s` (seconds from now), whichever jobs pass it."""
 
     def __init__(
         self, problem: Problem, choice: list[int | None], placed: Placement, head: JobRequest, shape: Shape
     ) -> None:
         self._problem, self._head, self._shape = problem, head, shape
-        ends = sorted({_end(problem.asks[i], c) for i, c in enumerate(choice) if c is not None} - {math.inf})
+        ends = sorted({_end(problem.jobs[i], c) for i, c in enumerate(choice) if c is not None} - {math.inf})
         # The later, the more is free: the first time that suffices is found by halving.
         first = bisect_left(ends, True, key=lambda end: self._starts_at(end, choice, placed))
         self.time_s = ends[first] if first < len(ends) else math.inf
@@ -67,27 +67,27 @@ class _Guard:
     def allows(self, choice: list[int | None], placed: Placement, newcomer: int) -> bool:
         if math.isfinite(self.time_s):
             return self._starts_at(self.time_s, choice, placed)
-        rooms = {r.name: r for r in self._problem.rooms}
-        names = [rooms[name] for name in placed.nodes[self._problem.asks[newcomer].job_id]]
-        return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.partition) for r in names)
+        nodes = {r.name: r for r in self._problem.nodes}
+        names = [nodes[name] for name in placed.nodes[self._problem.jobs[newcomer].job_id]]
+        return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.node_filter) for r in names)
 
     def _starts_at(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
-        bins = FreeGpus(self._problem.rooms)
-        for ask, picked in zip(self._problem.asks, choice, strict=True):
-            if picked is not None and _end(ask, picked) > time_s:
-                bins.take(placed.nodes[ask.job_id], ask.cells[picked].shape.gpus_per_node)
-        return bins.pick(self._shape, self._head.partition) is not None
+        free_gpus = FreeGpus(self._problem.nodes)
+        for job, picked in zip(self._problem.jobs, choice, strict=True):
+            if picked is not None and _end(job, picked) > time_s:
+                free_gpus.take(placed.nodes[job.job_id], job.cells[picked].shape.gpus_per_node)
+        return free_gpus.pick(self._shape, self._head.node_filter) is not None
 
 
-def _end(ask: JobRequest, choice: int) -> float:
-    return seconds_left(ask, ask.cells[choice])
+def _end(job: JobRequest, choice: int) -> float:
+    return seconds_left(job, job.cells[choice])
 
 
 def _placed(problem: Problem, choice: list[int | None]) -> Placement:
-    return place(problem.rooms, requests_of(problem, allocation(problem, choice)))
+    return place(problem.nodes, requests_of(problem, allocation(problem, choice)))
 
 
-def _may_fit(problem: Problem, placed: Placement, ask: JobRequest, shape: Shape) -> bool:
-    """Enough GPUs left at all? Which nodes, only the placement of everybody says."""
-    usable = (r for r in problem.rooms if r.gpu_type == shape.gpu_type and r.admits(ask.partition))
+def _may_fit(problem: Problem, placed: Placement, job: JobRequest, shape: Shape) -> bool:
+    """Are enough GPUs left in all? Whether they are on the right nodes, only the placement of all jobs shows."""
+    usable = (r for r in problem.nodes if r.gpu_type == shape.gpu_type and r.admits(job.node_filter))
     return sum(placed.left[r.name] for r in usable) >= shape.gpus

@@ -14,8 +14,8 @@ from synergyd.scheduler.problem.utility import beyond_growth
 
 
 @dataclass(frozen=True)
-class _Step:
-    """asks[job] to Cell `new`, for `loss` of relative goodput (negative: it gains)."""
+class _Resize:
+    """jobs[job] to Cell `new`, for `loss` of relative goodput (negative: it gains)."""
 
     job: int
     new: int
@@ -25,8 +25,8 @@ class _Step:
 class CriusPolicy(Policy):
     """Waiting jobs in order of submission: each is placed at the size asked for; else the downgrade that makes room for
     it with the least loss of throughput is looked for breadth first, one step, then two. A downgrade halves the GPUs of
-    a running job or of the arrival itself, or takes as many GPUs of another type. What can't be placed waits on and holds
-    up nobody. Then up to `upgrades` steps double somebody's GPUs or change their type, the greatest gain first.
+    a running job or of the arrival itself, or takes as many GPUs of another type. A job that can't be placed waits on and
+    delays no other. Then up to `upgrades` steps double a job's GPUs or change their type, the greatest gain first.
 
     GPU counts are powers of two; running jobs are never stopped. Throughput counts relative to the size asked for, so
     that jobs of different models compare, and a change of a running job counts with its restart discount. Bounded:
@@ -41,135 +41,135 @@ class CriusPolicy(Policy):
         self._depth, self._upgrades, self._width, self._searches = depth, upgrades, width, searches
 
     def allocate(self, problem: Problem) -> Allocation:
-        floor = _Search(problem)
+        search = _Search(problem)
         searches = self._searches
         for i in by_submission(problem):
-            if floor.choice[i] is not None:
+            if search.choice[i] is not None:
                 continue
-            want = requested_size(problem.asks[i])
-            if want not in floor.banned(i) and floor.put({i: want}):
+            want = requested_size(problem.jobs[i])
+            if want not in search.banned(i) and search.put({i: want}):
                 continue
             if searches > 0:
                 searches -= 1
-                self._make_room(floor, i, want)
+                self._make_room(search, i, want)
         for _ in range(self._upgrades):
-            if not any(floor.put({step.job: step.new}) for step in floor.upgrades()):
+            if not any(search.put({step.job: step.new}) for step in search.upgrades()):
                 break
-        return make_placeable(problem, floor.choice)
+        return make_placeable(problem, search.choice)
 
-    def _make_room(self, floor: _Search, arrival: int, want: int) -> None:
+    def _make_room(self, search: _Search, arrival: int, want: int) -> None:
         """Downgrades of least loss, fewest first, that let the arrival start; nothing where there are none."""
-        own = floor.down(arrival, want)
-        kinds = {floor.shape(arrival, want).gpu_type, *(floor.shape(arrival, s.new).gpu_type for s in own)}
-        others = [s for j, c in enumerate(floor.choice) if c is not None and j != arrival for s in floor.down(j, c)]
-        steps = sorted(own + floor.helpful(arrival, kinds, sorted(others, key=_by_loss), self._width), key=_by_loss)
-        spare = floor.spare()
-        level: list[tuple[_Step, ...]] = [(step,) for step in steps]
+        own = search.down(arrival, want)
+        kinds = {search.shape(arrival, want).gpu_type, *(search.shape(arrival, s.new).gpu_type for s in own)}
+        others = [s for j, c in enumerate(search.choice) if c is not None and j != arrival for s in search.down(j, c)]
+        steps = sorted(own + search.helpful(arrival, kinds, sorted(others, key=_by_loss), self._width), key=_by_loss)
+        spare = search.spare()
+        level: list[tuple[_Resize, ...]] = [(step,) for step in steps]
         for depth in range(self._depth):
             if depth:
-                level = [(*path, step) for path in level for step in _next(floor, path, steps)]
+                level = [(*path, step) for path in level for step in _next(search, path, steps)]
             for path in sorted(level, key=lambda path: (sum(s.loss for s in path), [_by_loss(s) for s in path])):
                 changes = {arrival: want, **{step.job: step.new for step in path}}
-                shape = floor.shape(arrival, changes[arrival])
-                freed = sum(floor.freed(j, new, shape.gpu_type) for j, new in changes.items() if j != arrival)
-                if spare[shape.gpu_type] + freed < shape.gpus or changes[arrival] in floor.banned(arrival):
+                shape = search.shape(arrival, changes[arrival])
+                freed = sum(search.freed(j, new, shape.gpu_type) for j, new in changes.items() if j != arrival)
+                if spare[shape.gpu_type] + freed < shape.gpus or changes[arrival] in search.banned(arrival):
                     continue
-                if floor.put(changes):
+                if search.put(changes):
                     return
 
 
 class _Search(TrialPlacement):
-    """The floor with the steps that lead on from it."""
+    """A trial placement with the steps that lead on from it."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._problem = problem
-        self._rooms = {room.name: room for room in problem.rooms}
-        self._shapes = [_powers(ask) for ask in problem.asks]
+        self._node_of = {node.name: node for node in problem.nodes}
+        self._shapes = [_powers(job) for job in problem.jobs]
 
     def banned(self, i: int) -> frozenset[int]:
-        return self._asks[i].banned
+        return self._jobs[i].banned
 
-    def down(self, i: int, cell: int) -> list[_Step]:
-        """asks[i] from `cell` on half its GPUs, or on as many of another type."""
-        shape = self._asks[i].cells[cell].shape
+    def down(self, i: int, cell: int) -> list[_Resize]:
+        """jobs[i] from `cell` on half its GPUs, or on as many of another type."""
+        shape = self._jobs[i].cells[cell].shape
         return self._steps(i, cell, (1 << (shape.gpus - 1).bit_length()) // 2)
 
-    def upgrades(self) -> list[_Step]:
+    def upgrades(self) -> list[_Resize]:
         """Every job on twice its GPUs, or as many of another type, where that gains; the greatest gain first."""
-        found: list[_Step] = []
+        steps: list[_Resize] = []
         for i, cell in enumerate(self.choice):
             if cell is not None:
-                gpus = self._asks[i].cells[cell].shape.gpus
-                found += [s for s in self._steps(i, cell, 1 << gpus.bit_length()) if s.loss < 0]
-        return sorted(found, key=_by_loss)
+                gpus = self._jobs[i].cells[cell].shape.gpus
+                steps += [s for s in self._steps(i, cell, 1 << gpus.bit_length()) if s.loss < 0]
+        return sorted(steps, key=_by_loss)
 
-    def helpful(self, arrival: int, kinds: set[str], steps: list[_Step], most: int) -> list[_Step]:
+    def helpful(self, arrival: int, kinds: set[str], steps: list[_Resize], most: int) -> list[_Resize]:
         """Of each type in `kinds` the first `most` steps that can be taken and free such GPUs where the arrival may run."""
-        partition = self._asks[arrival].partition
-        usable = {name for name, room in self._rooms.items() if room.gpu_type in kinds and room.admits(partition)}
+        node_filter = self._jobs[arrival].node_filter
+        usable = {name for name, node in self._node_of.items() if node.gpu_type in kinds and node.admits(node_filter)}
         count = dict.fromkeys(kinds, 0)
-        found = []
+        chosen = []
         for step in steps:
             kind = self.shape(step.job, self.choice[step.job] or 0).gpu_type
             if count.get(kind, most) < most and usable.intersection(self.nodes[step.job]):
                 same = self.shape(step.job, step.new).gpu_type == kind
                 if same or self.put({step.job: step.new}, keep=False):
                     count[kind] += 1
-                    found.append(step)
-        return found
+                    chosen.append(step)
+        return chosen
 
     def shape(self, i: int, cell: int) -> Shape:
-        return self._asks[i].cells[cell].shape
+        return self._jobs[i].cells[cell].shape
 
     def spare(self) -> Counter[str]:
         """Free GPUs by type."""
         total: Counter[str] = Counter()
-        for name, free in self.bins.free.items():
-            total[self._rooms[name].gpu_type] += free
+        for name, free in self.free_gpus.free.items():
+            total[self._node_of[name].gpu_type] += free
         return total
 
     def freed(self, i: int, new: int, kind: str) -> int:
-        """GPUs of a type that asks[i] gives back by going to Cell `new` (negative: it takes some)."""
+        """GPUs of a type that jobs[i] gives back by going to Cell `new` (negative: it takes some)."""
         before, after = self.shape(i, self.choice[i] or 0), self.shape(i, new)
         return before.gpus * (before.gpu_type == kind) - after.gpus * (after.gpu_type == kind)
 
-    def _steps(self, i: int, cell: int, gpus: int) -> list[_Step]:
+    def _steps(self, i: int, cell: int, gpus: int) -> list[_Resize]:
         """To `gpus` GPUs of the same type, and to as many as now of any other."""
-        ask = self._asks[i]
-        if ask.current is not None and ask.discount <= 0:
+        job = self._jobs[i]
+        if job.current is not None and job.discount <= 0:
             return []
-        now = ask.cells[cell].shape
-        found = []
+        now = job.cells[cell].shape
+        steps = []
         for (kind, count), new in self._shapes[i].items():
             if count == (gpus if kind == now.gpu_type else now.gpus) and not beyond_growth(
-                ask, new, self._problem.terms
+                job, new, self._problem.terms
             ):
-                found.append(_Step(i, new, _value(ask, cell) - _value(ask, new)))
-        return found
+                steps.append(_Resize(i, new, _value(job, cell) - _value(job, new)))
+        return steps
 
 
-def _powers(ask: JobRequest) -> dict[tuple[str, int], int]:
+def _powers(job: JobRequest) -> dict[tuple[str, int], int]:
     """(GPU type, GPUs) -> the best Cell of so many GPUs, where that is a power of two."""
     best: dict[tuple[str, int], int] = {}
-    for shape, i in best_of_shapes(ask).items():
+    for shape, i in best_of_shapes(job).items():
         key = shape.gpu_type, shape.gpus
-        if shape.gpus & (shape.gpus - 1) == 0 and (key not in best or ask.relative[i] > ask.relative[best[key]]):
+        if shape.gpus & (shape.gpus - 1) == 0 and (key not in best or job.relative[i] > job.relative[best[key]]):
             best[key] = i
     return best
 
 
-def _value(ask: JobRequest, cell: int) -> float:
-    """Relative goodput, with the restart discount where the Cell is a change of a running job."""
-    return ask.relative[cell] * (1.0 if ask.current in (None, cell) else ask.discount)
+def _value(job: JobRequest, cell: int) -> float:
+    """RelativeGoodput goodput, with the restart discount where the Cell is a change of a running job."""
+    return job.relative[cell] * (1.0 if job.current in (None, cell) else job.discount)
 
 
-def _next(floor: _Search, path: tuple[_Step, ...], steps: list[_Step]) -> list[_Step]:
+def _next(search: _Search, path: tuple[_Resize, ...], steps: list[_Resize]) -> list[_Resize]:
     """The steps that may follow a path: of jobs that come later in `steps` (no pair twice), or further down with its own."""
     last = path[-1]
     jobs = {step.job for step in path}
-    return [s for s in steps if _by_loss(s) > _by_loss(last) and s.job not in jobs] + floor.down(last.job, last.new)
+    return [s for s in steps if _by_loss(s) > _by_loss(last) and s.job not in jobs] + search.down(last.job, last.new)
 
 
-def _by_loss(step: _Step) -> tuple[float, int, int]:
+def _by_loss(step: _Resize) -> tuple[float, int, int]:
     return step.loss, step.job, step.new

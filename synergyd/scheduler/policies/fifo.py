@@ -18,22 +18,22 @@ class FifoPolicy(Policy):
     rule = "first come, first served at the size asked for"
 
     def allocate(self, problem: Problem) -> Allocation:
-        bins = FreeGpus(problem.rooms)
-        empty = FreeGpus(problem.rooms)
-        choice: list[int | None] = [ask.current for ask in problem.asks]
-        for ask in problem.asks:
-            if ask.current is not None:
-                bins.take(ask.nodes, ask.cells[ask.current].shape.gpus_per_node)
-        waiting = [i for i, ask in enumerate(problem.asks) if ask.current is None]
-        for i in sorted(waiting, key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
-            ask = problem.asks[i]
-            wanted = smallest(ask.cells) if ask.asked is None else ask.asked
-            shape = ask.cells[wanted].shape
-            if wanted in ask.banned or empty.pick(shape, ask.partition) is None:
+        free_gpus = FreeGpus(problem.nodes)
+        empty = FreeGpus(problem.nodes)
+        choice: list[int | None] = [job.current for job in problem.jobs]
+        for job in problem.jobs:
+            if job.current is not None:
+                free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node)
+        waiting = [i for i, job in enumerate(problem.jobs) if job.current is None]
+        for i in sorted(waiting, key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
+            job = problem.jobs[i]
+            wanted = smallest(job.cells) if job.asked is None else job.asked
+            shape = job.cells[wanted].shape
+            if wanted in job.banned or empty.pick(shape, job.node_filter) is None:
                 continue
-            names = bins.pick(shape, ask.partition)
+            names = free_gpus.pick(shape, job.node_filter)
             if names is None:
                 break
-            bins.take(names, shape.gpus_per_node)
+            free_gpus.take(names, shape.gpus_per_node)
             choice[i] = wanted
         return allocation(problem, choice)

@@ -1,8 +1,8 @@
-"""First fit: FIFO in which a job that does not fit holds nobody up."""
+"""First fit: FIFO in which a job that does not fit delays no other."""
 
 from __future__ import annotations
 
-from synergyd.scheduler.policies.list_scheduling import in_turn
+from synergyd.scheduler.policies.list_scheduling import serve_in_order
 from synergyd.scheduler.policies.requested_size import by_submission, requested_size
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 
@@ -17,6 +17,8 @@ class FirstFitPolicy(Policy):
     rule = "jobs start in order of submission at the size asked for, and one that does not fit is passed over"
 
     def allocate(self, problem: Problem) -> Allocation:
-        asks = problem.asks
-        order = sorted(by_submission(problem), key=lambda i: asks[i].current is None)
-        return in_turn(problem, order, [requested_size(ask) if ask.current is None else ask.current for ask in asks])
+        jobs = problem.jobs
+        order = sorted(by_submission(problem), key=lambda i: jobs[i].current is None)
+        return serve_in_order(
+            problem, order, [requested_size(job) if job.current is None else job.current for job in jobs]
+        )

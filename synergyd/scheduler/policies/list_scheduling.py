@@ -10,39 +10,39 @@ from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 
 
-def in_turn(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> Allocation:
-    """Each job of `order` (indices of asks) gets the Cell wants[i] if it still fits; those that do not are passed over.
+def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> Allocation:
+    """Each job of `order` (indices of jobs) gets the Cell wants[i] if it still fits; those that do not are passed over.
 
-    A running job stays on its nodes where nobody before it took them, else it may go on elsewhere; one that finds no
-    room at all is stopped. Jobs that are not in `order` get nothing.
+    A running job stays on its nodes where no job before it took them, else it may go on elsewhere; one that fits
+    nowhere is stopped. Jobs that are not in `order` get nothing.
     """
-    bins = FreeGpus(problem.rooms)
-    room = {r.name: r.free for r in problem.rooms}
-    homes = Counter(name for ask in problem.asks for name in ask.nodes)
-    choice: list[int | None] = [None] * len(problem.asks)
+    free_gpus = FreeGpus(problem.nodes)
+    gpus_of = {r.name: r.free for r in problem.nodes}
+    homes = Counter(name for job in problem.jobs for name in job.nodes)
+    choice: list[int | None] = [None] * len(problem.jobs)
     moved: set[int] = set()
     for i in order:
-        ask = problem.asks[i]
-        homes.subtract(ask.nodes)
-        for cell in dict.fromkeys((wants[i], ask.current)):
+        job = problem.jobs[i]
+        homes.subtract(job.nodes)
+        for cell in dict.fromkeys((wants[i], job.current)):
             if cell is None:
                 continue
-            gpus = ask.cells[cell].shape.gpus_per_node
-            if cell == ask.current and _undisturbed(bins, room, ask, gpus):
-                bins.take(ask.nodes, gpus)
+            gpus = job.cells[cell].shape.gpus_per_node
+            if cell == job.current and _undisturbed(free_gpus, gpus_of, job, gpus):
+                free_gpus.take(job.nodes, gpus)
                 choice[i] = cell
                 break
-            if cell in ask.banned:
+            if cell in job.banned:
                 continue
-            names = bins.pick(ask.cells[cell].shape, ask.partition, ask.nodes, homes)
+            names = free_gpus.pick(job.cells[cell].shape, job.node_filter, job.nodes, homes)
             if names is not None:
-                bins.take(names, gpus)
+                free_gpus.take(names, gpus)
                 choice[i] = cell
-                moved |= {i} if cell == ask.current else set()
+                moved |= {i} if cell == job.current else set()
                 break
     return make_placeable(problem, choice, moved)
 
 
-def _undisturbed(bins: FreeGpus, room: dict[str, int], ask: JobRequest, gpus: int) -> bool:
-    """Are the job's own GPUs still there? On a node that hands out none (it is down) nobody can have taken them."""
-    return all(not room.get(name) or bins.free[name] >= gpus for name in ask.nodes)
+def _undisturbed(free_gpus: FreeGpus, gpus_of: dict[str, int], job: JobRequest, gpus: int) -> bool:
+    """Are the job's own GPUs still there? On a node that hands out none (it is down) no job can have taken them."""
+    return all(not gpus_of.get(name) or free_gpus.free[name] >= gpus for name in job.nodes)

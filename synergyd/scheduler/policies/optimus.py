@@ -31,23 +31,23 @@ class OptimusPolicy(Policy):
 
     def allocate(self, problem: Problem) -> Allocation:
         lengths = _lengths(problem)
-        jobs = [_Ladder(ask, problem, length) for ask, length in zip(problem.asks, lengths, strict=True)]
-        floor = TrialPlacement(problem, running=False)
+        jobs = [_Ladder(job, problem, length) for job, length in zip(problem.jobs, lengths, strict=True)]
+        trial = TrialPlacement(problem, running=False)
 
         def take(i: int, at: int) -> bool:
-            """asks[i] at one of its steps, on the best Cell of that GPU count that fits."""
-            return any(floor.put({i: cell}) for cell in jobs[i].steps[at])
+            """jobs[i] at one of its steps, on the best Cell of that GPU count that fits."""
+            return any(trial.put({i: cell}) for cell in jobs[i].steps[at])
 
         heap: list[tuple[float, int, int]] = []
-        for i in sorted(by_submission(problem), key=lambda i: problem.asks[i].current is None):
+        for i in sorted(by_submission(problem), key=lambda i: problem.jobs[i].current is None):
             if jobs[i].steps and take(i, 0):
                 heapq.heappush(heap, (-jobs[i].gain(0), i, 0))
         while heap:
             gain, i, at = heapq.heappop(heap)
             if gain < 0 and take(i, at + 1):
                 heapq.heappush(heap, (-jobs[i].gain(at + 1), i, at + 1))
-        choice = [ask.current if c is None else c for ask, c in zip(problem.asks, floor.choice, strict=True)]
-        moved = {i for i, c in enumerate(choice) if c is not None and set(floor.nodes[i]) != set(problem.asks[i].nodes)}
+        choice = [job.current if c is None else c for job, c in zip(problem.jobs, trial.choice, strict=True)]
+        moved = {i for i, c in enumerate(choice) if c is not None and set(trial.nodes[i]) != set(problem.jobs[i].nodes)}
         return make_placeable(problem, choice, moved)
 
 
@@ -55,33 +55,33 @@ class _Ladder:
     """The GPU counts of one job that each beat all smaller ones: `steps` are the Cells of a count, best first. `length`:
     the seconds it has left at relative goodput 1."""
 
-    def __init__(self, ask: JobRequest, problem: Problem, length: float) -> None:
-        self._ask, self._length = ask, length
+    def __init__(self, job: JobRequest, problem: Problem, length: float) -> None:
+        self._job, self._length = job, length
         counts: dict[int, list[int]] = {}
-        for shape, i in best_of_shapes(ask).items():
-            if i == ask.current or not beyond_growth(ask, i, problem.terms):
+        for shape, i in best_of_shapes(job).items():
+            if i == job.current or not beyond_growth(job, i, problem.terms):
                 counts.setdefault(shape.gpus, []).append(i)
         self.steps: list[list[int]] = []
         most = 0.0
         for _, cells in sorted(counts.items()):
-            better = sorted((i for i in cells if ask.relative[i] > most), key=lambda i: (-ask.relative[i], i))
+            better = sorted((i for i in cells if job.relative[i] > most), key=lambda i: (-job.relative[i], i))
             if better:
                 self.steps.append(better)
-                most = ask.relative[better[0]]
+                most = job.relative[better[0]]
 
     def gain(self, at: int) -> float:
         """Seconds that the step from `at` brings the end nearer, per GPU; 0 at the top."""
         if at + 1 >= len(self.steps):
             return 0.0
         now, then = self.steps[at][0], self.steps[at + 1][0]
-        gpus = self._ask.cells[then].shape.gpus - self._ask.cells[now].shape.gpus
-        return self._length * (1 / self._ask.relative[now] - 1 / self._ask.relative[then]) / gpus
+        gpus = self._job.cells[then].shape.gpus - self._job.cells[now].shape.gpus
+        return self._length * (1 / self._job.relative[now] - 1 / self._job.relative[then]) / gpus
 
 
 def _lengths(problem: Problem) -> list[float]:
     """Seconds that each job has left at the size asked for."""
     left = [
-        seconds_left(ask, ask.cells[requested_size(ask)]) * ask.relative[requested_size(ask)] for ask in problem.asks
+        seconds_left(job, job.cells[requested_size(job)]) * job.relative[requested_size(job)] for job in problem.jobs
     ]
     known = [s for s in left if math.isfinite(s)]
     mean = sum(known) / len(known) if known else 1.0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.policies.requested_size import best_of_shapes, by_submission, within_growth
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
-from synergyd.scheduler.solver.packing_rows import Floats, Take, packing, take_of
+from synergyd.scheduler.solver.packing_rows import Floats, PackingItem, packing, packing_item
 
 Ints = NDArray[np.intp]
 _LEAST = 1e-3  # speedup of a job without GPUs: the power mean needs a number above zero
@@ -40,12 +40,12 @@ class PolluxPolicy(Policy):
         self._growth = growth
 
     def allocate(self, problem: Problem) -> Allocation:
-        if not problem.asks:
+        if not problem.jobs:
             return make_placeable(problem, [])
         genes = self._search(_table(problem, self._growth))
         return make_placeable(problem, genes)
 
-    def _search(self, table: _Table) -> list[int | None]:
+    def _search(self, table: _Options) -> list[int | None]:
         random = np.random.default_rng(self._seed)
         jobs = len(table.count)
         genomes = np.tile(table.present, (self._population, 1))
@@ -68,20 +68,20 @@ class PolluxPolicy(Policy):
             genomes, fitness = genomes[best], fitness[best]
         return [table.cells[j][int(option)] for j, option in enumerate(genomes[0])]
 
-    def fitness(self, genomes: Ints, table: _Table) -> Floats:
+    def fitness(self, genomes: Ints, table: _Options) -> Floats:
         """[genomes]: the power mean of the jobs' speedups."""
         speedups = np.maximum(table.speedup[np.arange(len(table.count)), genomes], _LEAST)
         mean: Floats = np.mean(speedups**self._p, axis=1) ** (1.0 / self._p)
         return mean
 
     @staticmethod
-    def _mutated(random: np.random.Generator, genomes: Ints, table: _Table, rate: float) -> Ints:
+    def _mutated(random: np.random.Generator, genomes: Ints, table: _Options, rate: float) -> Ints:
         anything = (random.random(genomes.shape) * table.count).astype(np.intp)
         return np.where(random.random(genomes.shape) < rate, anything, genomes)
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Options:
     """Options of each job, padded to the longest: option 0 is to have nothing.
 
     `cells` [jobs][options], `count` [jobs] options, `present` [jobs], `order` [jobs] (least service
@@ -99,54 +99,54 @@ class _Table:
     limit: Floats
 
 
-def _table(problem: Problem, growth: float) -> _Table:
-    share = -(-sum(room.free for room in problem.rooms) // len(problem.asks))
+def _table(problem: Problem, growth: float) -> _Options:
+    share = -(-sum(node.free for node in problem.nodes) // len(problem.jobs))
     cells: list[list[int | None]] = []
-    for ask in problem.asks:
-        open_now = within_growth(ask, problem, growth).items()
+    for job in problem.jobs:
+        open_now = within_growth(job, problem, growth).items()
         cells.append(
-            [None, *(i for _, i in sorted(open_now, key=lambda si: (si[0].gpus, -ask.relative[si[1]], si[1])))]
+            [None, *(i for _, i in sorted(open_now, key=lambda si: (si[0].gpus, -job.relative[si[1]], si[1])))]
         )
     count = np.array([len(own) for own in cells], dtype=np.intp)
     speedup = np.zeros((len(cells), int(count.max())))
     present = np.zeros(len(cells), dtype=np.intp)
-    takes: list[Take] = []
+    items: list[PackingItem] = []
     where = []
     least_of: list[list[int]] = []
-    for j, (ask, own) in enumerate(zip(problem.asks, cells, strict=True)):
-        kinds = [None if cell is None else ask.cells[cell].shape.gpu_type for cell in own]
+    for j, (job, own) in enumerate(zip(problem.jobs, cells, strict=True)):
+        kinds = [None if cell is None else job.cells[cell].shape.gpu_type for cell in own]
         least_of.append([kinds.index(kind) for kind in dict.fromkeys(kinds) if kind is not None])
-        every = best_of_shapes(ask)
+        every = best_of_shapes(job)
         least = min((shape.gpus for shape in every), default=0)
-        fair = max((ask.relative[i] for s, i in every.items() if s.gpus <= max(share, least)), default=1.0)
+        fair = max((job.relative[i] for s, i in every.items() if s.gpus <= max(share, least)), default=1.0)
         for option, cell in enumerate(own):
             if cell is not None:
-                factor = 1.0 if ask.current in (None, cell) else ask.discount
-                speedup[j, option] = factor * ask.relative[cell] / fair
-                takes.append(take_of(problem, j, cell))
+                factor = 1.0 if job.current in (None, cell) else job.discount
+                speedup[j, option] = factor * job.relative[cell] / fair
+                items.append(packing_item(problem, j, cell))
                 where.append((j, option))
-                present[j] = option if cell == ask.current else present[j]
-    rows, limit = packing(problem, takes)
-    distributed, nodes = _distributed(problem, takes)
+                present[j] = option if cell == job.current else present[j]
+    rows, limit = packing(problem, items)
+    distributed, nodes = _distributed(problem, items)
     use = np.zeros((len(cells), int(count.max()), len(limit) + len(nodes)))
     for (j, option), row, wide in zip(where, rows, distributed, strict=True):
         use[j, option] = np.concatenate([row, wide])
-    asks = problem.asks
-    order = sorted(by_submission(problem), key=lambda j: asks[j].progress.attained_gpu_s)
-    return _Table(
+    jobs = problem.jobs
+    order = sorted(by_submission(problem), key=lambda j: jobs[j].progress.attained_gpu_s)
+    return _Options(
         cells, count, present, np.array(order, dtype=np.intp), least_of, speedup, use, np.concatenate([limit, nodes])
     )
 
 
-def _distributed(problem: Problem, takes: list[Take]) -> tuple[Floats, Floats]:
+def _distributed(problem: Problem, items: list[PackingItem]) -> tuple[Floats, Floats]:
     """Nodes that each take needs as a distributed job, by GPU type, and how many there are: at most one such job a node."""
-    kinds = sorted({room.gpu_type for room in problem.rooms})
-    use = [[float(t.nodes) * (t.shape.gpu_type == kind and t.shape.nodes > 1) for kind in kinds] for t in takes]
-    limit = [float(sum(room.free > 0 for room in problem.rooms if room.gpu_type == kind)) for kind in kinds]
-    return np.array(use, dtype=float).reshape(len(takes), len(kinds)), np.array(limit, dtype=float)
+    kinds = sorted({node.gpu_type for node in problem.nodes})
+    use = [[float(t.nodes) * (t.shape.gpu_type == kind and t.shape.nodes > 1) for kind in kinds] for t in items]
+    limit = [float(sum(node.free > 0 for node in problem.nodes if node.gpu_type == kind)) for kind in kinds]
+    return np.array(use, dtype=float).reshape(len(items), len(kinds)), np.array(limit, dtype=float)
 
 
-def _repaired(genomes: Ints, table: _Table) -> Ints:
+def _repaired(genomes: Ints, table: _Options) -> Ints:
     """Genomes within the limits: jobs in the table's order, each cut to its least Cells, then to none, where it does not fit."""
     load = np.zeros((len(genomes), len(table.limit)))
     fixed = genomes.copy()

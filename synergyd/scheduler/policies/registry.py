@@ -7,6 +7,7 @@ from collections.abc import Callable
 from synergyd.errors import UsageError
 from synergyd.scheduler.policies.backfill import BackfillPolicy
 from synergyd.scheduler.policies.crius import CriusPolicy
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.policies.first_fit import FirstFitPolicy
 from synergyd.scheduler.policies.optimus import OptimusPolicy
@@ -16,12 +17,11 @@ from synergyd.scheduler.policies.srtf import SrtfPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.policies.tiresias import TiresiasPolicy
 from synergyd.scheduler.problem.records import Policy
-from synergyd.scheduler.solver.milp import MilpPolicy
 
 # The names are those of settings.POLICIES, where the reader of slurm.conf finds them without loading any policy.
 POLICIES: dict[str, Callable[[], Policy]] = {
     "synergy": SynergyPolicy,
-    "exact": MilpPolicy,
+    "exact": ExactPolicy,
     "fifo": FifoPolicy,
     "first-fit": FirstFitPolicy,
     "backfill": BackfillPolicy,

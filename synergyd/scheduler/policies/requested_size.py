@@ -9,55 +9,55 @@ from synergyd.scheduler.problem.records import JobRequest, Problem
 from synergyd.scheduler.problem.utility import beyond_growth, smallest
 
 
-def requested_size(ask: JobRequest) -> int:
+def requested_size(job: JobRequest) -> int:
     """Index of the Cell of the size asked for; where no plan fits that size, of the smallest Cell.
 
     A job that runs at that shape keeps its present Cell: a better plan alone is no reason for these policies to restart it.
     """
-    want = smallest(ask.cells) if ask.asked is None else ask.asked
-    if ask.current is not None and ask.cells[ask.current].shape == ask.cells[want].shape:
-        return ask.current
+    want = smallest(job.cells) if job.asked is None else job.asked
+    if job.current is not None and job.cells[job.current].shape == job.cells[want].shape:
+        return job.current
     return want
 
 
 def by_submission(problem: Problem) -> list[int]:
-    """Indices of all asks, first submitted first (job id on ties)."""
-    return sorted(range(len(problem.asks)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id))
+    """Indices of all jobs, first submitted first (job id on ties)."""
+    return sorted(range(len(problem.jobs)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id))
 
 
-def seconds_left(ask: JobRequest, cell: Cell) -> float:
+def seconds_left(job: JobRequest, cell: Cell) -> float:
     """Seconds until the job's end on this Cell; infinite where its remaining work or its goodput is not known."""
-    remaining = ask.progress.remaining
+    remaining = job.progress.remaining
     return math.inf if remaining is None or cell.goodput <= 0 else max(0.0, remaining) / cell.goodput
 
 
-def best_of_shapes(ask: JobRequest) -> dict[Shape, int]:
+def best_of_shapes(job: JobRequest) -> dict[Shape, int]:
     """Index of the best Cell of each shape, banned ones left out; of the present shape always the present Cell, so that a
     policy which thinks in GPU counts restarts no job for a better plan."""
     best: dict[Shape, int] = {}
-    for i, cell in enumerate(ask.cells):
+    for i, cell in enumerate(job.cells):
         before = best.get(cell.shape)
-        if i not in ask.banned and (before is None or ask.relative[i] > ask.relative[before]):
+        if i not in job.banned and (before is None or job.relative[i] > job.relative[before]):
             best[cell.shape] = i
-    if ask.current is not None:
-        best[ask.cells[ask.current].shape] = ask.current
+    if job.current is not None:
+        best[job.cells[job.current].shape] = job.current
     return best
 
 
-def within_growth(ask: JobRequest, problem: Problem, factor: float) -> dict[Shape, int]:
+def within_growth(job: JobRequest, problem: Problem, factor: float) -> dict[Shape, int]:
     """Those of `best_of_shapes` with at most `factor` times the present GPUs and within the settings' own bound; a waiting
     job starts with the least that it runs on, of each GPU type. The present Cell is always among them."""
-    best = best_of_shapes(ask)
+    best = best_of_shapes(job)
     least: dict[str, int] = {}
     for shape in best:
         least[shape.gpu_type] = min(shape.gpus, least.get(shape.gpu_type, shape.gpus))
-    now = None if ask.current is None else ask.cells[ask.current].shape.gpus
+    now = None if job.current is None else job.cells[job.current].shape.gpus
     return {
         shape: i
         for shape, i in best.items()
-        if i == ask.current
+        if i == job.current
         or (
             shape.gpus <= (least[shape.gpu_type] if now is None else factor * now)
-            and not beyond_growth(ask, i, problem.terms)
+            and not beyond_growth(job, i, problem.terms)
         )
     }

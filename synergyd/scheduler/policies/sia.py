@@ -10,7 +10,7 @@ from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.policies.requested_size import best_of_shapes, within_growth
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 from synergyd.scheduler.solver.highs import maximise
-from synergyd.scheduler.solver.packing_rows import packing, take_of
+from synergyd.scheduler.solver.packing_rows import packing, packing_item
 
 
 class SiaPolicy(Policy):
@@ -41,49 +41,49 @@ class SiaPolicy(Policy):
 
     def allocate(self, problem: Problem) -> Allocation:
         picks, gains = [], []
-        for i in range(len(problem.asks)):
+        for i in range(len(problem.jobs)):
             for cell, gain in self.gains(problem, i).items():
                 picks.append((i, cell))
                 gains.append(gain)
         if not picks:
-            return make_placeable(problem, [None] * len(problem.asks))
-        use, limit = packing(problem, [take_of(problem, i, cell) for i, cell in picks])
+            return make_placeable(problem, [None] * len(problem.jobs))
+        use, limit = packing(problem, [packing_item(problem, i, cell) for i, cell in picks])
         job = np.array([i for i, _ in picks])
-        once = csr_array((np.ones(len(picks)), (job, np.arange(len(picks)))), shape=(len(problem.asks), len(picks)))
-        upper = np.concatenate([np.ones(len(problem.asks)), limit])
+        once = csr_array((np.ones(len(picks)), (job, np.arange(len(picks)))), shape=(len(problem.jobs), len(picks)))
+        upper = np.concatenate([np.ones(len(problem.jobs)), limit])
         matrix = csr_array(vstack([once, csr_array(use.T)]))
         lower, most = np.full(len(upper), -np.inf), np.ones(len(picks))
         result = maximise(np.array(gains), most, matrix, lower, upper, self._time_limit_s, self._relative_gap)
         if result.x is None:
-            return make_placeable(problem, [ask.current for ask in problem.asks])
-        choice: list[int | None] = [None] * len(problem.asks)
+            return make_placeable(problem, [request.current for request in problem.jobs])
+        choice: list[int | None] = [None] * len(problem.jobs)
         for (i, cell), taken in zip(picks, result.x, strict=True):
             if taken:
                 choice[i] = cell
         return make_placeable(problem, choice)
 
     def gains(self, problem: Problem, i: int) -> dict[int, float]:
-        """Cell -> lam - (r G)^p of asks[i], where that is above zero (what waiting gains)."""
-        ask = problem.asks[i]
-        whole = {room.gpu_type: 0 for room in problem.rooms}
-        for room in problem.rooms:
-            whole[room.gpu_type] = max(whole[room.gpu_type], room.free)
-        every = best_of_shapes(ask)
-        row = {s: c for s, c in every.items() if c == ask.current or _configuration(s, whole)} or every
+        """Cell -> lam - (r G)^p of jobs[i], where that is above zero (what waiting gains)."""
+        job = problem.jobs[i]
+        whole = {node.gpu_type: 0 for node in problem.nodes}
+        for node in problem.nodes:
+            whole[node.gpu_type] = max(whole[node.gpu_type], node.free)
+        every = best_of_shapes(job)
+        row = {s: c for s, c in every.items() if c == job.current or _configuration(s, whole)} or every
         if not row:
             return {}
-        worst, least = min(((s, ask.relative[c]) for s, c in row.items()), key=lambda sg: (sg[1], sg[0].gpus))
+        worst, least = min(((s, job.relative[c]) for s, c in row.items()), key=lambda sg: (sg[1], sg[0].gpus))
         gpus = min(shape.gpus for shape in row if shape.gpu_type == worst.gpu_type)
-        open_now = within_growth(ask, problem, self._growth)
-        found = {}
+        open_now = within_growth(job, problem, self._growth)
+        gains = {}
         for shape, cell in row.items():
-            free = cell == ask.current or ask.current is None or ask.age_s < problem.restart_cost_s
-            r = 1.0 if free else ask.discount
+            free = cell == job.current or job.current is None or job.age_s < problem.restart_cost_s
+            r = 1.0 if free else job.discount
             if r > 0 and shape in open_now:
-                gain = self._lam - (r * gpus * ask.relative[cell] / least) ** self._p
+                gain = self._lam - (r * gpus * job.relative[cell] / least) ** self._p
                 if gain > 0:
-                    found[cell] = gain
-        return found
+                    gains[cell] = gain
+        return gains
 
 
 def _configuration(shape: Shape, whole: dict[str, int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from synergyd.scheduler.policies.list_scheduling import in_turn
+from synergyd.scheduler.policies.list_scheduling import serve_in_order
 from synergyd.scheduler.policies.requested_size import by_submission, requested_size, seconds_left
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 
@@ -26,10 +26,10 @@ class SrtfPolicy(Policy):
         self.rule = f"the job with the least {'GPU ' if service else ''}time left at the size asked for comes first"
 
     def allocate(self, problem: Problem) -> Allocation:
-        wants = [requested_size(ask) for ask in problem.asks]
+        wants = [requested_size(job) for job in problem.jobs]
         left = []
-        for ask, want in zip(problem.asks, wants, strict=True):
-            cell = ask.cells[want]
-            left.append(seconds_left(ask, cell) * (cell.shape.gpus if self._service else 1))
+        for job, want in zip(problem.jobs, wants, strict=True):
+            cell = job.cells[want]
+            left.append(seconds_left(job, cell) * (cell.shape.gpus if self._service else 1))
         order = sorted(by_submission(problem), key=lambda i: left[i] if math.isfinite(left[i]) else math.inf)
-        return in_turn(problem, order, wants)
+        return serve_in_order(problem, order, wants)

@@ -1,29 +1,28 @@
 """The default policy: the exact program for small problems, prices for large ones.
 
 By prices, a job's columns are its Cells on each pool of nodes open to it, a running job's staying in place among them. The
-rows are the packability rows of milp.py, for every pool and size: whatever is allocated can be laid on the nodes if the
-jobs that stay may be moved too. Those that are in the way then are moved, the cheapest first (facts/solver.md: 0 or 1 an
-epoch).
+rows are the packability rows of milp.py, for every pool and size: every allocation can be placed if the jobs
+that stay may be moved too. Those that are in the way are moved, the cheapest first (0 or 1 an epoch as a rule).
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from synergyd.scheduler.placement.place import place, requests_of
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Policy, Problem
+from synergyd.scheduler.placement.make_placeable import move_others
+from synergyd.scheduler.policies.exact import ExactPolicy
+from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation, change_value, stay_value, stop_value
-from synergyd.scheduler.solver.column_table import ColumnTable, table
+from synergyd.scheduler.solver.column_table import ColumnTable, column_table
 from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.instance import segment_max
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
-from synergyd.scheduler.solver.milp import MilpPolicy
 
-_HOLDS = 6  # solves in which a running job's stay is made worth more because it would have been stopped
+_HOLDS = 6  # solves, each with a higher value of running for the jobs that the last one stopped
 _MOVE_ROUNDS = 30
 _GOOD = 1e-3  # a gap at which no quick answer is tried beside it
 
@@ -37,110 +36,63 @@ class SynergyPolicy(Policy):
         self._effort = effort or Effort(time_limit_s=2.0)
 
     def allocate(self, problem: Problem) -> Allocation:
-        if sum(len(ask.cells) for ask in problem.asks) <= self._exact:
-            return MilpPolicy().allocate(problem)
+        if sum(len(job.cells) for job in problem.jobs) <= self._exact:
+            return ExactPolicy().allocate(problem)
         return by_prices(problem, self._effort)
 
 
 def by_prices(problem: Problem, effort: Effort) -> Allocation:
     """The allocation by prices, with its bound; `greedy` where that is better or no choice keeps every job running."""
-    made = table(problem)
-    full, movable, split = made.instance, made.movable, made.split
+    columns = column_table(problem)
+    instance, movable, split = columns.instance, columns.movable, columns.split
     if split:
-        # Nothing is certified here, and placement may ask for several rounds: the last digits are not worth seconds.
+        # The bound does not hold here, and placement may need several rounds: a small gap would cost seconds for nothing.
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
-    waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.asks])
-    # what it is worth to run at all: against being stopped, which is no part of the answer unless the problem lets it
-    rigid = movable & ~np.array([a.stoppable for a in problem.asks], dtype=np.bool_)
-    hold = np.where(made.running, np.maximum(made.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
+    waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.jobs])
+    # the value of running at all over being stopped, which is no choice unless the job is stoppable
+    rigid = movable & ~np.array([a.stoppable for a in problem.jobs], dtype=np.bool_)
+    hold = np.where(columns.running, np.maximum(columns.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
-    found: LagrangianSolution | None = None
+    solution: LagrangianSolution | None = None
     for _ in range(_HOLDS):
-        held = replace(full, utility=full.utility + hold[made.job])
-        found = solve(held, found, effort)
-        stopped = (found.choice < 0) & rigid
-        bound = math.inf if split else made.base + found.upper_bound - float(hold[movable].sum())
+        held = replace(instance, utility=instance.utility + hold[columns.job])
+        solution = solve(held, solution, effort)
+        stopped = (solution.choice < 0) & rigid
+        bound = math.inf if split else columns.base + solution.upper_bound - float(hold[movable].sum())
         if not stopped.any():
-            choice, moved = _settle(problem, *_read(problem, made, found))
-            best = allocation(problem, choice, moved, bound, found.optimal and not moved and not split)
+            choice, asked = _read(problem, columns, solution)
+            moved, _ = move_others(problem, choice, asked, _MOVE_ROUNDS, partial(_move_cost, problem))
+            best = allocation(problem, choice, frozenset(moved), bound, solution.optimal and not moved and not split)
             if best.gap <= _GOOD:
                 return best
             quick = greedy(problem, bound)
             return quick if quick.objective > best.objective else best
-        # At these prices every running job must be worth its cheapest way to run, by a margin that grows.
-        alone = segment_max(full.utility - full.costs(found.prices)[full.kind], full.indptr, -math.inf)
+        # At these prices the value of running must exceed its cheapest column's price, by a margin that grows.
+        alone = segment_max(
+            instance.utility - instance.costs(solution.prices)[instance.kind], instance.indptr, -math.inf
+        )
         margin *= 4.0
         hold[rigid] = np.maximum(hold[rigid], margin - alone[rigid])
         hold[stopped] += margin
     return greedy(problem)
 
 
-def _read(problem: Problem, made: ColumnTable, found: LagrangianSolution) -> tuple[list[int | None], set[int]]:
-    choice: list[int | None] = [ask.current for ask in problem.asks]
-    for j in np.flatnonzero((found.choice < 0) & made.movable).tolist():
+def _read(problem: Problem, columns: ColumnTable, solution: LagrangianSolution) -> tuple[list[int | None], set[int]]:
+    choice: list[int | None] = [job.current for job in problem.jobs]
+    for j in np.flatnonzero((solution.choice < 0) & columns.movable).tolist():
         choice[j] = None
     moved = set()
-    taken = found.choice[found.choice >= 0]
-    for j, cell in zip(made.job[taken].tolist(), made.cell[taken].tolist(), strict=True):
+    taken = solution.choice[solution.choice >= 0]
+    for j, cell in zip(columns.job[taken].tolist(), columns.cell[taken].tolist(), strict=True):
         if cell >= 0:
             choice[j] = cell
-            if cell == problem.asks[j].current:
+            if cell == problem.jobs[j].current:
                 moved.add(j)
     return choice, moved
 
 
-def _settle(problem: Problem, choice: list[int | None], asked: set[int]) -> tuple[list[int | None], frozenset[int]]:
-    """Moves jobs that stay where others can't be laid beside them: on the node where that costs least."""
-    moved = set(asked)
-    for _ in range(_MOVE_ROUNDS):
-        taken = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its worth is nobody's business here
-        placed = place(problem.rooms, requests_of(problem, taken))
-        if not placed.failed:
-            break
-        staying: dict[str, list[tuple[float, int, int]]] = defaultdict(list)  # node -> (cost, job, GPUs)
-        for j, cell, stays in taken.taken(problem):
-            ask = problem.asks[j]
-            if stays and cell.shape.nodes == 1 and ask.discount > 0 and ask.current not in ask.banned:
-                cost = stay_value(ask, problem.terms) - change_value(ask, ask.current or 0, problem.terms)
-                for name in ask.nodes:
-                    staying[name].append((cost, j, cell.shape.gpus_per_node))
-        before = len(moved)
-        busy: set[str] = set()
-        for j, ask in enumerate(problem.asks):
-            if ask.job_id in placed.failed and choice[j] is not None:
-                shape = ask.cells[choice[j] or 0].shape
-                moved |= _in_the_way(
-                    problem.rooms, placed.left, staying, busy, ask, shape.gpu_type, shape.gpus_per_node
-                )
-        if len(moved) == before:
-            break
-    return choice, frozenset(moved)
-
-
-def _in_the_way(
-    rooms: tuple[NodeCapacity, ...],
-    left: dict[str, int],
-    staying: dict[str, list[tuple[float, int, int]]],
-    busy: set[str],
-    ask: JobRequest,
-    gpu_type: str,
-    gpus: int,
-) -> set[int]:
-    """The jobs to be moved off one node so that a piece of `gpus` GPUs fits there; only smaller ones."""
-    best: tuple[float, str, set[int]] | None = None
-    for room in rooms:
-        if room.gpu_type != gpu_type or room.name in busy or room.free < gpus or not room.admits(ask.partition):
-            continue
-        free, cost, gone = left[room.name], 0.0, set()
-        for price, j, held in sorted(staying.get(room.name, []), key=lambda s: (s[0] / s[2], s[1])):
-            if free >= gpus:
-                break
-            if held < gpus:
-                free, cost = free + held, cost + price
-                gone.add(j)
-        if free >= gpus and gone and (best is None or cost < best[0]):
-            best = (cost, room.name, gone)
-    if best is None:
-        return set()
-    busy.add(best[1])
-    return best[2]
+def _move_cost(problem: Problem, index: int, gpus: int) -> tuple[float, float]:
+    """(value lost a GPU, value lost) by moving jobs[index], which keeps its Cell."""
+    job = problem.jobs[index]
+    lost = stay_value(job, problem.terms) - change_value(job, job.current or 0, problem.terms)
+    return lost / gpus, lost

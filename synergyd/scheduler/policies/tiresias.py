@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from synergyd.scheduler.policies.list_scheduling import in_turn
+from synergyd.scheduler.policies.list_scheduling import serve_in_order
 from synergyd.scheduler.policies.requested_size import by_submission, requested_size
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
 
@@ -15,9 +15,9 @@ class TiresiasPolicy(Policy):
     """Queues by attained service, GPUs x seconds (sec. 3.2); first submitted first inside a queue; preemptive; each job at
     the size asked for ("TunedJobs" of OSDI'21 where users ask for the right size). A job that does not fit is passed over.
 
-    A job with exactly a threshold's service is in the queue behind it. Left out, since a policy here keeps no state of
-    its own: a demoted job queues up by its submission instead of its demotion, and nothing is promoted after starving
-    (off in the paper's default as well). The placement by message skew (sec. 3.3) is the placement's own affair.
+    A job with exactly a threshold's service is in the queue behind it. A policy here keeps no state, so a demoted job queues
+    up by its submission instead of its demotion. Nothing is promoted after starving (off in the paper's default as well).
+    The placement by message skew (sec. 3.3) is left to `place`.
     """
 
     preempts = True
@@ -28,6 +28,6 @@ class TiresiasPolicy(Policy):
         self._thresholds = tuple(sorted(thresholds))
 
     def allocate(self, problem: Problem) -> Allocation:
-        queue = [bisect_right(self._thresholds, ask.progress.attained_gpu_s) for ask in problem.asks]
+        queue = [bisect_right(self._thresholds, job.progress.attained_gpu_s) for job in problem.jobs]
         order = sorted(by_submission(problem), key=lambda i: queue[i])
-        return in_turn(problem, order, [requested_size(ask) for ask in problem.asks])
+        return serve_in_order(problem, order, [requested_size(job) for job in problem.jobs])

@@ -1,4 +1,4 @@
-"""A job's Cells with what every epoch asks of them, worked out once and kept as long as the Cells are the same."""
+"""A job's Cells with the tables that every epoch needs of them, computed once for as long as the Cells are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[str, int, int]  # GPU type, nodes, GPUs a node
 
 
 class CellIndex(tuple[Cell, ...]):
-    """The Cells of one job: a tuple that remembers what was derived from it. Equal tuples are equal Offers."""
+    """The Cells of one job: a tuple that caches what is derived from it. Equal tuples are equal indexes."""
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> CellIndex:
@@ -28,25 +28,25 @@ class CellIndex(tuple[Cell, ...]):
     @cached_property
     def by_shape(self) -> dict[Key, list[int]]:
         """Indices of the Cells of each shape, best goodput first."""
-        found: dict[Key, list[int]] = {}
+        indices: dict[Key, list[int]] = {}
         for i, cell in enumerate(self):
             shape = cell.shape
-            found.setdefault((shape.gpu_type, shape.nodes, shape.gpus_per_node), []).append(i)
-        for own in found.values():
+            indices.setdefault((shape.gpu_type, shape.nodes, shape.gpus_per_node), []).append(i)
+        for own in indices.values():
             if len(own) > 1:
                 own.sort(key=lambda i: -self[i].goodput)
-        return found
+        return indices
 
     @cached_property
     def by_gpus(self) -> dict[tuple[str, int], int]:
         """Index of the best Cell by (GPU type, GPUs), and by ("", GPUs) of any type; the first of equals."""
-        found: dict[tuple[str, int], int] = {}
+        best: dict[tuple[str, int], int] = {}
         for (gpu_type, nodes, each), own in self.by_shape.items():
             for key in ((gpu_type, nodes * each), ("", nodes * each)):
-                before = found.get(key)
+                before = best.get(key)
                 if before is None or (self[own[0]].goodput, -own[0]) > (self[before].goodput, -before):
-                    found[key] = own[0]
-        return found
+                    best[key] = own[0]
+        return best
 
     @cached_property
     def smallest(self) -> int:
@@ -78,20 +78,20 @@ class CellIndex(tuple[Cell, ...]):
         return (min(counts), max(counts)) if counts else (0, 0)
 
     @cached_property
-    def front(self) -> Front:
+    def front(self) -> CellFront:
         """The Cells that can be part of a best answer: the best of each shape, without those that another one beats with no
-        more nodes and no more GPUs on each (of the same type). Worth rises with goodput whatever the objective, so the
+        more nodes and no more GPUs on each (of the same type). Value rises with goodput under every objective, so the
         front is the same for all of them."""
         kept: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
         for number, gpu_type in enumerate(self.types):
-            own = [
+            ranked = [
                 (self[i[0]].goodput, nodes, each, i[0])
                 for (t, nodes, each), i in self.by_shape.items()
                 if t == gpu_type
             ]
-            own.sort(key=lambda one: (-one[0], one[1] * one[2], one[3]))
+            ranked.sort(key=lambda entry: (-entry[0], entry[1] * entry[2], entry[3]))
             first: list[tuple[int, int]] = []
-            for _, nodes, each, index in own:
+            for _, nodes, each, index in ranked:
                 for n, e in first:
                     if n <= nodes and e <= each:
                         break
@@ -100,7 +100,7 @@ class CellIndex(tuple[Cell, ...]):
                     kept.append((index, number, nodes, each))
         table = np.array(kept, dtype=np.intp).reshape(-1, 4)
         goodput = np.array([self[i].goodput for i, *_ in kept], dtype=np.float64)
-        return Front(table[:, 0], table[:, 1], table[:, 2], table[:, 3], goodput)
+        return CellFront(table[:, 0], table[:, 1], table[:, 2], table[:, 3], goodput)
 
     @cached_property
     def ranked(self) -> tuple[int, ...]:
@@ -111,11 +111,11 @@ class CellIndex(tuple[Cell, ...]):
     @cached_property
     def by_size(self) -> dict[str, list[tuple[int, float]]]:
         """(GPUs, best goodput with at most so many) of each type, ascending."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        sizes: dict[str, list[tuple[int, float]]] = {}
         for gpu_type, gpus in sorted(key for key in self.by_gpus if key[0]):
-            own = found.setdefault(gpu_type, [])
+            own = sizes.setdefault(gpu_type, [])
             own.append((gpus, max(own[-1][1] if own else 0.0, self[self.by_gpus[gpu_type, gpus]].goodput)))
-        return found
+        return sizes
 
     def asked(self, asked: Shape) -> int | None:
         """Index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
@@ -135,8 +135,8 @@ class CellIndex(tuple[Cell, ...]):
 
 
 @dataclass(frozen=True)
-class Front:
-    """`index` [n] into the Cells, `type` [n] into Offers.types, `nodes`, `each` (GPUs a node) and `goodput` [n]."""
+class CellFront:
+    """`index` [n] into the Cells, `type` [n] into CellIndex.types, `nodes`, `each` (GPUs a node) and `goodput` [n]."""
 
     index: Ints
     type: Ints
@@ -145,8 +145,8 @@ class Front:
     goodput: Floats
 
 
-class Relative(Sequence[float]):
-    """Each Cell's goodput over `base` (sequences/s), looked up where it is asked for."""
+class RelativeGoodput(Sequence[float]):
+    """Each Cell's goodput over `base` (sequences/s), computed on access."""
 
     def __init__(self, cells: Sequence[Cell], base: float) -> None:
         self._cells, self.base = cells, base

@@ -33,8 +33,8 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
     """rho = time to finish as it goes / time to finish on an equal share from the start (Themis, NSDI'20, section 3.1).
 
     `age_s` seconds have passed, `goodput` is what the job gets from now on and `share` that of an equal share
-    (sequences/s). Above 1: worse off than with an equal share. Where nobody knows what remains, as if the job ended
-    now; None where nothing is known of what it has done, or where it waits for ever.
+    (sequences/s). Above 1: worse off than with an equal share. Where the work left is not known, as if the job ended
+    now; None where the work done is not known, or where it waits for ever.
     """
     if progress.done is None or share <= 0:
         return None
@@ -48,7 +48,7 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
 
 def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
     """Goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
-    at = bisect_left(goodputs, gpus, key=lambda one: one[0])
+    at = bisect_left(goodputs, gpus, key=lambda size: size[0])
     if at == len(goodputs):
         return goodputs[-1][1]
     below = goodputs[at - 1] if at else (0, 0.0)

@@ -1,4 +1,4 @@
-"""From a snapshot to the allocation's problem: who takes part, who is left alone and why, and what GPUs there are."""
+"""From a snapshot to the allocation's problem: jobs that take part, jobs that are not touched and why, free GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Progress
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
 from synergyd.scheduler.problem.utility import (
     find_asked,
     relative_goodput,
@@ -22,8 +22,8 @@ _UNKNOWN = Progress()
 
 
 @dataclass(frozen=True)
-class Left:
-    """A job that this epoch does not touch. `cell` and `nodes` are what it holds, as far as they are known."""
+class UntouchedJob:
+    """A job that this epoch does not touch. `cell` and `nodes`: what it holds, where known."""
 
     action: Action
     why: str
@@ -32,7 +32,7 @@ class Left:
     relative_goodput: float | None = None
 
 
-def sort_job(
+def classify_job(
     job: Job,
     snapshot: Snapshot,
     cells: tuple[Cell, ...],
@@ -42,10 +42,10 @@ def sort_job(
     restart_cost_s: float,
     progress: Progress = _UNKNOWN,
     weight: float = 1.0,
-) -> JobRequest | Left:
-    """Does this job take part in the allocation (Ask), or is it left as it is (Left)?
+) -> JobRequest | UntouchedJob:
+    """A JobRequest if this job takes part in the allocation, else an UntouchedJob.
 
-    `age_s` seconds is Sia's T. Jobs that run at a fixed size are left; those that wait for one ask for exactly that.
+    `age_s` seconds is Sia's T. Jobs that run at a fixed size are not touched; those that wait for one request exactly that.
     """
     usable = _usable(cells, job.directive)
     history = _History(age_s, progress, weight)
@@ -63,19 +63,21 @@ def sort_job(
         if not usable:
             reason = no_cell_reason or "no plan is known that trains this model on these GPUs"
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
-        offers, current = _with_current(usable, job, current_plan)
+        cells_with_current, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restart_cost_s)
-        return _ask(job, offers, history, current=current, nodes=job.node_names, discount=discount)
+        return _request(job, cells_with_current, history, current=current, nodes=job.node_names, discount=discount)
     impossible = _impossible(job, snapshot)
     if impossible:
-        return Left(Action.WAIT, impossible)
+        return UntouchedJob(Action.WAIT, impossible)
     if fixed:
         exact = tuple(c for c in usable if same_shape(c.shape, job.shape)) or _unpredicted(job, snapshot)
-        return _ask(job, exact, history) if exact else Left(Action.WAIT, "Waits: no node with GPUs is there.")
+        return (
+            _request(job, exact, history) if exact else UntouchedJob(Action.WAIT, "Waits: no node with GPUs is there.")
+        )
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
-        return Left(Action.WAIT, f"Waits: {reason}.")
-    return _ask(job, usable, history)
+        return UntouchedJob(Action.WAIT, f"Waits: {reason}.")
+    return _request(job, usable, history)
 
 
 def fixed_reason(job: Job) -> str:
@@ -89,18 +91,18 @@ def fixed_reason(job: Job) -> str:
     return ""
 
 
-def rooms_of(snapshot: Snapshot, asks: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
+def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
     """Every node with the GPUs that can be handed out: up, and not held by anyone but the asking jobs themselves.
 
     A node that is not up hands out none; jobs that run there may stay. A node that shows fewer GPUs than its asking
     jobs hold (it lost some) hands out what they hold, so that staying is always possible.
     """
     own: Counter[str] = Counter()
-    for ask in asks:
-        if ask.current is not None:
-            for name in ask.nodes:
-                own[name] += ask.cells[ask.current].shape.gpus_per_node
-    return tuple(_room(node, own[node.name]) for node in snapshot.cluster.nodes if node.gpus > 0)
+    for job in jobs:
+        if job.current is not None:
+            for name in job.nodes:
+                own[name] += job.cells[job.current].shape.gpus_per_node
+    return tuple(_capacity(node, own[node.name]) for node in snapshot.cluster.nodes if node.gpus > 0)
 
 
 def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell | None:
@@ -109,9 +111,9 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     The nearest Cell stands for a plan that is not among them, under the plan's own name. A caller that knows the
     goodput of the present plan should put it among the Cells: only then can a better plan of the same shape be seen.
     """
-    offers = CellIndex.of(cells)
-    keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else offers.types)]
-    same = [offers[i] for key in keys for i in offers.by_shape.get(key, ())]
+    index = CellIndex.of(cells)
+    keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else index.types)]
+    same = [index[i] for key in keys for i in index.by_shape.get(key, ())]
     if not same:
         return None
     if plan is None:
@@ -124,12 +126,7 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
 
 
-def _where(job: Job) -> str:
-    """The job's partition and what it asks of nodes, as Room.admits takes them."""
-    return f"{job.partition} {job.features}" if job.features else job.partition
-
-
-def _room(node: Node, own: int) -> NodeCapacity:
+def _capacity(node: Node, own: int) -> NodeCapacity:
     others = max(0, node.gpus_used - own)
     free = max(node.gpus - others, own) if node.up else 0
     return NodeCapacity(node.name, node.gpu_type, free, node.partitions, node.features, node.leaf)
@@ -144,10 +141,10 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
     low = (directive.min_gpus if directive else None) or 1
     high = (directive.max_gpus if directive else None) or math.inf
     types = directive.gpu_types if directive else ()
-    offers = CellIndex.of(cells)
-    least, most = offers.sizes
-    if offers.sound and low <= least and most <= high and (not types or set(offers.types) <= set(types)):
-        return offers
+    index = CellIndex.of(cells)
+    least, most = index.sizes
+    if index.sound and low <= least and most <= high and (not types or set(index.types) <= set(types)):
+        return index
     return CellIndex(
         c
         for c in cells
@@ -176,13 +173,13 @@ def _untouched(job: Job, now_s: float) -> str:
     return ""
 
 
-def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Left:
+def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> UntouchedJob:
     holds = job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
     if not holds:
-        return Left(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
+        return UntouchedJob(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
     cell = current_cell(cells, job.shape, plan)
     relative = relative_goodput(cell, cells, find_asked(cells, job.asked)) if cell else None
-    return Left(Action.KEEP, why, cell, job.node_names, relative)
+    return UntouchedJob(Action.KEEP, why, cell, job.node_names, relative)
 
 
 def _impossible(job: Job, snapshot: Snapshot) -> str:
@@ -192,8 +189,9 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     fixed = fixed_reason(job)
     need = job.shape.gpus if fixed else directive.min_gpus or 1
     usable, up = [], 0
+    node_filter = NodeFilter(job.partition, job.features)
     for n in snapshot.cluster.nodes:
-        if (not types or n.gpu_type in types) and _room(n, 0).admits(_where(job)):
+        if (not types or n.gpu_type in types) and _capacity(n, 0).admits(node_filter):
             usable.append(n)
             up += n.gpus if n.up else 0
             if up >= need > 0:
@@ -212,13 +210,15 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
 
 def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple[tuple[Cell, ...], int]:
     """The Cells and the index of the one the job runs with, which is added where none of them is of its shape."""
-    found = current_cell(cells, job.shape, plan)
-    if found is None:
-        found = _between(cells, job.shape, plan)
-    for i in CellIndex.of(cells).by_shape.get((found.shape.gpu_type, found.shape.nodes, found.shape.gpus_per_node), ()):
-        if cells[i] is found or cells[i] == found:
+    current = current_cell(cells, job.shape, plan)
+    if current is None:
+        current = _between(cells, job.shape, plan)
+    for i in CellIndex.of(cells).by_shape.get(
+        (current.shape.gpu_type, current.shape.nodes, current.shape.gpus_per_node), ()
+    ):
+        if cells[i] is current or cells[i] == current:
             return cells, i
-    return CellIndex((*cells, found)), len(cells)
+    return CellIndex((*cells, current)), len(cells)
 
 
 def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
@@ -261,7 +261,7 @@ class _History:
     weight: float
 
 
-def _ask(
+def _request(
     job: Job,
     cells: tuple[Cell, ...],
     history: _History,
@@ -277,7 +277,7 @@ def _ask(
         relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
         weight=history.weight,
         submit_s=job.submit_s,
-        partition=_where(job),
+        node_filter=NodeFilter(job.partition, job.features),
         asked=asked,
         current=current,
         nodes=nodes,

@@ -1,4 +1,4 @@
-"""What accounts and partitions may still take, while jobs are given Cells one after another."""
+"""GPUs that accounts and partitions may still take while jobs get Cells one after another."""
 
 from __future__ import annotations
 
@@ -15,49 +15,51 @@ class Allowance:
     def __init__(self, problem: Problem, choice: Sequence[int | None] = ()) -> None:
         self._limits = problem.limits
         self._left = [limit.gpus for limit in problem.limits]
-        for ask, picked in zip(problem.asks, choice, strict=False):
-            self.change(ask, None, picked)
+        for job, picked in zip(problem.jobs, choice, strict=False):
+            self.change(job, None, picked)
 
-    def allows(self, ask: JobRequest, before: int | None, after: int | None) -> bool:
+    def allows(self, job: JobRequest, before: int | None, after: int | None) -> bool:
         """May the job go from one of its Cells (None: it waits) to another? Giving GPUs back always may."""
-        return self.exceeded(ask, before, after) is None
+        return self.exceeded(job, before, after) is None
 
-    def exceeded(self, ask: JobRequest, before: int | None, after: int | None) -> GpuLimit | None:
+    def exceeded(self, job: JobRequest, before: int | None, after: int | None) -> GpuLimit | None:
         """The first limit that such a step would go beyond; its GPUs are those that the problem's jobs may have."""
         if not self._limits:
             return None
-        more = _gpus(ask, after) - _gpus(ask, before)
+        more = _gpus(job, after) - _gpus(job, before)
         for limit, left in zip(self._limits, self._left, strict=True):
-            if more > max(left, 0) and limit.binds(ask):
+            if more > max(left, 0) and limit.binds(job):
                 return limit
         return None
 
-    def change(self, ask: JobRequest, before: int | None, after: int | None) -> None:
-        more = _gpus(ask, after) - _gpus(ask, before)
+    def change(self, job: JobRequest, before: int | None, after: int | None) -> None:
+        more = _gpus(job, after) - _gpus(job, before)
         for i, limit in enumerate(self._limits):
-            if limit.binds(ask):
+            if limit.binds(job):
                 self._left[i] -= more
 
 
-def within_limits(problem: Problem, found: Allocation) -> Allocation:
-    """`found` with what exceeds a limit taken back: for policies that know of none. Of the jobs that start or change, the
-    last submitted give way first."""
+def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
+    """`allocated` with the changes undone that exceed a limit: for policies that ignore limits. Of the jobs that start or change,
+    the last submitted give way first."""
     if not problem.limits:
-        return found
-    kept = [ask.current if picked is not None else None for ask, picked in zip(problem.asks, found.choice, strict=True)]
+        return allocated
+    kept = [
+        job.current if picked is not None else None for job, picked in zip(problem.jobs, allocated.choice, strict=True)
+    ]
     allowance = Allowance(problem, kept)
-    order = sorted(range(len(kept)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id))
+    order = sorted(range(len(kept)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id))
     # those that give GPUs back first: others may take them
-    order.sort(key=lambda i: _gpus(problem.asks[i], found.choice[i]) > _gpus(problem.asks[i], kept[i]))
+    order.sort(key=lambda i: _gpus(problem.jobs[i], allocated.choice[i]) > _gpus(problem.jobs[i], kept[i]))
     for i in order:
-        if allowance.allows(problem.asks[i], kept[i], found.choice[i]):
-            allowance.change(problem.asks[i], kept[i], found.choice[i])
-            kept[i] = found.choice[i]
-    if tuple(kept) == found.choice:
-        return found
-    moved = frozenset(i for i in found.moved if kept[i] == found.choice[i])
-    return replace(allocation_of(problem, kept, moved), upper_bound=found.upper_bound)
+        if allowance.allows(problem.jobs[i], kept[i], allocated.choice[i]):
+            allowance.change(problem.jobs[i], kept[i], allocated.choice[i])
+            kept[i] = allocated.choice[i]
+    if tuple(kept) == allocated.choice:
+        return allocated
+    moved = frozenset(i for i in allocated.moved if kept[i] == allocated.choice[i])
+    return replace(allocation_of(problem, kept, moved), upper_bound=allocated.upper_bound)
 
 
-def _gpus(ask: JobRequest, index: int | None) -> int:
-    return 0 if index is None else ask.cells[index].shape.gpus
+def _gpus(job: JobRequest, index: int | None) -> int:
+    return 0 if index is None else job.cells[index].shape.gpus

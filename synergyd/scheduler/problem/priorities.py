@@ -1,4 +1,4 @@
-"""What each job may claim of an epoch besides its goodput: its weight, its deadline, its share, its account's limit."""
+"""Priorities of jobs in an epoch: weights, deadlines, equal shares, limits of accounts and partitions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from statistics import median
 
 from synergyd.errors import UsageError
 from synergyd.records import Job, JobState
-from synergyd.scheduler.problem.cell_index import CellIndex, Relative
+from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective
-from synergyd.scheduler.problem.utility import stop_value, waiting, worth
+from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.settings import OBJECTIVES, Settings
 
 _PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
-_SHORT_REACH = 3.0  # what a job says of its own length counts as at most this, and at least its inverse
+_SHORT_REACH = 3.0  # a job's own length counts as at most this factor, and at least its inverse
 _LEAST_TIME_S = 1.0
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
 # Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
@@ -29,7 +29,7 @@ _OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
 }
 
 
-def terms_of(settings: Settings) -> Objective:
+def objective_of(settings: Settings) -> Objective:
     """The objective that the settings ask for. Raises UsageError for an Objective that is not known."""
     if settings.objective not in _OBJECTIVES:
         raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")
@@ -42,103 +42,107 @@ def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
     """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on."""
     jobs = tuple(jobs)
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
-    found: dict[int, float] = {}
+    weight_of: dict[int, float] = {}
     for job in jobs:
         weight = job.directive.weight if job.directive else 1.0
         weight = weight if math.isfinite(weight) and weight > 0 else 1.0
         weight *= settings.qos_weights.get(job.qos, 1.0)
         if settings.priority_weight and job.priority > 0:
             weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
-        found[job.job_id] = weight
-    return found
+        weight_of[job.job_id] = weight
+    return weight_of
 
 
-def limits(asks: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
-    """The limits of accounts and partitions, less what jobs hold that do not take part; never below what those that take
-    part hold now, for they may stay."""
+def gpu_limits_of(requests: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
+    """The limits of accounts and partitions, less the GPUs of jobs outside of the problem; never below the GPUs that the jobs
+    of the problem hold now, for they may stay."""
     named = [("account", name, gpus) for name, gpus in settings.account_limits.items()]
     named += [("partition", name, gpus) for name, gpus in settings.partition_limits.items()]
     if not named:
         return ()
-    taking = {ask.job_id for ask in asks}
+    taking = {request.job_id for request in requests}
     held: Counter[tuple[str, str]] = Counter()
     for job in jobs:
         if job.job_id not in taking and job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING):
             held["account", job.account] += job.shape.gpus
             for name in job.partition.split(","):
                 held["partition", name] += job.shape.gpus
-    found = []
+    bounds = []
     for kind, name, gpus in named:
         limit = GpuLimit(kind, name, max(0, gpus - held[kind, name]), gpus)
-        own = sum(ask.cells[ask.current].shape.gpus for ask in asks if ask.current is not None and limit.binds(ask))
-        found.append(replace(limit, gpus=max(limit.gpus, own)))
-    return tuple(found)
+        own = sum(
+            request.cells[request.current].shape.gpus
+            for request in requests
+            if request.current is not None and limit.binds(request)
+        )
+        bounds.append(replace(limit, gpus=max(limit.gpus, own)))
+    return tuple(bounds)
 
 
-def claimed(
-    asks: Sequence[JobRequest],
-    rooms: Sequence[NodeCapacity],
+def with_claims(
+    jobs: Sequence[JobRequest],
+    nodes: Sequence[NodeCapacity],
     terms: Objective,
     settings: Settings,
     now_s: float,
     typical_s: float | None = None,
 ) -> tuple[tuple[JobRequest, ...], dict[int, float]]:
-    """The asks with their weights' reference, deadline and fairness needs; and the finish-time fairness of every job of which
-    it is known, by job id, as it would be if all went on as they are."""
+    """The jobs with relative goodput by the objective's reference, weights by time left, and needs by deadline and fairness;
+    and by job id the finish-time fairness, where known, if all went on as they are."""
     capacity: Counter[str] = Counter()
-    for room in rooms:
-        capacity[room.gpu_type] += room.free
+    for node in nodes:
+        capacity[node.gpu_type] += node.free
     shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
-    for ask in asks:
-        told = ask.progress.done is not None or ask.progress.remaining is not None
-        if (told or terms.reference == "share") and id(ask.cells) not in shares:
-            shares[id(ask.cells)] = equal_share(ask.cells, capacity, len(asks))
-    short = _short(asks, shares, settings.short_first, typical_s)
-    found, fairness = [], {}
-    for ask in asks:
-        share = shares.get(id(ask.cells), 0.0)
-        relative = _relative(ask, terms, share)
-        need = _deadline(ask, now_s, settings.restart_cost_s) if settings.deadlines else (0.0, 0.0, "")
-        goodput = 0.0 if ask.current is None else ask.cells[ask.current].goodput
-        rho = finish_time_fairness(ask.age_s, ask.progress, goodput or share, share)
+    for job in jobs:
+        length_known = job.progress.done is not None or job.progress.remaining is not None
+        if (length_known or terms.reference == "share") and id(job.cells) not in shares:
+            shares[id(job.cells)] = equal_share(job.cells, capacity, len(jobs))
+    short = _short(jobs, shares, settings.short_first, typical_s)
+    requests, fairness = [], {}
+    for job in jobs:
+        share = shares.get(id(job.cells), 0.0)
+        relative = _relative(job, terms, share)
+        need = _deadline(job, now_s, settings.restart_cost_s) if settings.deadlines else (0.0, 0.0, "")
+        goodput = 0.0 if job.current is None else job.cells[job.current].goodput
+        rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
-            fairness[ask.job_id] = rho
+            fairness[job.job_id] = rho
             if not need[0] and settings.fairness_bound > 0:
-                # at an equal share at most: who runs above it must not lose its claim to another, and that one to it again
-                due = finish_time_fairness(ask.age_s, ask.progress, min(goodput or share, share), share) or rho
+                # at an equal share at most: else a job that runs above it would lose its need to another, and that one to it again
+                due = finish_time_fairness(job.age_s, job.progress, min(goodput or share, share), share) or rho
                 if due > settings.fairness_bound:
-                    need = _reachable(ask, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
-        left = ask.progress.remaining
+                    need = _reachable(job, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
+        left = job.progress.remaining
         drag = settings.restart_cost_s / max(left, _LEAST_LEFT) if left is not None else 0.0
-        factor = short.get(ask.job_id, 1.0)
-        if relative is not ask.relative or need[0] or drag or factor != 1.0:
-            ask = replace(ask, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
-            ask = replace(ask, weight=ask.weight * factor, short=factor)
-        found.append(ask)
-    return tuple(found), fairness
+        factor = short.get(job.job_id, 1.0)
+        if relative is not job.relative or need[0] or drag or factor != 1.0:
+            job = replace(job, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
+            job = replace(job, weight=job.weight * factor, short=factor)
+        requests.append(job)
+    return tuple(requests), fairness
 
 
 def _short(
-    asks: Sequence[JobRequest], shares: Mapping[int, float], exponent: float, typical_s: float | None
+    jobs: Sequence[JobRequest], shares: Mapping[int, float], exponent: float, typical_s: float | None
 ) -> dict[int, float]:
     """By job id: (median time left / own time left)^exponent, at an equal share; 1 for those of which nothing is known.
 
-    The mean completion time falls when what is short goes first, and less of all the rest waits for it (heSRPT: Berg,
-    Vesilo, Harchol-Balter 2020, shares out GPUs so where the lengths are known and speed-ups are concave). A job that does
-    not tell is held to be `typical_s` from its end, what jobs that have ended took: those that tell are here because they
-    are long. Once it has trained for longer, it is held to have as much before it as behind it.
+    The mean completion time falls when short jobs go first (heSRPT: Berg, Vesilo, Harchol-Balter 2020, allocates GPUs so for
+    known lengths and concave speed-ups). A job of unknown length counts as `typical_s` from its end, the median of jobs that
+    have ended: the known lengths of the present jobs are no measure, since long jobs are present for longer. Once it has
+    trained for more than that, it counts as half done.
     """
     if exponent <= 0:
         return {}
     times: dict[int, float] = {}
-    for ask in asks:
-        share, left = shares.get(id(ask.cells), 0.0), ask.progress.remaining
+    for job in jobs:
+        share, left = shares.get(id(job.cells), 0.0), job.progress.remaining
         if left is not None and share > 0:
-            times[ask.job_id] = left / share
+            times[job.job_id] = left / share
         elif left is None and typical_s is not None:
-            cells = CellIndex.of(ask.cells)
-            at = next((c for c in (ask.current, ask.asked) if c is not None), cells.smallest)
-            times[ask.job_id] = max(typical_s, ask.progress.attained_gpu_s / cells[at].shape.gpus)
+            cells = CellIndex.of(job.cells)
+            at = next((c for c in (job.current, job.asked) if c is not None), cells.smallest)
+            times[job.job_id] = max(typical_s, job.progress.attained_gpu_s / cells[at].shape.gpus)
     if not times:
         return {}
     middle = max(median(times.values()), _LEAST_TIME_S)
@@ -148,60 +152,60 @@ def _short(
     }
 
 
-def whole_nodes(ask: JobRequest, rooms: Iterable[NodeCapacity]) -> JobRequest:
-    """The ask without the Cells that span nodes and leave a part of each to others, for where no two such jobs may meet: whole
-    nodes never do, so whatever is allocated can be laid. A job that has no other Cells keeps them."""
+def without_partial_nodes(job: JobRequest, nodes: Iterable[NodeCapacity]) -> JobRequest:
+    """The job without the Cells that span nodes and use a part of each, where no two jobs that span nodes may share one: jobs on
+    whole nodes never share, so every allocation can be placed. A job that has no other Cells keeps them."""
     most: dict[str, int] = {}
-    for room in rooms:
-        most[room.gpu_type] = max(most.get(room.gpu_type, 0), room.free)
+    for node in nodes:
+        most[node.gpu_type] = max(most.get(node.gpu_type, 0), node.free)
     parts = frozenset(
         i
-        for i, cell in enumerate(ask.cells)
+        for i, cell in enumerate(job.cells)
         if cell.shape.nodes > 1 and cell.shape.gpus_per_node < most.get(cell.shape.gpu_type, 0)
     )
-    return replace(ask, banned=ask.banned | parts) if len(parts | ask.banned) < len(ask.cells) else ask
+    return replace(job, banned=job.banned | parts) if len(parts | job.banned) < len(job.cells) else job
 
 
-def with_bonus(terms: Objective, asks: Sequence[JobRequest]) -> Objective:
-    """The terms with a bonus for what is needed first that exceeds what all jobs together can gain or lose."""
-    if not any(ask.need for ask in asks):
+def with_need_bonus(terms: Objective, jobs: Sequence[JobRequest]) -> Objective:
+    """The terms with a bonus for needs that exceeds what all jobs together can gain or lose."""
+    if not any(job.need for job in jobs):
         return terms
     spread = 1.0
-    for ask in asks:
-        best = ask.relative[CellIndex.of(ask.cells).ranked[0]]
-        low = min(waiting(ask, terms), worth(ask.relative[CellIndex.of(ask.cells).least], terms))
-        low = low if ask.current is None else min(low, stop_value(ask, terms) / ask.weight)
-        spread += ask.weight * max(0.0, worth(best, terms) - low)
+    for job in jobs:
+        best = job.relative[CellIndex.of(job.cells).ranked[0]]
+        low = min(waiting_utility(job, terms), utility(job.relative[CellIndex.of(job.cells).least], terms))
+        low = low if job.current is None else min(low, stop_value(job, terms) / job.weight)
+        spread += job.weight * max(0.0, utility(best, terms) - low)
     return replace(terms, need_bonus=spread)
 
 
-def _relative(ask: JobRequest, terms: Objective, share: float) -> Sequence[float]:
-    cells = CellIndex.of(ask.cells)
+def _relative(job: JobRequest, terms: Objective, share: float) -> Sequence[float]:
+    cells = CellIndex.of(job.cells)
     if terms.reference == "asked" or not cells.sound:
-        return ask.relative
+        return job.relative
     base = share
     if terms.reference == "smallest" or share <= 0:
         least = cells[cells.least]
         base = least.goodput / least.shape.gpus
-    return Relative(cells, base)
+    return RelativeGoodput(cells, base)
 
 
-def _deadline(ask: JobRequest, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
-    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros where there is no deadline, nobody
-    knows how much is left, or none of its Cells can meet it any more."""
-    left, until = ask.progress.remaining, ask.deadline_s
+def _deadline(job: JobRequest, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
+    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros without a deadline, where the work
+    left is not known, or where no Cell can meet it any more."""
+    left, until = job.progress.remaining, job.deadline_s
     if until is None or left is None or left <= 0 or until <= now_s:
         return 0.0, 0.0, ""
     need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
-    best = CellIndex.of(ask.cells).best_goodput
+    best = CellIndex.of(job.cells).best_goodput
     later = until - now_s - restart_cost_s
     anew = left / later if later > 0 else math.inf
-    now = ask.cells[ask.current].goodput if ask.current is not None else 0.0
-    reachable = best >= (need if ask.current is None else anew) or now >= need
+    now = job.cells[job.current].goodput if job.current is not None else 0.0
+    reachable = best >= (need if job.current is None else anew) or now >= need
     return (need, anew, why) if reachable else (0.0, 0.0, "")
 
 
-def _reachable(ask: JobRequest, need: float, why: str) -> tuple[float, float, str]:
+def _reachable(job: JobRequest, need: float, why: str) -> tuple[float, float, str]:
     """An equal share, or the best that the job can have below it."""
-    need = min(need, CellIndex.of(ask.cells).best_goodput)
+    need = min(need, CellIndex.of(job.cells).best_goodput)
     return need, need, why

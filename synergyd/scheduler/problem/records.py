@@ -1,209 +1,211 @@
-"""The protocol between an epoch and an allocation policy: one Problem in, one Allocation out, both plain data.
+"""The records of the allocation: a policy takes a Problem and returns an Allocation, both plain data.
 
-A policy says which Cell each job gets; `place` then names the nodes. Whoever adds a policy implements `Policy` and adds
-its name to `policies.py`; nothing else changes.
+A policy chooses a Cell for each job; `place` then names the nodes. A new policy implements `Policy` and gets a name in
+policies/registry.py; nothing else changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple, Protocol
 
 from synergyd.records import Cell, has_features
 
 
+class NodeFilter(NamedTuple):
+    """Which nodes a job may use. Empty: any."""
+
+    #: Slurm's field of the job: one partition, or several with commas between them
+    partition: str = ""
+    #: node features that the job asks for (--constraint): names joined by & or by |
+    features: str = ""
+
+
+ANY_NODE = NodeFilter()
+
+
 @dataclass(frozen=True)
 class NodeCapacity:
-    """One node as the allocation sees it.
-
-    `free` counts the GPUs that this problem hands out: all but those held by jobs outside of it, so the GPUs of its own
-    running jobs are included; 0 on a node that may not take jobs. Empty `partitions` means that any job may use it. `leaf`
-    is its leaf switch ("": not known).
-    """
+    """One node as the allocation sees it."""
 
     name: str
     gpu_type: str
+    #: GPUs that this problem hands out: all but those held by jobs outside of it; 0 on a node that may not take jobs
     free: int
+    #: empty: any job may use the node
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    #: its leaf switch; "": not known
     leaf: str = ""
 
-    def admits(self, partition: str) -> bool:
-        """May a job of `partition` run here? (Slurm's field, perhaps several names with commas; after a blank the node
-        features that the job asks for.)"""
-        if not partition:
-            return True
-        names, _, wanted = partition.partition(" ")
+    def admits(self, node_filter: NodeFilter) -> bool:
+        """May a job with this filter run here?"""
+        names, wanted = node_filter
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
         return inside and has_features(wanted, self.features)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of a job's past and future: `attained_gpu_s` GPU seconds it has had; `done` and `remaining` sequences
-    of progress at the smallest batch (None: not known)."""
+    """What is known of a job's past and future. Sequences count as progress at the smallest batch; None: not known."""
 
+    #: GPU seconds that it has had
     attained_gpu_s: float = 0.0
+    #: sequences left
     remaining: float | None = None
+    #: sequences trained
     done: float | None = None
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One job of the problem.
-
-    `relative[i]` is cells[i]'s goodput over that of the size asked for (dimensionless). `current` is the index of the
-    Cell it runs with (None: it waits), on `nodes`. `discount` in [0, 1] multiplies the goodput of every change of a
-    running job; 0 forbids them. `asked` is the index of the Cell of the size asked for, None if there is none.
-    `banned` are Cells that placement has refused in this epoch; staying in place is never banned.
-
-    `age_s` seconds have passed since it was first submitted, with `restarts` so far. progress.remaining / goodput is the
-    seconds left on a Cell. `deadline_s` is in the problem's own time; `account` is Slurm's.
-
-    `drag` is the restart cost over what is left to do (seconds a sequence of progress; 0: not known): near its end a job
-    is not worth a restart.
-
-    `short` is the part of `weight` that stems from how little is left to do (1: none).
-
-    `stoppable`: it runs, and may be made to wait for others, which is worth utility.stop_value to it.
-
-    `need` is the goodput that this job should get before others gain anything (0: none), `need_anew` the same for a
-    change of a running job, whose restart takes time; `need_why` says what for.
-    """
+    """One job of the problem. progress.remaining / goodput is the seconds left on a Cell."""
 
     job_id: int
     cells: tuple[Cell, ...]
+    #: goodput of each Cell over that of the size asked for
     relative: Sequence[float]
+    _: KW_ONLY
     weight: float = 1.0
     submit_s: float = 0.0
-    partition: str = ""
+    node_filter: NodeFilter = ANY_NODE
+    #: index of the Cell of the size asked for; None if there is none
     asked: int | None = None
+    #: index of the Cell that it runs with, on `nodes`; None: it waits
     current: int | None = None
     nodes: tuple[str, ...] = ()
+    #: in [0, 1]; multiplies the goodput of every change of a running job; 0 forbids changes
     discount: float = 1.0
+    #: Cells that placement has refused in this epoch; staying in place is never banned
     banned: frozenset[int] = frozenset()
+    #: seconds since it was first submitted, with `restarts` so far
     age_s: float = 0.0
     restarts: int = 0
     progress: Progress = Progress()
+    #: in the time of Problem.now_s
     deadline_s: float | None = None
+    #: Slurm's account
     account: str = ""
+    #: restart cost over the sequences left (s/sequence; 0: not known): near its end a restart costs a job too much
     drag: float = 0.0
+    #: the factor in `weight` for how little is left to do (1: none)
     short: float = 1.0
+    #: goodput that this job should get before others gain anything (0: none)
     need: float = 0.0
+    #: the same after a change of a running job, whose restart takes time
     need_anew: float = 0.0
+    #: the reason for `need`, for `explain`
     need_why: str = ""
+    #: it runs, and may be stopped for others; the value of that is utility.stop_value
     stoppable: bool = False
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective: the sum over jobs of weight x worth(normalised goodput x restart factor), and what bounds it.
+    """The objective: the sum over jobs of weight x utility(normalised goodput x restart factor), and what bounds it.
 
     | term | is | off |
     |---|---|---|
-    | goodput | worth(s) of s = goodput / `reference`: (s^p - 1)/p (log s at p = 0), or Sia's sign(p) s^p with `form` "sia" | |
-    | waiting | "power": worth as at `wait_share` of the smallest Cell; "sia": -`wait_cost` (Sia's lambda) | |
-    | restart | s of a change is multiplied by Ask.discount | RestartCost 0 |
-    | weight | Ask.weight: directive x QOS x Slurm priority | weight 1 |
+    | goodput | utility(s) of s = goodput / `reference`: (s^p - 1)/p (log s at p = 0), or Sia's sign(p) s^p with `form` "sia" | |
+    | waiting | "power": utility as at `wait_share` of the smallest Cell; "sia": -`wait_cost` (Sia's lambda) | |
+    | restart | s of a change is multiplied by utility.restart_factor | RestartCost 0 |
+    | weight | JobRequest.weight: directive x QOS x Slurm priority | weight 1 |
     | short | and x (median time left / own)^ShortFirst within [1/3, 3], at an equal share | ShortFirst 0 |
-    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches Ask.need (deadlines, fairness) | need 0 |
+    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches JobRequest.need (deadlines, fairness) | need 0 |
     | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
 
-    p -> -inf is max-min; at the least that is taken, -3, what a job that is 20 % worse off gains counts 2.4 times as much.
-    `reference` is "asked" (the size asked for), "smallest" (Sia: per GPU of the smallest Cell) or "share" (Pollux: an
-    equal share of the cluster).
+    p -> -inf is max-min; at the lowest p, -3, a gain of a job that is 20 % worse off counts 2.4 times as much.
     """
 
+    #: p
     exponent: float = 0.0
     max_growth: float = 0.0
     wait_share: float = 0.1
+    #: "power" or "sia"
     form: str = "power"
     wait_cost: float = 1.1
+    #: "asked" (the size asked for), "smallest" (Sia: per GPU of the smallest Cell) or "share" (Pollux: an equal share)
     reference: str = "asked"
     need_bonus: float = 0.0
 
 
 @dataclass(frozen=True)
 class GpuLimit:
-    """At most `gpus` GPUs for all jobs of an account or a partition (`kind`), of those that take part in the problem; `said`
-    is what the admin set for all of them."""
+    """A limit on the GPUs of all jobs of an account or a partition."""
 
+    #: "account" or "partition"
     kind: str
     name: str
+    #: for the jobs of this problem
     gpus: int
-    said: int = 0
+    #: for all jobs, as the admin set it
+    configured_gpus: int = 0
 
-    def binds(self, ask: JobRequest) -> bool:
-        return (
-            ask.account == self.name
-            if self.kind == "account"
-            else self.name in ask.partition.partition(" ")[0].split(",")
-        )
+    def binds(self, job: JobRequest) -> bool:
+        return job.account == self.name if self.kind == "account" else self.name in job.node_filter.partition.split(",")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One epoch's allocation: who asks, and what there is. `now_s` is the time that deadlines are told in; `restart_cost_s`
-    what any change of a running job costs it. Running jobs never exceed `limits` by staying as they are. `spanned` not None: at most
-    one job that spans nodes on a node; those are the nodes that jobs outside of the problem span. `may_stop`: policies that preempt
-    may stop any running job; the others stop those that are `stoppable`.
-    """
+    """One epoch's allocation: the jobs, the nodes and the objective."""
 
-    asks: tuple[JobRequest, ...]
-    rooms: tuple[NodeCapacity, ...]
+    jobs: tuple[JobRequest, ...]
+    nodes: tuple[NodeCapacity, ...]
     terms: Objective = Objective()
+    _: KW_ONLY
     now_s: float = 0.0
+    #: of any change of a running job
     restart_cost_s: float = 0.0
+    #: running jobs never exceed them by staying as they are
     limits: tuple[GpuLimit, ...] = ()
+    #: not None: at most one job that spans nodes on a node; these nodes are spanned by jobs outside of the problem
     spanned: frozenset[str] | None = None
+    #: policies that preempt may stop any running job; the others stop those that are `stoppable`
     may_stop: bool = False
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""
         total: dict[str, int] = {}
-        for room in self.rooms:
-            total[room.gpu_type] = total.get(room.gpu_type, 0) + room.free
+        for node in self.nodes:
+            total[node.gpu_type] = total.get(node.gpu_type, 0) + node.free
         return total
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A policy's answer. `choice[i]` is the index of asks[i]'s Cell, None if it waits (of a running job: if it
-    is stopped).
+    """A policy's answer. A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`."""
 
-    A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`. `objective` and
-    `upper_bound` are sums of weighted utilities; `gap` = (upper_bound - objective) / max(1, |objective|), infinite
-    where the policy knows no bound. `optimal`: proven, to the solver's tolerance.
-    """
-
+    #: index of each job's Cell; None: it waits, or is stopped if it runs
     choice: tuple[int | None, ...]
     moved: frozenset[int]
+    #: sum of the jobs' values
     objective: float
+    #: no allocation is better; infinite where the policy knows no bound
     upper_bound: float
+    #: proven, to the solver's tolerance
     optimal: bool
 
     @property
     def gap(self) -> float:
+        """(upper_bound - objective) / max(1, |objective|)."""
         return max(0.0, self.upper_bound - self.objective) / max(1.0, abs(self.objective))
 
     def taken(self, problem: Problem) -> Iterator[tuple[int, Cell, bool]]:
-        """(index of the ask, its Cell, whether it stays on its nodes) of every job that has a Cell."""
-        for index, (ask, choice) in enumerate(zip(problem.asks, self.choice, strict=True)):
+        """(index of the job, its Cell, whether it stays on its nodes) of every job that has a Cell."""
+        for index, (job, choice) in enumerate(zip(problem.jobs, self.choice, strict=True)):
             if choice is not None:
-                yield index, ask.cells[choice], choice == ask.current and index not in self.moved
+                yield index, job.cells[choice], choice == job.current and index not in self.moved
 
 
 class Policy(Protocol):
-    """Chooses Cells. Pure: the same problem gives the same answer (a time limit that strikes is the one exception).
+    """Chooses Cells. Pure: the same problem gives the same answer, except where a time limit is reached."""
 
-    `preempts`: it stops running jobs (choice None), `stoppable` or not. `sizes_fixed`: each job gets the
-    size it asked for, whatever could be gained. `rule`: what it goes by, in words for `explain`; empty where
-    its objective is the explanation.
-    """
-
+    #: it stops running jobs (choice None), `stoppable` or not
     preempts: bool = False
+    #: each job gets the size it asked for
     sizes_fixed: bool = False
+    #: its rule in words, for `explain`; empty where the objective is the explanation
     rule: str = ""
 
     def allocate(self, problem: Problem) -> Allocation: ...

@@ -1,8 +1,8 @@
-"""What a Cell is worth to a job, as one number; policy.Terms lists what it is made of.
+"""The objective: the value of a job's Cell as one number (`value`). records.Objective lists its terms.
 
-Normalised goodput s = goodput / goodput at the size asked for; utility (s^p - 1)/p times the job's weight, log s at
-p = 0 (Nash bargaining; Sia, SOSP'23, uses s^p with p = -0.5). Changes of a running job count with their goodput times
-Sia's restart factor, so a change is chosen only if it is worth its restart.
+Normalised goodput s = goodput / goodput at the size asked for. The utility is (s^p - 1)/p, log s at p = 0 (Nash bargaining;
+Sia, SOSP'23, uses s^p with p = -0.5), times the job's weight. The goodput of a change of a running job is multiplied by Sia's
+restart factor, so a change is chosen only if it gains more than its restart costs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergyd.records import Cell, Shape
-from synergyd.scheduler.problem.cell_index import CellIndex, Relative
+from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
 
 _EXPONENTS = (-3.0, 1.0)  # below -3 a solver's tolerance covers the jobs that are well off; above 1 starves others
@@ -24,16 +24,16 @@ _SLOWLY = 0.01
 _STOP_MARGIN = 0.1
 
 
-def worth(s: float, terms: Objective) -> float:
-    """What normalised goodput `s` is worth: `utility`, or Sia's sign(p) s^p (SOSP'23, section 3.4: minimised for p < 0)."""
+def utility(s: float, terms: Objective) -> float:
+    """Utility of normalised goodput `s`: `power_utility`, or Sia's sign(p) s^p (SOSP'23, section 3.4: minimised for p < 0)."""
     if terms.form != "sia":
-        return utility(s, terms.exponent)
+        return power_utility(s, terms.exponent)
     p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
     return math.copysign(max(s, _SMALLEST) ** p, p)
 
 
-def worths(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
-    """`worth` of many, of the same shape."""
+def utilities(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
+    """`utility` of each element of an array, in the array's shape."""
     p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
     s = np.maximum(s, _SMALLEST)
     if terms.form == "sia":
@@ -45,22 +45,16 @@ def worths(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
     return np.asarray(np.where(value >= _LOWEST, value, _LOWEST * (1.0 + _SLOWLY * np.log(low / _LOWEST))))
 
 
-def waiting(ask: JobRequest, terms: Objective) -> float:
-    """What waiting is worth, without the weight: as at `wait_share` of the least goodput that any Cell has, so that any
-    start is better; -lambda in Sia's form."""
+def waiting_utility(job: JobRequest, terms: Objective) -> float:
+    """Utility of waiting, without the weight: as at `wait_share` of the least goodput of any Cell, so that any start is
+    better by a finite amount, and weights still decide under overload. -lambda in Sia's form."""
     if terms.form == "sia":
         return -terms.wait_cost
-    return utility(terms.wait_share * ask.relative[CellIndex.of(ask.cells).least], terms.exponent)
+    return power_utility(terms.wait_share * job.relative[CellIndex.of(job.cells).least], terms.exponent)
 
 
-def bonus(ask: JobRequest, index: int, terms: Objective, anew: bool) -> float:
-    """`need_bonus` where cells[index] reaches what the job needs first; 0 elsewhere."""
-    need = ask.need_anew if anew and ask.current is not None else ask.need
-    return terms.need_bonus if 0.0 < need <= ask.cells[index].goodput else 0.0
-
-
-def utility(s: float, exponent: float) -> float:
-    """(s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. What lies below -1e4 goes on falling, but slowly."""
+def power_utility(s: float, exponent: float) -> float:
+    """(s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. Values below -1e4 fall on more slowly."""
     p = min(max(exponent, _EXPONENTS[0]), _EXPONENTS[1])
     s = max(s, _SMALLEST)
     if abs(p) < 1e-9:
@@ -77,12 +71,12 @@ def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
     return min(max((age_s - restarts * cost_s) / (age_s + cost_s), 0.0), 1.0)
 
 
-def restart_factor(ask: JobRequest, index: int) -> float:
-    """What the goodput of cells[index], taken anew by a running job, is multiplied by: `discount`, and no more than what is
-    left of it on average until the job ends where that is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
-    if ask.current is None:
+def restart_factor(job: JobRequest, index: int) -> float:
+    """Multiplies the goodput of cells[index], taken anew by a running job: `discount`, and at most the mean share of its
+    goodput that is left until the job ends, where the work left is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
+    if job.current is None:
         return 1.0
-    return min(ask.discount, 1.0 / (1.0 + ask.drag * ask.cells[index].goodput))
+    return min(job.discount, 1.0 / (1.0 + job.drag * job.cells[index].goodput))
 
 
 def payback_s(now: float, then: float, cost_s: float) -> float:
@@ -91,7 +85,7 @@ def payback_s(now: float, then: float, cost_s: float) -> float:
 
 
 def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
-    """Index of the best Cell of the size asked for, see Offers.asked."""
+    """Index of the best Cell of the size asked for, see CellIndex.asked."""
     return CellIndex.of(cells).asked(asked)
 
 
@@ -107,90 +101,95 @@ def smallest(cells: Sequence[Cell]) -> int:
 
 def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[float]:
     """Each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
-    return Relative(cells, cells[smallest(cells) if asked is None else asked].goodput)
+    return RelativeGoodput(cells, cells[smallest(cells) if asked is None else asked].goodput)
 
 
 def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:
-    """`cell`'s goodput over that of the size asked for, for people; None where either is not known."""
+    """`cell`'s goodput over that of the size asked for, for display; None where either is not known."""
     if asked is None or cells[asked].goodput <= 0 or cell.goodput <= 0:
         return None
     return cell.goodput / cells[asked].goodput
 
 
-def stay_value(ask: JobRequest, terms: Objective) -> float:
-    """Weighted utility of going on as it is: of the current Cell if it runs, of waiting if not.
+def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
+    """What one job adds to the objective: its weighted utility, and `need_bonus` where the choice meets its need.
 
-    Waiting counts as `wait_share` of the least goodput that any Cell has: a first GPU is worth much, but not
-    infinitely much, so that weights can still tell jobs apart under overload.
+    `choice` is the index of its Cell, None if it waits (a running job: if it is stopped). With `stays` it goes on as it
+    runs, on its nodes; else it starts or changes, and a change has its restart factor. `slowdown` >= 1 multiplies its
+    step time, for links that it shares.
     """
-    if ask.current is not None:
-        return ask.weight * worth(ask.relative[ask.current], terms) + bonus(ask, ask.current, terms, anew=False)
-    return ask.weight * waiting(ask, terms)
-
-
-def change_value(ask: JobRequest, index: int, terms: Objective) -> float:
-    """Weighted utility of getting cells[index] anew: a start, or a change of a running job with its restart factor.
-
-    The current Cell on other nodes is a change like any other.
-    """
-    value = worth(restart_factor(ask, index) * ask.relative[index], terms)
-    return ask.weight * value + bonus(ask, index, terms, anew=True)
-
-
-def stop_value(ask: JobRequest, terms: Objective) -> float:
-    """Weighted utility of a running job that is stopped: of waiting, with its restart factor, for it will start anew, and a
-    margin, so that nobody is stopped for an equal."""
-    if terms.form == "sia":
-        return ask.weight * (waiting(ask, terms) - _STOP_MARGIN)
-    factor = (1.0 - _STOP_MARGIN) * restart_factor(ask, ask.current or 0) ** 2
-    return ask.weight * utility(factor * terms.wait_share * ask.relative[CellIndex.of(ask.cells).least], terms.exponent)
-
-
-def parts(
-    ask: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0
-) -> tuple[tuple[str, float], ...]:
-    """The terms of the objective that one job's outcome adds up from, as (name, value); those that are 0 are left out.
-    `slowdown`: of its steps, by who shares its links."""
-    need = 0.0
     if choice is None:
-        found = {"waiting": waiting(ask, terms)}
-        if ask.current is not None:
-            found["restart"] = stop_value(ask, terms) / ask.weight - found["waiting"]
+        return job.weight * waiting_utility(job, terms) if job.current is None else stop_value(job, terms)
+    utility_of_cell = cell_utility(job, choice, stays, terms, slowdown)
+    return job.weight * utility_of_cell + need_bonus(job, choice, stays, terms, slowdown)
+
+
+def cell_utility(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
+    """Utility of cells[index], see `value`; without weight and bonus."""
+    factor = 1.0 if stays else restart_factor(job, index)
+    return utility(factor * job.relative[index] / slowdown, terms)
+
+
+def need_bonus(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
+    """`need_bonus` where cells[index] reaches the goodput that the job needs first; 0 elsewhere."""
+    need = job.need if stays or job.current is None else job.need_anew
+    return terms.need_bonus if 0.0 < need <= job.cells[index].goodput / slowdown else 0.0
+
+
+def stay_value(job: JobRequest, terms: Objective) -> float:
+    """`value` of changing nothing: of the current Cell if the job runs, of waiting if not."""
+    return value(job, job.current, True, terms)
+
+
+def change_value(job: JobRequest, index: int, terms: Objective) -> float:
+    """`value` of taking cells[index] anew: a start, or a change of a running job. The current Cell on other nodes is a
+    change too."""
+    return value(job, index, False, terms)
+
+
+def stop_value(job: JobRequest, terms: Objective) -> float:
+    """`value` of stopping a running job: of waiting, with its restart factor since it will start anew, less a margin, so
+    that no job is stopped for one of equal value."""
+    if terms.form == "sia":
+        return job.weight * (waiting_utility(job, terms) - _STOP_MARGIN)
+    factor = (1.0 - _STOP_MARGIN) * restart_factor(job, job.current or 0) ** 2
+    least = job.relative[CellIndex.of(job.cells).least]
+    return job.weight * power_utility(factor * terms.wait_share * least, terms.exponent)
+
+
+def value_terms(
+    job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0
+) -> tuple[tuple[str, float], ...]:
+    """The terms that add up to `value`, as (name, number); those that are 0 are left out."""
+    if choice is None:
+        parts = {"waiting": waiting_utility(job, terms)}
+        if job.current is not None:
+            parts["restart"] = stop_value(job, terms) / job.weight - parts["waiting"]
     else:
-        factor = 1.0 if stays else restart_factor(ask, choice)
-        plain = worth(ask.relative[choice], terms)
-        found = {
-            "goodput": plain,
-            "restart": worth(factor * ask.relative[choice], terms) - plain,
-            "links": worth(factor * ask.relative[choice] / slowdown, terms)
-            - worth(factor * ask.relative[choice], terms),
-        }
-        need = bonus(ask, choice, terms, anew=not stays)
-    total, plain_weight = sum(found.values()), ask.weight / ask.short
-    found["weight"] = (plain_weight - 1.0) * total
-    found["short"] = plain_weight * (ask.short - 1.0) * total
-    found["need"] = need
-    return tuple((name, value) for name, value in found.items() if value)
+        goodput = cell_utility(job, choice, True, terms)
+        restarted = cell_utility(job, choice, stays, terms)
+        shared = cell_utility(job, choice, stays, terms, slowdown)
+        parts = {"goodput": goodput, "restart": restarted - goodput, "links": shared - restarted}
+    total, plain_weight = sum(parts.values()), job.weight / job.short
+    parts["weight"] = (plain_weight - 1.0) * total
+    parts["short"] = plain_weight * (job.short - 1.0) * total
+    parts["need"] = 0.0 if choice is None else need_bonus(job, choice, stays, terms, slowdown)
+    return tuple((name, number) for name, number in parts.items() if number)
 
 
-def beyond_growth(ask: JobRequest, index: int, terms: Objective) -> bool:
+def beyond_growth(job: JobRequest, index: int, terms: Objective) -> bool:
     """Would cells[index] take a running job beyond `max_growth` times its present GPUs?"""
-    if ask.current is None or terms.max_growth <= 0:
+    if job.current is None or terms.max_growth <= 0:
         return False
-    now = ask.cells[ask.current].shape.gpus
-    return ask.cells[index].shape.gpus > max(now, terms.max_growth * now)
+    now = job.cells[job.current].shape.gpus
+    return job.cells[index].shape.gpus > max(now, terms.max_growth * now)
 
 
 def objective(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> float:
-    """Sum of the weighted utilities of all jobs, those that wait included."""
+    """Sum of the values of all jobs, those that wait included."""
     total = 0.0
-    for index, (ask, picked) in enumerate(zip(problem.asks, choice, strict=True)):
-        if picked == ask.current and index not in moved:
-            total += stay_value(ask, problem.terms)
-        elif picked is not None:
-            total += change_value(ask, picked, problem.terms)
-        else:
-            total += stop_value(ask, problem.terms)
+    for index, (job, picked) in enumerate(zip(problem.jobs, choice, strict=True)):
+        total += value(job, picked, picked == job.current and index not in moved, problem.terms)
     return total
 
 
@@ -201,6 +200,6 @@ def allocation(
     upper_bound: float = math.inf,
     optimal: bool = False,
 ) -> Allocation:
-    """An Allocation with its objective worked out."""
-    value = objective(problem, choice, moved)
-    return Allocation(tuple(choice), moved, value, max(upper_bound, value), optimal)
+    """An Allocation with its objective computed."""
+    total = objective(problem, choice, moved)
+    return Allocation(tuple(choice), moved, total, max(upper_bound, total), optimal)

@@ -1,4 +1,4 @@
-"""What an answer is worth and what none can exceed, worked out from the instance alone."""
+"""The value of a choice and the upper bound of all choices, computed from the instance alone."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ SLACK = 1e-9  # relative: sums of thousands of floats
 def best_margins(full: Instance, prices: Floats) -> Floats:
     """Each job's largest utility less price [N], at least 0 (no column)."""
     cost = full.costs(prices)
-    found = np.zeros(full.jobs)
+    margins = np.zeros(full.jobs)
     for first, end, start, stop in full.chunks():
         margin = np.take(cost, full.kind[start:stop], mode="clip")
         np.subtract(full.utility[start:stop], margin, out=margin)
-        found[first:end] = segment_max(margin, full.indptr[first : end + 1] - start)
-    return found
+        margins[first:end] = segment_max(margin, full.indptr[first : end + 1] - start)
+    return margins
 
 
 def upper_bound(full: Instance, prices: Floats, margins: Floats | None = None) -> float:
-    """The dual at `prices` [R] >= 0: no feasible choice is worth more."""
-    found = best_margins(full, prices) if margins is None else margins
-    return float(found.sum() + prices @ full.limit)
+    """The dual at `prices` [R] >= 0: no feasible choice has a higher value."""
+    best = best_margins(full, prices) if margins is None else margins
+    return float(best.sum() + prices @ full.limit)
 
 
 def usage(full: Instance, choice: Ints) -> Floats:
-    """What a choice [N] (columns or -1) takes of each row [R]."""
+    """Use of each row [R] by a choice [N] (columns or -1)."""
     counts = np.bincount(full.kind[choice[choice >= 0]], minlength=len(full.use))
-    found: Floats = counts @ full.use
-    return found
+    used: Floats = counts @ full.use
+    return used
 
 
 def objective(full: Instance, choice: Ints) -> float:
@@ -46,9 +46,9 @@ def feasible(full: Instance, choice: Ints) -> bool:
     return bool((own | ~taken).all() and within.all())
 
 
-def near_columns(full: Instance, prices: Floats, margins: Floats, room: float) -> tuple[Ints, Ints]:
-    """(columns, their jobs) that a choice within `room` of the dual bound may contain: those whose regret, the job's
-    best margin less their own, is at most `room`. Any other column costs the bound more than that."""
+def near_columns(full: Instance, prices: Floats, margins: Floats, slack: float) -> tuple[Ints, Ints]:
+    """(columns, their jobs) that a choice within `slack` of the dual bound may contain: those whose regret, the job's
+    best margin less their own, is at most `slack`. Any other column costs the bound more than that."""
     cost = full.costs(prices)
     columns, jobs = [], []
     for first, end, start, stop in full.chunks():
@@ -56,7 +56,7 @@ def near_columns(full: Instance, prices: Floats, margins: Floats, room: float) -
         regret = np.repeat(margins[first:end], np.diff(ptr))
         regret += np.take(cost, full.kind[start:stop], mode="clip")
         regret -= full.utility[start:stop]
-        at = np.flatnonzero((regret <= room) & (full.utility[start:stop] > 0))
+        at = np.flatnonzero((regret <= slack) & (full.utility[start:stop] > 0))
         columns.append(at + start)
         jobs.append(np.searchsorted(ptr, at, side="right") - 1 + first)
     if not columns:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergyd.scheduler.problem.cell_index import CellIndex, Front, Relative
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem
-from synergyd.scheduler.problem.utility import stay_value, worths
+from synergyd.scheduler.problem.cell_index import CellFront, CellIndex, RelativeGoodput
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem
+from synergyd.scheduler.problem.utility import stay_value, utilities
 from synergyd.scheduler.solver.columns import columns
 from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
 from synergyd.scheduler.solver.milp import pools_of
@@ -19,13 +19,13 @@ Piece = tuple[int, int]  # (pool, GPUs on each of its nodes); pool -1 - i, singl
 _STAY = -1  # in place of a Cell's index: the job stays where it is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ColumnTable:
     """`instance` with, for each of its columns, the index of the Cell that it gives its job (-1: staying in place).
 
-    `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is what each job is worth if nothing changes,
-    `base` their sum, which utilities are gains over. `split`: some job could be laid over several pools, which no column
-    says, so that the bound does not hold.
+    `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is each job's value if nothing changes,
+    `base` their sum, which utilities are gains over. `split`: some job could be placed over several pools; no column
+    stands for that, so the bound does not hold.
     """
 
     instance: Instance
@@ -38,34 +38,36 @@ class ColumnTable:
     split: bool
 
 
-def table(problem: Problem) -> ColumnTable:
+def column_table(problem: Problem) -> ColumnTable:
     """The columns of every job on each pool of nodes open to it."""
-    asks, terms = problem.asks, problem.terms
-    stay = np.array([stay_value(ask, terms) for ask in asks])
-    running = np.array([ask.current is not None for ask in asks], dtype=np.bool_)
-    stuck = np.array([ask.current is not None and ask.discount <= 0 for ask in asks], dtype=np.bool_)
-    fronts = [_front(ask, terms) if not s else _NOTHING for ask, s in zip(asks, stuck.tolist(), strict=True)]
+    requests, terms = problem.jobs, problem.terms
+    stay = np.array([stay_value(request, terms) for request in requests])
+    running = np.array([request.current is not None for request in requests], dtype=np.bool_)
+    stuck = np.array([request.current is not None and request.discount <= 0 for request in requests], dtype=np.bool_)
+    fronts = [
+        _front(request, terms) if not s else _NOTHING for request, s in zip(requests, stuck.tolist(), strict=True)
+    ]
     lens = np.array([len(f.index) for f in fronts], dtype=np.intp)
     movable = running & (lens > 0)
-    job = np.repeat(np.arange(len(asks)), lens)
+    job = np.repeat(np.arange(len(requests)), lens)
     cell, nodes, each = (_joined([getattr(f, name) for f in fronts]) for name in ("index", "nodes", "each"))
-    gain = _values(asks, fronts, lens, terms) - stay[job]
+    gain = _values(requests, fronts, lens, terms) - stay[job]
     numbers: dict[str, int] = {}
     kinds = [
         np.array([numbers.setdefault(t, len(numbers)) for t in CellIndex.of(a.cells).types], dtype=np.intp)
-        for a in asks
+        for a in requests
     ]
     kind = _joined([k[f.type] for k, f in zip(kinds, fronts, strict=True)])
     free = _without_stuck(problem, movable)
     pools = _Pools(problem, free)
     worth_it = running[job] | (gain > 0)
     job, cell, nodes, each, kind, gain = (a[worth_it] for a in (job, cell, nodes, each, kind, gain))
-    uses = _Uses(problem, pools, list(numbers))
+    uses = _UseRows(problem, pools, list(numbers))
     at, row = uses.columns(job, kind, nodes, each)
     stays = [uses.stay(i) for i in np.flatnonzero(movable).tolist()]
     all_jobs = np.concatenate([np.flatnonzero(movable), job[at]])
     order = np.argsort(all_jobs, kind="stable")
-    indptr = pointers(np.bincount(all_jobs, minlength=len(asks)).astype(np.intp))
+    indptr = pointers(np.bincount(all_jobs, minlength=len(requests)).astype(np.intp))
     use, limit = uses.matrix(_stuck_by_limit(problem, movable))
     made = Instance(
         indptr,
@@ -75,26 +77,35 @@ def table(problem: Problem) -> ColumnTable:
         limit,
     )
     cells = np.concatenate([np.full(len(stays), _STAY, dtype=np.intp), cell[at]])[order]
-    return ColumnTable(made, cells, all_jobs[order], running, movable, stay, float(stay.sum()), uses.split)
+    return ColumnTable(
+        instance=made,
+        cell=cells,
+        job=all_jobs[order],
+        running=running,
+        movable=movable,
+        stay=stay,
+        base=float(stay.sum()),
+        split=uses.split,
+    )
 
 
 _NONE = np.empty(0, dtype=np.intp)
-_NOTHING = Front(_NONE, _NONE, _NONE, _NONE, np.empty(0))
+_NOTHING = CellFront(_NONE, _NONE, _NONE, _NONE, np.empty(0))
 
 
 def _joined(arrays: Sequence[Ints]) -> Ints:
     return np.concatenate(arrays) if arrays else _NONE
 
 
-def _front(ask: JobRequest, terms: Objective) -> Front:
+def _front(job: JobRequest, terms: Objective) -> CellFront:
     """The Cells that the job may change to. Those that it may not have are left out before others are compared with them."""
-    offers = CellIndex.of(ask.cells)
-    if not ask.banned and (ask.current is None or terms.max_growth <= 0):
+    offers = CellIndex.of(job.cells)
+    if not job.banned and (job.current is None or terms.max_growth <= 0):
         return offers.front
-    kept = [c.cell for c in columns(ask, terms)]
+    kept = [c.cell for c in columns(job, terms)]
     number = {t: i for i, t in enumerate(offers.types)}
     shapes = [offers[i].shape for i in kept]
-    return Front(
+    return CellFront(
         np.array(kept, dtype=np.intp),
         np.array([number[s.gpu_type] for s in shapes], dtype=np.intp),
         np.array([s.nodes for s in shapes], dtype=np.intp),
@@ -103,58 +114,60 @@ def _front(ask: JobRequest, terms: Objective) -> Front:
     )
 
 
-def _values(asks: Sequence[JobRequest], fronts: Sequence[Front], lens: Ints, terms: Objective) -> Floats:
+def _values(jobs: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints, terms: Objective) -> Floats:
     """utility.change_value of every column, job after job."""
-    if not len(asks):
+    if not len(jobs):
         return np.empty(0)
     goodput = np.concatenate([f.goodput for f in fronts])
 
     def spread(values: Sequence[float]) -> Floats:
         return np.repeat(np.array(values, dtype=np.float64), lens)
 
-    if all(isinstance(ask.relative, Relative) for ask in asks):
-        relative = goodput / spread([ask.relative.base if isinstance(ask.relative, Relative) else 1.0 for ask in asks])
+    if all(isinstance(job.relative, RelativeGoodput) for job in jobs):
+        relative = goodput / spread(
+            [job.relative.base if isinstance(job.relative, RelativeGoodput) else 1.0 for job in jobs]
+        )
     else:
-        each = [[ask.relative[i] for i in f.index.tolist()] for ask, f in zip(asks, fronts, strict=True)]
+        each = [[job.relative[i] for i in f.index.tolist()] for job, f in zip(jobs, fronts, strict=True)]
         relative = np.array([r for own in each for r in own], dtype=np.float64)
     factor = np.minimum(
-        spread([1.0 if ask.current is None else ask.discount for ask in asks]),
-        1.0 / (1.0 + spread([0.0 if ask.current is None else ask.drag for ask in asks]) * goodput),
+        spread([1.0 if job.current is None else job.discount for job in jobs]),
+        1.0 / (1.0 + spread([0.0 if job.current is None else job.drag for job in jobs]) * goodput),
     )
-    need = spread([ask.need if ask.current is None else ask.need_anew for ask in asks])
+    need = spread([job.need if job.current is None else job.need_anew for job in jobs])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
-    return np.asarray(spread([ask.weight for ask in asks]) * worths(factor * relative, terms) + first)
+    return np.asarray(spread([job.weight for job in jobs]) * utilities(factor * relative, terms) + first)
 
 
 def _without_stuck(problem: Problem, movable: Bools) -> list[int]:
-    """Free GPUs of each room, those of running jobs that can't change taken off."""
-    index = {room.name: i for i, room in enumerate(problem.rooms)}
-    free = [room.free for room in problem.rooms]
-    for ask, moves in zip(problem.asks, movable.tolist(), strict=True):
-        if ask.current is not None and not moves:
-            for name in ask.nodes:
+    """Free GPUs of each node, those of running jobs that can't change taken off."""
+    index = {node.name: i for i, node in enumerate(problem.nodes)}
+    free = [node.free for node in problem.nodes]
+    for job, moves in zip(problem.jobs, movable.tolist(), strict=True):
+        if job.current is not None and not moves:
+            for name in job.nodes:
                 if name in index:
                     at = index[name]
-                    free[at] = max(0, free[at] - ask.cells[ask.current].shape.gpus_per_node)
+                    free[at] = max(0, free[at] - job.cells[job.current].shape.gpus_per_node)
     return free
 
 
 def _stuck_by_limit(problem: Problem, movable: Bools) -> list[float]:
     """GPUs that running jobs which can't change take of each limit."""
-    pairs = zip(problem.asks, movable.tolist(), strict=True)
+    pairs = zip(problem.jobs, movable.tolist(), strict=True)
     stuck = [(a, a.cells[a.current].shape.gpus) for a, moves in pairs if a.current is not None and not moves]
     return [float(sum(gpus for a, gpus in stuck if limit.binds(a))) for limit in problem.limits]
 
 
 class _Pools:
-    """Nodes that no job of the problem can tell apart but by their free GPUs."""
+    """Pools: nodes that differ for the jobs of the problem by their free GPUs alone."""
 
     def __init__(self, problem: Problem, free: Sequence[int]) -> None:
         self.pools, self.open_to = pools_of(problem)
-        self.index = {room.name: i for i, room in enumerate(problem.rooms)}
-        self.of = {room.name: q for q, pool in enumerate(self.pools) for room in pool}
+        self.index = {node.name: i for i, node in enumerate(problem.nodes)}
+        self.of = {node.name: q for q, pool in enumerate(self.pools) for node in pool}
         self.free = free
-        self.counts = [np.sort([free[self.index[room.name]] for room in pool]) for pool in self.pools]
+        self.counts = [np.sort([free[self.index[node.name]] for node in pool]) for pool in self.pools]
 
     def fit(self, pool: int, size: int) -> int:
         """Nodes of the pool with at least `size` free GPUs."""
@@ -164,26 +177,26 @@ class _Pools:
     def slots(self, pool: int, size: int) -> int:
         return int((self.counts[pool] // size).sum())
 
-    def usable(self, partition: str, gpu_type: str) -> list[int]:
-        return [q for q in self.open_to[partition] if self._first(q).gpu_type == gpu_type]
+    def usable(self, node_filter: NodeFilter, gpu_type: str) -> list[int]:
+        return [q for q in self.open_to[node_filter] if self._first(q).gpu_type == gpu_type]
 
     def _first(self, pool: int) -> NodeCapacity:
         return self.pools[pool][0]
 
 
-class _Uses:
+class _UseRows:
     """Distinct rows of `use`, numbered as they are met."""
 
     def __init__(self, problem: Problem, pools: _Pools, types: list[str]) -> None:
         self._problem, self._pools, self._types = problem, pools, types
         self._number: dict[tuple[tuple[Piece, float], ...], int] = {}
         self.split = False
-        partitions = {p: i for i, p in enumerate(dict.fromkeys(ask.partition for ask in problem.asks))}
-        bound = [tuple(i for i, limit in enumerate(problem.limits) if limit.binds(a)) for a in problem.asks]
+        filters = {f: i for i, f in enumerate(dict.fromkeys(job.node_filter for job in problem.jobs))}
+        bound = [tuple(i for i, limit in enumerate(problem.limits) if limit.binds(a)) for a in problem.jobs]
         bounds = {b: i for i, b in enumerate(dict.fromkeys(bound))}
-        self._partitions, self._bounds, self._bound = list(partitions), list(bounds), bound
+        self._filters, self._bounds, self._bound = list(filters), list(bounds), bound
         numbers = [
-            partitions[ask.partition] * len(bounds) + bounds[b] for ask, b in zip(problem.asks, bound, strict=True)
+            filters[job.node_filter] * len(bounds) + bounds[b] for job, b in zip(problem.jobs, bound, strict=True)
         ]
         self._class = np.array(numbers, dtype=np.intp)
 
@@ -197,8 +210,8 @@ class _Uses:
             rest, size = divmod(value, high)
             rest, count = divmod(rest, wide)
             group, number = divmod(rest, max(1, len(self._types)))
-            partition, bound = divmod(group, len(self._bounds))
-            usable = self._pools.usable(self._partitions[partition], self._types[number])
+            number_of_filter, bound = divmod(group, len(self._bounds))
+            usable = self._pools.usable(self._filters[number_of_filter], self._types[number])
             self.split |= count > 1 and len(usable) > 1
             limits = {(-1 - i, 1): float(count * size) for i in self._bounds[bound]}
             fits = [q for q in usable if self._pools.fit(q, size) >= count]
@@ -214,10 +227,10 @@ class _Uses:
 
     def stay(self, job: int) -> int:
         """The row of a running job that stays in place."""
-        ask = self._problem.asks[job]
-        shape = ask.cells[ask.current or 0].shape
+        request = self._problem.jobs[job]
+        shape = request.cells[request.current or 0].shape
         size, index, free = shape.gpus_per_node, self._pools.index, self._pools.free
-        standing = [n for n in ask.nodes if n in index and free[index[n]] >= size]
+        standing = [n for n in request.nodes if n in index and free[index[n]] >= size]
         use: dict[Piece, float] = {(q, size): float(n) for q, n in Counter(self._pools.of[n] for n in standing).items()}
         use |= {(-1 - i, 1): float(shape.gpus) for i in self._bound[job]}
         return self._row(use)
@@ -230,13 +243,13 @@ class _Uses:
                 sizes[q].add(size)
         rows: list[Piece] = []
         limit: list[float] = []
-        for q, found in sorted(sizes.items()):
+        for q, of_pool in sorted(sizes.items()):
             if q < 0:
                 rows.append((q, 1))
                 limit.append(self._problem.limits[-1 - q].gpus - stuck[-1 - q])
                 continue
             weaker: list[tuple[int, int]] = []
-            for size in sorted(found):
+            for size in sorted(of_pool):
                 slots = self._pools.slots(q, size)
                 # A row is implied by that of a divisor which has no more room than this one.
                 if any(size % s == 0 and n * s <= slots * size for s, n in weaker):

@@ -24,28 +24,28 @@ class Column:
         return self.nodes * self.gpus_per_node
 
 
-def columns(ask: JobRequest, terms: Objective) -> list[Column]:
+def columns(job: JobRequest, terms: Objective) -> list[Column]:
     """The changes open to a job, best gain first.
 
-    Left out: starts that are worth no more than waiting, and Cells that another one beats with no more nodes and no
+    Left out: starts whose value is not above that of waiting, and Cells that another one beats with no more nodes and no
     more GPUs on each (of the same type). Staying in place is not a column.
     """
-    if ask.current is not None and ask.discount <= 0:
+    if job.current is not None and job.discount <= 0:
         return []
-    cells = CellIndex.of(ask.cells)
-    if ask.banned:
-        allowed = [i for i in range(len(cells)) if i not in ask.banned]
+    cells = CellIndex.of(job.cells)
+    if job.banned:
+        allowed = [i for i in range(len(cells)) if i not in job.banned]
         part = CellIndex(cells[i] for i in allowed)
         front, index = part.front, [allowed[i] for i in part.front.index.tolist()]
     else:
         front, index = cells.front, cells.front.index.tolist()
-    base = stay_value(ask, terms)
+    base = stay_value(job, terms)
     kept = []
     for at, cell in enumerate(index):
-        if beyond_growth(ask, cell, terms):
+        if beyond_growth(job, cell, terms):
             continue
-        gain = change_value(ask, cell, terms) - base
-        if ask.current is not None or gain > 0:
+        gain = change_value(job, cell, terms) - base
+        if job.current is not None or gain > 0:
             shape = cells[cell].shape
             kept.append(Column(cell, shape.gpu_type, int(front.nodes[at]), int(front.each[at]), gain))
     kept.sort(key=lambda c: (-c.gain, c.gpus, c.cell))

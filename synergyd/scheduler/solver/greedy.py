@@ -1,4 +1,4 @@
-"""A quick feasible allocation that moves nobody: running jobs stay, waiting ones start, then whoever gains most grows.
+"""A quick feasible allocation that moves no job: running jobs stay, waiting ones start, then the job that gains most grows.
 
 The answer of last resort, when the exact solver has run out of time, and the start that it must not fall below.
 """
@@ -15,69 +15,69 @@ from synergyd.scheduler.problem.utility import allocation
 from synergyd.scheduler.solver.columns import Column, columns
 
 
-def fill(problem: Problem, found: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> Allocation:
-    """`found`, whose jobs lie on `nodes` (by job id), with jobs that wait started on what is free, best gain a GPU first."""
-    bins, choice = FreeGpus(problem.rooms), list(found.choice)
+def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> Allocation:
+    """`allocated`, whose jobs are on `nodes` (by job id), with waiting jobs started on the free GPUs, best gain a GPU first."""
+    free_gpus, choice = FreeGpus(problem.nodes), list(allocated.choice)
     left = Allowance(problem, choice)
-    for i, cell, _ in found.taken(problem):
-        bins.take(nodes[problem.asks[i].job_id], cell.shape.gpus_per_node)
-    waiting = [i for i, picked in enumerate(choice) if picked is None and problem.asks[i].current is None]
-    pairs = [(i, column) for i in waiting for column in columns(problem.asks[i], problem.terms)]
-    for i, column in sorted(pairs, key=lambda one: (-one[1].gain / one[1].gpus, problem.asks[one[0]].job_id)):
-        ask = problem.asks[i]
-        if choice[i] is not None or not left.allows(ask, None, column.cell):
+    for i, cell, _ in allocated.taken(problem):
+        free_gpus.take(nodes[problem.jobs[i].job_id], cell.shape.gpus_per_node)
+    waiting = [i for i, picked in enumerate(choice) if picked is None and problem.jobs[i].current is None]
+    pairs = [(i, column) for i in waiting for column in columns(problem.jobs[i], problem.terms)]
+    for i, column in sorted(pairs, key=lambda pair: (-pair[1].gain / pair[1].gpus, problem.jobs[pair[0]].job_id)):
+        job = problem.jobs[i]
+        if choice[i] is not None or not left.allows(job, None, column.cell):
             continue
-        names = bins.pick(ask.cells[column.cell].shape, ask.partition)
+        names = free_gpus.pick(job.cells[column.cell].shape, job.node_filter)
         if names is not None:
-            bins.take(names, column.gpus_per_node)
-            left.change(ask, None, column.cell)
+            free_gpus.take(names, column.gpus_per_node)
+            left.change(job, None, column.cell)
             choice[i] = column.cell
-    return allocation(problem, choice, found.moved, found.upper_bound)
+    return allocation(problem, choice, allocated.moved, allocated.upper_bound)
 
 
 def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = True) -> Allocation:
-    """Feasible by construction: each job is laid on real nodes as it is taken in. With `grow` False running jobs stay.
+    """An allocation that is feasible: each job is placed on nodes as it is chosen. With `grow` False running jobs stay.
 
     Waiting jobs come in order of gain per GPU (ties: first submitted), then changes in order of gain per extra GPU.
     """
-    bins = FreeGpus(problem.rooms)
-    choice: list[int | None] = [ask.current for ask in problem.asks]
+    free_gpus = FreeGpus(problem.nodes)
+    choice: list[int | None] = [job.current for job in problem.jobs]
     held: list[tuple[tuple[str, ...], Shape] | None] = [None] * len(choice)
     gains = [0.0] * len(choice)
-    for i, ask in enumerate(problem.asks):
-        if ask.current is not None:
-            held[i] = (ask.nodes, ask.cells[ask.current].shape)
-            bins.take(ask.nodes, ask.cells[ask.current].shape.gpus_per_node)
-    options = [columns(ask, problem.terms) for ask in problem.asks]
+    for i, job in enumerate(problem.jobs):
+        if job.current is not None:
+            held[i] = (job.nodes, job.cells[job.current].shape)
+            free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node)
+    options = [columns(job, problem.terms) for job in problem.jobs]
     left = Allowance(problem, choice)
 
     def attempt(i: int, column: Column) -> None:
         before = held[i]
-        if not left.allows(problem.asks[i], choice[i], column.cell):
+        if not left.allows(problem.jobs[i], choice[i], column.cell):
             return
         if before:
-            bins.give(before[0], before[1].gpus_per_node)
-        ask = problem.asks[i]
-        shape = ask.cells[column.cell].shape
-        names = bins.pick(shape, ask.partition, before[0] if before else ())
+            free_gpus.give(before[0], before[1].gpus_per_node)
+        job = problem.jobs[i]
+        shape = job.cells[column.cell].shape
+        names = free_gpus.pick(shape, job.node_filter, before[0] if before else ())
         if names is not None:
-            left.change(ask, choice[i], column.cell)
+            left.change(job, choice[i], column.cell)
             held[i], choice[i], gains[i] = (names, shape), column.cell, column.gain
-            bins.take(names, shape.gpus_per_node)
+            free_gpus.take(names, shape.gpus_per_node)
         elif before:
-            bins.take(before[0], before[1].gpus_per_node)
+            free_gpus.take(before[0], before[1].gpus_per_node)
 
     def rank(pair: tuple[int, Column]) -> tuple[float, float, int, int]:
         i, column = pair
-        return (-column.gain / column.gpus, problem.asks[i].submit_s, problem.asks[i].job_id, column.cell)
+        return (-column.gain / column.gpus, problem.jobs[i].submit_s, problem.jobs[i].job_id, column.cell)
 
-    every = sorted(((i, c) for i, found in enumerate(options) for c in found), key=rank)
+    every = sorted(((i, c) for i, own in enumerate(options) for c in own), key=rank)
     for i, column in every:
         if choice[i] is None:
             attempt(i, column)
     for i, column in every:
-        ask = problem.asks[i]
-        # A move in place of a stay can't gain here: nobody else is moved for it.
-        if column.gain > gains[i] and column.cell != ask.current and (grow or ask.current is None):
+        job = problem.jobs[i]
+        # A move in place of a stay can't gain here: no other job is moved for it.
+        if column.gain > gains[i] and column.cell != job.current and (grow or job.current is None):
             attempt(i, column)
     return allocation(problem, choice, upper_bound=upper_bound)

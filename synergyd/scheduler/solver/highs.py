@@ -17,7 +17,7 @@ from synergyd.scheduler.solver.instance import Floats, Ints
 
 @dataclass(frozen=True)
 class IntegerSolution:
-    """`x` [n], None where nothing was found in time; `bound`: no x is worth more (infinite where unknown); `ended`: the
+    """`x` [n], None where nothing was found in time; `bound`: no x has a higher value (infinite where unknown); `ended`: the
     search went on to its end, the gap asked for."""
 
     x: Ints | None

@@ -44,9 +44,9 @@ class Instance:
 
     def costs(self, prices: Floats) -> Floats:
         """Price of each kind [K]; infinite where it is more than there is."""
-        found: Floats = self.use @ prices
-        found[(self.use > self.limit).any(axis=1)] = np.inf
-        return found
+        costs: Floats = self.use @ prices
+        costs[(self.use > self.limit).any(axis=1)] = np.inf
+        return costs
 
     def chunks(self) -> Iterator[tuple[int, int, int, int]]:
         """(first job, end job, first column, end column) of pieces of about 65,536 columns."""
@@ -74,11 +74,11 @@ def pointers(lens: Ints) -> Ints:
 
 def segment_max(values: Floats, ptr: Ints, least: float = 0.0) -> Floats:
     """Largest value of each segment, at least `least`; `least` for empty segments."""
-    found = np.full(len(ptr) - 1, least)
+    largest = np.full(len(ptr) - 1, least)
     if len(values):
         full = np.flatnonzero(ptr[1:] > ptr[:-1])
-        found[full] = np.maximum(np.maximum.reduceat(values, ptr[full]), least)
-    return found
+        largest[full] = np.maximum(np.maximum.reduceat(values, ptr[full]), least)
+    return largest
 
 
 def instance(
@@ -95,8 +95,8 @@ def instance(
     """
     ptr = _whole("indptr", indptr)
     types, counts = _whole("gpu_type", gpu_type), _whole("gpus", gpus)
-    worth, limit = _real("utility", utility), _real("capacity", capacity)
-    nnz = len(worth)
+    values, limit = _real("utility", utility), _real("capacity", capacity)
+    nnz = len(values)
     if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != nnz or (np.diff(ptr) < 0).any():
         raise UsageError("indptr", "does not divide the columns among jobs", f"from 0 to {nnz}, never falling")
     if len(types) != nnz or len(counts) != nnz:
@@ -107,13 +107,13 @@ def instance(
         raise UsageError("gpu_type", "names a type that has no capacity", f"0 to {len(limit) - 1}")
     if nnz and counts.min() < 0:
         raise UsageError("gpus", "is negative", "GPUs of each column")
-    if nnz and not np.isfinite(worth.sum()):
-        worth = np.where(np.isfinite(worth), worth, -1.0)
+    if nnz and not np.isfinite(values.sum()):
+        values = np.where(np.isfinite(values), values, -1.0)
     kind, use = _kinds(types, counts, limit)
     before = None if previous is None else _whole("previous", previous)
     if before is not None and (len(before) != len(ptr) - 1 or (before < -1).any() or (before >= max(nnz, 1)).any()):
         raise UsageError("previous", "is not one column or -1 for each job", f"{len(ptr) - 1} entries")
-    return Instance(ptr, kind, worth, use, limit, before)
+    return Instance(ptr, kind, values, use, limit, before)
 
 
 def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:
@@ -135,8 +135,8 @@ def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:
     return code, use
 
 
-def _whole(name: str, given: ArrayLike) -> Ints:
-    array: NDArray[Any] = np.asarray(given)
+def _whole(name: str, values: ArrayLike) -> Ints:
+    array: NDArray[Any] = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.number)):
         raise UsageError(name, "is not a list of whole numbers", "one number an entry")
     whole = array.astype(np.intp, copy=False)
@@ -145,8 +145,8 @@ def _whole(name: str, given: ArrayLike) -> Ints:
     return whole
 
 
-def _real(name: str, given: ArrayLike) -> Floats:
-    array: NDArray[Any] = np.asarray(given)
+def _real(name: str, values: ArrayLike) -> Floats:
+    array: NDArray[Any] = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.number)):
         raise UsageError(name, "is not a list of numbers", "one number an entry")
     return np.ascontiguousarray(array, dtype=np.float64)

@@ -1,12 +1,12 @@
 """The allocation by prices: certified, and near linear in the number of columns.
 
-1. Prices: Newton on the smoothed dual (core.py), first on a sample of the jobs, then on ever more of them; before each
+1. Prices: Newton on the smoothed dual (smoothed_dual.py), first on a sample of the jobs, then on ever more of them; before each
    step all columns that can't be chosen within a box around the prices are left out, so that few per cent remain.
-2. Choice: rounding with error feedback, then a knapsack a row (repair.py).
-3. Certificate: the dual at the prices, over all columns (certificate.py). Any choice and bound that are returned have
+2. Choice: rounding with error feedback, then a knapsack a row (primal_rounding.py).
+3. Certificate: the dual at the prices, over all columns (bounds.py). Any choice and bound that are returned have
    been worked out from the instance alone.
 4. Where the gap is larger than asked for, and always for few jobs: the exact program over the columns whose regret is at
-   most the gap (exact.py): any other column would cost more than the best choice can be better.
+   most the gap (reduced_milp.py): any other column would cost more than the best choice can be better.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from synergyd.scheduler.solver.bounds import best_margins, feasible, near_columns, objective, upper_bound
 from synergyd.scheduler.solver.instance import Floats, Instance, Ints
-from synergyd.scheduler.solver.primal_rounding import Repair
+from synergyd.scheduler.solver.primal_rounding import PrimalRounding
 from synergyd.scheduler.solver.reduced_milp import grouped, milp_of
-from synergyd.scheduler.solver.smoothed_dual import ReducedCore, SmoothedDual, cut, inside, newton
+from synergyd.scheduler.solver.smoothed_dual import ReducedCore, SmoothedDual, inside_box, newton, reduced_core
 
 _SAMPLE = 256
 _GROWTH = 8
@@ -46,7 +46,7 @@ class Effort:
     candidates: int = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LagrangianSolution:
     """`choice` [N]: column or -1. `upper_bound` holds for every feasible choice. `prices` [R] and `temperature` start
     the next epoch's solve."""
@@ -70,7 +70,14 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
     nothing = np.full(full.jobs, -1, dtype=np.intp)
     if not len(full.utility) or not len(full.limit):
         free = best_margins(full, np.zeros(len(full.limit)))
-        return LagrangianSolution(nothing, 0.0, float(free.sum()), True, np.zeros(len(full.limit)), 0.0)
+        return LagrangianSolution(
+            choice=nothing,
+            objective=0.0,
+            upper_bound=float(free.sum()),
+            optimal=True,
+            prices=np.zeros(len(full.limit)),
+            temperature=0.0,
+        )
     known = warm is not None and len(warm.prices) == len(full.limit) and warm.temperature > 0
     target = effort.gap / 10
     core, guess = _warm(full, warm, target) if warm is not None and known else _cold(full, target)
@@ -81,10 +88,17 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
         if feasible(full, other) and objective(full, other) > objective(full, choice):
             choice = other
     value = objective(full, choice)
-    found = LagrangianSolution(choice, value, max(bound, value), False, guess.prices, guess.temperature)
-    if effort.exact or found.gap > effort.gap or (full.jobs < _FEW_JOBS and found.gap > _PROVEN):
-        found = _refined(full, found, margins, effort)
-    return replace(found, optimal=found.gap <= _PROVEN)
+    solution = LagrangianSolution(
+        choice=choice,
+        objective=value,
+        upper_bound=max(bound, value),
+        optimal=False,
+        prices=guess.prices,
+        temperature=guess.temperature,
+    )
+    if effort.exact or solution.gap > effort.gap or (full.jobs < _FEW_JOBS and solution.gap > _PROVEN):
+        solution = _refined(full, solution, margins, effort)
+    return replace(solution, optimal=solution.gap <= _PROVEN)
 
 
 def _cold(full: Instance, target: float) -> tuple[ReducedCore, SmoothedDual]:
@@ -101,8 +115,15 @@ def _cold(full: Instance, target: float) -> tuple[ReducedCore, SmoothedDual]:
 
 def _warm(full: Instance, warm: LagrangianSolution, target: float) -> tuple[ReducedCore, SmoothedDual]:
     start = SmoothedDual(
-        warm.prices, warm.temperature, 0.0, warm.prices, np.zeros((0, 0)), 0.0, np.zeros(0), np.zeros(0)
-    )  # fmt: skip
+        prices=warm.prices,
+        temperature=warm.temperature,
+        value=0.0,
+        gradient=warm.prices,
+        hessian=np.zeros((0, 0)),
+        entropy_gap=0.0,
+        share=np.zeros(0),
+        none=np.zeros(0),
+    )
     return _priced(full, start, 0.03, target)
 
 
@@ -114,7 +135,7 @@ def _priced(
     The box is `width` of the prices to either side, and grows until the prices are inside; below 0 there is none.
     """
     if start is None:
-        core = cut(full, np.zeros(len(full.limit)), np.full(len(full.limit), _NO_PRICE_BOUND))
+        core = reduced_core(full, np.zeros(len(full.limit)), np.full(len(full.limit), _NO_PRICE_BOUND))
         best = np.maximum.reduceat(core.utility, core.ptr[:-1]) if len(core.jobs) else np.zeros(1)
         total = np.maximum(full.limit, 1e-9) * len(full.limit)
         goal = target if width < 0 else max(target, _ROUGH)
@@ -125,9 +146,9 @@ def _priced(
     prices = start.prices
     while True:
         margin = width * (prices + 0.1 * prices.max(initial=0.0))
-        core = cut(full, np.maximum(prices - margin, 0.0), prices + margin)
+        core = reduced_core(full, np.maximum(prices - margin, 0.0), prices + margin)
         core, guess = _cooled(core, prices, start.temperature, target)
-        if inside(core, guess):
+        if inside_box(core, guess):
             return core, guess
         if width > 3:
             return _priced(full, None, -1.0, target)
@@ -149,7 +170,7 @@ def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Ef
     choice = np.full(full.jobs, -1, dtype=np.intp)
     if not len(core.jobs):
         return choice
-    work = Repair(core, guess.prices)
+    work = PrimalRounding(core, guess.prices)
     work.round(guess)
     work.fit()
     work.fill(3)
@@ -165,27 +186,27 @@ def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Ef
     return choice
 
 
-def _refined(full: Instance, found: LagrangianSolution, margins: Floats, effort: Effort) -> LagrangianSolution:
+def _refined(full: Instance, solution: LagrangianSolution, margins: Floats, effort: Effort) -> LagrangianSolution:
     """The exact program over what the certificate leaves open."""
-    room = found.upper_bound - found.objective
-    columns, jobs = near_columns(full, found.prices, margins, room * (1 + 1e-9) + 1e-12)
+    slack = solution.upper_bound - solution.objective
+    columns, jobs = near_columns(full, solution.prices, margins, slack * (1 + 1e-9) + 1e-12)
     groups = grouped(full, columns, jobs)
     whole = groups.size <= _MILP_COLUMNS or effort.exact
     if not whole:
-        cost = full.costs(found.prices)
+        cost = full.costs(solution.prices)
         regret = margins[jobs] - full.utility[columns] + cost[full.kind[columns]]
         near = np.sort(np.argpartition(regret, _MILP_COLUMNS)[:_MILP_COLUMNS])
         columns, jobs = columns[near], jobs[near]
         groups = grouped(full, columns, jobs)
-    unit = max(found.objective / max(full.jobs, 1), 1e-300)
+    unit = max(solution.objective / max(full.jobs, 1), 1e-300)
     goal = 0.0 if effort.exact or full.jobs < _FEW_JOBS else effort.gap / 2
     best = milp_of(full, columns, jobs, groups, unit, effort.time_limit_s, goal)
-    bound = min(found.upper_bound, max(best.bound, found.objective)) if whole else found.upper_bound
+    bound = min(solution.upper_bound, max(best.bound, solution.objective)) if whole else solution.upper_bound
     if best.choice is not None and feasible(full, best.choice):
         value = objective(full, best.choice)
-        if value > found.objective:
-            found = replace(found, choice=best.choice, objective=value)
-    bound = max(bound, found.objective)
+        if value > solution.objective:
+            solution = replace(solution, choice=best.choice, objective=value)
+    bound = max(bound, solution.objective)
     # HiGHS proves to 1e-6 of its own unit: what is within that of the bound is the optimum.
-    closed = whole and bound - found.objective <= 2e-6 * unit + _PROVEN * abs(bound)
-    return replace(found, upper_bound=found.objective if closed else bound)
+    closed = whole and bound - solution.objective <= 2e-6 * unit + _PROVEN * abs(bound)
+    return replace(solution, upper_bound=solution.objective if closed else bound)

@@ -4,12 +4,12 @@ Maximise the sum of weighted utilities. Variables: for each group of identical j
 take it; for each running job, whether it stays in place. Rows:
 
 - each job at most one Cell; a running job exactly one, or none where the problem lets it be stopped;
-- packability: sizes that divide each other can be laid on nodes with c_n free GPUs if and only if for every size s the
+- packability: sizes that divide each other can be placed on nodes with c_n free GPUs if and only if for every size s the
   sum of floor(g/s) over the allocated pieces of g >= s GPUs is at most the sum of floor(c_n/s). The row of the smallest
   size is the capacity of the GPU type;
 - a job that stays occupies its own nodes, so a node's share of the row for s is floor((c_n - what stays there)/s):
   linear where s divides the staying pieces, else an integer variable of that node;
-- where jobs of several partitions share nodes, integer flows say how many pieces of each size go to which nodes;
+- where jobs of several partitions share nodes, integer flows count the pieces of each size on each pool of nodes;
 - the GPUs of an account's or a partition's jobs are at most its limit.
 
 So moving a job to make room is a choice of the program too, at the price of the job's restart.
@@ -20,51 +20,22 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Policy, Problem
-from synergyd.scheduler.problem.utility import allocation, objective, stay_value, stop_value
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Problem
+from synergyd.scheduler.problem.utility import stay_value, stop_value
 from synergyd.scheduler.solver.columns import Column, columns
-from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.highs import IntegerSolution, maximise
 from synergyd.scheduler.solver.instance import Ints
 
-_PROVEN = 1e-4  # gap of what is called optimal: HiGHS's own is relative to gains that may be large
 Pools = tuple[int, ...]  # the pools open to a job: indices, ascending
 
 
-class MilpPolicy(Policy):
-    """Proven optimal within `relative_gap` of the gain over changing nothing, or the best found in `time_limit_s`
-    seconds with its gap; never worse than `greedy`, and that where the solver has found nothing."""
-
-    def __init__(self, time_limit_s: float = 5.0, relative_gap: float = 1e-6) -> None:
-        self._time_limit_s, self._relative_gap = time_limit_s, relative_gap
-
-    def allocate(self, problem: Problem) -> Allocation:
-        base = sum(stay_value(ask, problem.terms) for ask in problem.asks)
-        program = _Program()
-        picks = _formulate(problem, program)
-        if not program.gain:
-            return allocation(problem, [ask.current for ask in problem.asks], upper_bound=base, optimal=True)
-        result = program.solve(self._time_limit_s, self._relative_gap)
-        if result.x is None:
-            fallback = sum(max([c.gain for c in columns(ask, problem.terms)] + [0.0]) for ask in problem.asks)
-            return greedy(problem, base + fallback)
-        choice, moved = _read(problem, picks, result.x)
-        bound = base + result.bound
-        if result.ended:
-            found = allocation(problem, choice, moved, bound, optimal=True)
-            return found if found.gap <= _PROVEN else replace(found, optimal=False)
-        quick = greedy(problem, bound)
-        best = allocation(problem, choice, moved, bound)
-        return quick if quick.objective > objective(problem, choice, moved) else best
-
-
 @dataclass
-class _Program:
+class Program:
     """Columns and rows of the program as they are written down. Rows are lower <= A x <= upper."""
 
     gain: list[float] = field(default_factory=list)
@@ -99,8 +70,8 @@ class _Program:
 
 
 @dataclass
-class _Group:
-    """Identical jobs: indices of the asks (first submitted first), their columns, and the variables of both."""
+class JobGroup:
+    """Identical jobs: indices of the jobs (first submitted first), their columns, and the variables of both."""
 
     members: list[int]
     columns: list[Column]
@@ -109,28 +80,30 @@ class _Group:
     variables: list[int] = field(default_factory=list)
 
 
-def _formulate(problem: Problem, program: _Program) -> list[_Group]:
+def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
+    """The program of a problem, and what its variables stand for (see `read`). Empty where nothing can change."""
+    program = Program()
     pools, open_to = pools_of(problem)
     groups = _groups(problem, open_to)
-    room_index = {room.name: i for i, room in enumerate(problem.rooms)}
-    stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # room -> (variable, GPUs)
+    node_index = {node.name: i for i, node in enumerate(problem.nodes)}
+    stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node -> (variable, GPUs)
     pieces: dict[tuple[Pools, int], list[tuple[int, float]]] = defaultdict(list)  # (pools, size) -> variable, nodes
     limited: list[list[tuple[int, float]]] = [[] for _ in problem.limits]
     for group in groups:
-        ask = problem.asks[group.members[0]]
+        job = problem.jobs[group.members[0]]
         count = len(group.members)
-        open_pools = open_to[ask.partition]
-        if ask.current is not None:
+        open_pools = open_to[job.node_filter]
+        if job.current is not None:
             group.stay = program.variable(0.0, count)
-            if ask.stoppable:
-                group.stop = program.variable(stop_value(ask, problem.terms) - stay_value(ask, problem.terms), count)
-            size = ask.cells[ask.current].shape.gpus_per_node
-            for name in ask.nodes:
-                if name in room_index and problem.rooms[room_index[name]].free >= size:
-                    stays[room_index[name]].append((group.stay, size))
+            if job.stoppable:
+                group.stop = program.variable(stop_value(job, problem.terms) - stay_value(job, problem.terms), count)
+            size = job.cells[job.current].shape.gpus_per_node
+            for name in job.nodes:
+                if name in node_index and problem.nodes[node_index[name]].free >= size:
+                    stays[node_index[name]].append((group.stay, size))
         for column in list(group.columns):
             usable = tuple(q for q in open_pools if pools[q][0].gpu_type == column.gpu_type)
-            fitting = sum(room.free >= column.gpus_per_node for q in usable for room in pools[q])
+            fitting = sum(node.free >= column.gpus_per_node for q in usable for node in pools[q])
             if fitting < column.nodes:
                 group.columns.remove(column)
                 continue
@@ -138,9 +111,9 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
             group.variables.append(variable)
             pieces[usable, column.gpus_per_node].append((variable, column.nodes))
         for limit, terms in zip(problem.limits, limited, strict=True):
-            if limit.binds(ask):
-                if group.stay is not None and ask.current is not None:
-                    terms.append((group.stay, float(ask.cells[ask.current].shape.gpus)))
+            if limit.binds(job):
+                if group.stay is not None and job.current is not None:
+                    terms.append((group.stay, float(job.cells[job.current].shape.gpus)))
                 terms += [(v, float(c.gpus)) for v, c in zip(group.variables, group.columns, strict=True)]
         everyone = [*group.variables, *(v for v in (group.stay, group.stop) if v is not None)]
         program.row([(v, 1.0) for v in everyone], count if group.stay is not None else 0, count)
@@ -157,36 +130,36 @@ def _formulate(problem: Problem, program: _Program) -> list[_Group]:
                 for v, many in taken
             ]
             slots = 0
-            for room in pool:
-                own, fixed = _room_slots(program, room, stays.get(room_index[room.name], []), size)
+            for node in pool:
+                own, fixed = _node_slots(program, node, stays.get(node_index[node.name], []), size)
                 terms += own
                 slots += fixed
             program.row(terms, -math.inf, slots)
-    return groups
+    return program, groups
 
 
-def _room_slots(
-    program: _Program, room: NodeCapacity, stays: list[tuple[int, int]], size: int
+def _node_slots(
+    program: Program, node: NodeCapacity, stays: list[tuple[int, int]], size: int
 ) -> tuple[list[tuple[int, float]], int]:
     """How many pieces of `size` GPUs fit on a node beside the jobs that stay there: (terms to subtract, constant)."""
-    whole = room.free // size
+    whole = node.free // size
     if whole == 0:
         return [], 0
     if all(held % size == 0 for _, held in stays):
         return [(v, held / size) for v, held in stays], whole
     free = program.variable(0.0, whole)
-    program.row([(free, float(size)), *((v, float(held)) for v, held in stays)], -math.inf, room.free)
+    program.row([(free, float(size)), *((v, float(held)) for v, held in stays)], -math.inf, node.free)
     for v, held in stays:
         # One job alone already takes this many pieces: makes the relaxation tight.
         if program.most[v] == 1:
-            program.row([(free, 1.0), (v, float(whole - (room.free - held) // size))], -math.inf, whole)
+            program.row([(free, 1.0), (v, float(whole - (node.free - held) // size))], -math.inf, whole)
     return [(free, -1.0)], 0
 
 
 def _route(
-    program: _Program, pieces: dict[tuple[Pools, int], list[tuple[int, float]]]
+    program: Program, pieces: dict[tuple[Pools, int], list[tuple[int, float]]]
 ) -> dict[tuple[int, int], list[tuple[int, float]]]:
-    """(pool, size) -> terms that count the pieces laid there; flows where a job may use several pools."""
+    """(pool, size) -> terms that count the pieces placed there; flows where a job may use several pools."""
     demand: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     for (usable, size), terms in pieces.items():
         if len(usable) == 1:
@@ -199,42 +172,42 @@ def _route(
     return demand
 
 
-def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[str, Pools]]:
-    """Nodes that no job of this problem can tell apart but by their free GPUs, and the pools open to each partition."""
-    partitions = sorted({ask.partition for ask in problem.asks})
-    found: dict[Hashable, list[NodeCapacity]] = {}
-    for room in problem.rooms:
-        key = (room.gpu_type, tuple(room.admits(p) for p in partitions))
-        found.setdefault(key, []).append(room)
-    pools = list(found.values())
-    return pools, {p: tuple(q for q, pool in enumerate(pools) if pool[0].admits(p)) for p in partitions}
+def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
+    """Pools (nodes that differ for the jobs of this problem by their free GPUs alone), and those open to each node filter."""
+    filters = sorted({job.node_filter for job in problem.jobs})
+    pool_of: dict[Hashable, list[NodeCapacity]] = {}
+    for node in problem.nodes:
+        key = (node.gpu_type, tuple(node.admits(f) for f in filters))
+        pool_of.setdefault(key, []).append(node)
+    pools = list(pool_of.values())
+    return pools, {f: tuple(q for q, pool in enumerate(pools) if pool[0].admits(f)) for f in filters}
 
 
-def _groups(problem: Problem, open_to: dict[str, Pools]) -> list[_Group]:
+def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup]:
     """Identical jobs together (parameter sweeps): solved one by one their ties make branch and bound explode."""
-    found: dict[Hashable, _Group] = {}
-    for i in sorted(range(len(problem.asks)), key=lambda i: (problem.asks[i].submit_s, problem.asks[i].job_id)):
-        ask = problem.asks[i]
-        own = columns(ask, problem.terms)
+    groups: dict[Hashable, JobGroup] = {}
+    for i in sorted(range(len(problem.jobs)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
+        job = problem.jobs[i]
+        own = columns(job, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
-        bound = tuple(limit.binds(ask) for limit in problem.limits)
-        loss = round(stay_value(ask, problem.terms) - stop_value(ask, problem.terms), 9) if ask.stoppable else None
-        key = (open_to[ask.partition], offers, _seat(ask), bound, loss)
-        if key in found:
-            found[key].members.append(i)
+        bound = tuple(limit.binds(job) for limit in problem.limits)
+        loss = round(stay_value(job, problem.terms) - stop_value(job, problem.terms), 9) if job.stoppable else None
+        key = (open_to[job.node_filter], offers, _held(job), bound, loss)
+        if key in groups:
+            groups[key].members.append(i)
         else:
-            found[key] = _Group([i], own)
-    return list(found.values())
+            groups[key] = JobGroup([i], own)
+    return list(groups.values())
 
 
-def _seat(ask: JobRequest) -> Hashable:
-    return None if ask.current is None else (ask.nodes, ask.cells[ask.current].shape)
+def _held(job: JobRequest) -> Hashable:
+    return None if job.current is None else (job.nodes, job.cells[job.current].shape)
 
 
-def _read(problem: Problem, groups: list[_Group], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
-    """Choice per ask and who moves. Of identical waiting jobs the first submitted get the best columns; of running ones
+def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
+    """Each job's choice, and the jobs that move. Of identical waiting jobs the first submitted get the best columns; of running ones
     the last submitted change."""
-    choice: list[int | None] = [ask.current for ask in problem.asks]
+    choice: list[int | None] = [job.current for job in problem.jobs]
     moved = set()
     for group in groups:
         order = iter(group.members if group.stay is None else reversed(group.members))
@@ -242,7 +215,7 @@ def _read(problem: Problem, groups: list[_Group], counts: Ints) -> tuple[list[in
             for _ in range(int(counts[variable])):
                 i = next(order)
                 # Members are equal in value but may list their Cells differently: look it up in the member's own.
-                picked = columns(problem.asks[i], problem.terms)
+                picked = columns(problem.jobs[i], problem.terms)
                 wanted = group.columns[number]
                 cell = next(
                     c.cell
@@ -250,7 +223,7 @@ def _read(problem: Problem, groups: list[_Group], counts: Ints) -> tuple[list[in
                     if (c.gpu_type, c.nodes, c.gpus_per_node) == (wanted.gpu_type, wanted.nodes, wanted.gpus_per_node)
                 )
                 choice[i] = cell
-                if cell == problem.asks[i].current:
+                if cell == problem.jobs[i].current:
                     moved.add(i)
         for _ in range(0 if group.stop is None else int(counts[group.stop])):
             choice[next(order)] = None

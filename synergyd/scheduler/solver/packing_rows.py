@@ -1,4 +1,4 @@
-"""What fits on the nodes as linear rows over counts, for policies that choose before anything is laid."""
+"""What fits on the nodes as linear rows over counts, for policies that choose before any placement."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergyd.records import Shape
-from synergyd.scheduler.problem.records import Problem
+from synergyd.scheduler.problem.records import NodeFilter, Problem
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Take:
-    """One way to run one job: asks[ask] on `shape`, of which `nodes` nodes hand out GPUs (fewer than the shape's where it
+class PackingItem:
+    """One way to run one job: jobs[job] on `shape`, of which `nodes` nodes hand out GPUs (fewer than the shape's where it
     stays on a node that is down)."""
 
-    ask: int
+    job: int
     shape: Shape
     nodes: int
 
 
-def take_of(problem: Problem, ask: int, cell: int) -> Take:
-    """The Take of asks[ask] on its Cell `cell`; the present Cell is taken where the job stands."""
-    asked = problem.asks[ask]
+def packing_item(problem: Problem, job: int, cell: int) -> PackingItem:
+    """The item of jobs[job] on its Cell `cell`; the present Cell stays on the job's own nodes."""
+    asked = problem.jobs[job]
     shape = asked.cells[cell].shape
     if cell != asked.current:
-        return Take(ask, shape, shape.nodes)
-    up = {room.name for room in problem.rooms if room.free > 0}
-    return Take(ask, shape, sum(name in up for name in asked.nodes))
+        return PackingItem(job, shape, shape.nodes)
+    up = {node.name for node in problem.nodes if node.free > 0}
+    return PackingItem(job, shape, sum(name in up for name in asked.nodes))
 
 
-def packing(problem: Problem, takes: Sequence[Take]) -> tuple[Floats, Floats]:
-    """(use [takes x rows], limit [rows]): what is chosen can be laid only if the sum of its use is within the limits.
+def packing(problem: Problem, items: Sequence[PackingItem]) -> tuple[Floats, Floats]:
+    """(use [takes x rows], limit [rows]): a choice can be placed only if the sum of its use is within the limits.
 
     For each set of nodes open to some job, and each number s of GPUs a node that is asked for there: pieces of g >= s GPUs
     count floor(g/s) against the sum of floor(free/s). Enough as well where the sizes divide each other and no job stays
-    in place (facts of the exact program, milp.py); `feasible` sees to the rest.
+    in place (see milp.py); make_placeable does the rest.
     """
-    kinds = sorted({take.shape.gpu_type for take in takes})
-    rooms = {kind: [r for r in problem.rooms if r.gpu_type == kind] for kind in kinds}
-    open_to: dict[tuple[str, str], frozenset[int]] = {}
-    for take in takes:
-        key = take.shape.gpu_type, problem.asks[take.ask].partition
+    kinds = sorted({item.shape.gpu_type for item in items})
+    nodes = {kind: [r for r in problem.nodes if r.gpu_type == kind] for kind in kinds}
+    open_to: dict[tuple[str, NodeFilter], frozenset[int]] = {}
+    for item in items:
+        key = item.shape.gpu_type, problem.jobs[item.job].node_filter
         if key not in open_to:
-            open_to[key] = frozenset(n for n, room in enumerate(rooms[key[0]]) if room.admits(key[1]))
+            open_to[key] = frozenset(n for n, node in enumerate(nodes[key[0]]) if node.admits(key[1]))
     columns, limits = [], []
     for kind in kinds:
-        own = [take if take.shape.gpu_type == kind else None for take in takes]
-        groups = {open_to[key] for key in open_to if key[0] == kind} | {frozenset(range(len(rooms[kind])))}
+        own = [item if item.shape.gpu_type == kind else None for item in items]
+        groups = {open_to[key] for key in open_to if key[0] == kind} | {frozenset(range(len(nodes[kind])))}
         for group in sorted(groups, key=sorted):
-            inside = {p for (k, p), found in open_to.items() if k == kind and found <= group}
-            for size in sorted({take.shape.gpus_per_node for take in takes if take.shape.gpu_type == kind}):
-                limits.append(float(sum(rooms[kind][n].free // size for n in group)))
+            inside = {f for (k, f), usable in open_to.items() if k == kind and usable <= group}
+            for size in sorted({item.shape.gpus_per_node for item in items if item.shape.gpu_type == kind}):
+                limits.append(float(sum(nodes[kind][n].free // size for n in group)))
                 columns.append(
                     [
-                        float(take.nodes * (take.shape.gpus_per_node // size))
-                        if take is not None and problem.asks[take.ask].partition in inside
+                        float(item.nodes * (item.shape.gpus_per_node // size))
+                        if item is not None and problem.jobs[item.job].node_filter in inside
                         else 0.0
-                        for take in own
+                        for item in own
                     ]
                 )
-    return np.array(columns, dtype=float).reshape(len(limits), len(takes)).T, np.array(limits, dtype=float)
+    return np.array(columns, dtype=float).reshape(len(limits), len(items)).T, np.array(limits, dtype=float)

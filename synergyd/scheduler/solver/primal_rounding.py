@@ -1,6 +1,6 @@
 """From prices to a choice: round the jobs that are torn, free what is over a limit, and fill what is left.
 
-Everything is measured in regret: a job's best margin (utility less price) less that of what it gets. For any feasible
+Everything is measured in regret: a job's best margin (utility less price) less that of the column it gets. For any feasible
 choice  dual bound - objective = sum of regrets + prices . unused limit,  so the least of that sum is the best choice.
 """
 
@@ -18,7 +18,7 @@ _MOST_TORN = 3_000
 _STATES = 20_000  # GPUs that the knapsack of one row looks at
 
 
-class Repair:
+class PrimalRounding:
     """A choice over a core's columns, worked on in place: `pick` [m] is a column of the core, or -1."""
 
     def __init__(self, core: ReducedCore, prices: Floats) -> None:
@@ -92,11 +92,11 @@ class Repair:
         sits = self.pick >= 0
         at = np.where(sits, self.pick, 0)
         held = core.use[core.kind[at]] * sits[:, None]
-        worth = np.where(sits, core.utility[at], 0.0)
+        utility = np.where(sits, core.utility[at], 0.0)
         out = np.flatnonzero(sits)
         job = np.concatenate([self.row, out])
         column = np.concatenate([np.arange(len(core.kind)), np.full(len(out), NONE, dtype=np.intp)])
-        gain = np.concatenate([core.utility - worth[self.row], -worth[out]])
+        gain = np.concatenate([core.utility - utility[self.row], -utility[out]])
         added = np.concatenate([core.use[core.kind] - held[self.row], -held[out]])
         return job, column, gain, added
 
@@ -182,10 +182,10 @@ class Repair:
         ready = ready[np.argsort(score[ready], kind="stable")]
         size = np.rint(core.use[:, r]).astype(np.intp)
         held = np.where(sits[ready], size[core.kind[at[ready]]], 0)
-        room = int(np.floor(self.free[r] + 1e-6)) + int(held.sum())
-        if room <= 0 or room > _STATES or (np.abs(core.use[own, r] - size[own]) > 1e-9).any():
+        capacity = int(np.floor(self.free[r] + 1e-6)) + int(held.sum())
+        if capacity <= 0 or capacity > _STATES or (np.abs(core.use[own, r] - size[own]) > 1e-9).any():
             return
-        cost = np.full(room + 1, np.inf)
+        cost = np.full(capacity + 1, np.inf)
         cost[0] = 0.0
         steps: list[NDArray[np.int32]] = []
         reach = 0
@@ -193,12 +193,12 @@ class Repair:
             span = np.arange(core.ptr[j], core.ptr[j + 1])
             span = span[inside[span]]
             sizes = size[core.kind[span]]
-            limit = min(room, reach + int(sizes.max(initial=0)))
-            fresh = np.full(room + 1, np.inf)
+            limit = min(capacity, reach + int(sizes.max(initial=0)))
+            fresh = np.full(capacity + 1, np.inf)
             fresh[: reach + 1] = cost[: reach + 1] + self.best[j]
             taken = np.full(limit + 1, NONE, dtype=np.int32)
             for column, s in zip(span, sizes, strict=True):
-                if s > room:
+                if s > capacity:
                     continue
                 end = min(limit, reach + int(s))
                 offer = cost[: end - s + 1] + self.regret[column]
@@ -207,7 +207,7 @@ class Repair:
                 np.copyto(taken[s : end + 1], np.int32(column), where=better)
             cost, reach = fresh, limit
             steps.append(taken)
-        final = cost + self.prices[r] * (room - np.arange(room + 1))
+        final = cost + self.prices[r] * (capacity - np.arange(capacity + 1))
         state = int(np.argmin(final))
         before = now[ready].sum() + self.prices[r] * self.free[r]
         if self.free[r] >= -1e-6 and not final[state] < before - 1e-12 * (1.0 + abs(before)):

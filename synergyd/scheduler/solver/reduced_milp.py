@@ -14,15 +14,15 @@ from synergyd.scheduler.solver.instance import Bools, Instance, Ints
 
 @dataclass(frozen=True)
 class MilpAnswer:
-    """`choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns is worth
-    more (infinite where unknown)."""
+    """`choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns has a
+    higher value (infinite where unknown)."""
 
     choice: Ints | None
     bound: float
 
 
 @dataclass(frozen=True)
-class Groups:
+class ColumnGroups:
     """Identical jobs together: `members` of each group, `group_of` each column, `first`: is it its group's first job's."""
 
     members: list[list[int]]
@@ -46,7 +46,7 @@ def milp_of(
     full: Instance,
     columns: Ints,
     jobs: Ints,
-    groups: Groups,
+    groups: ColumnGroups,
     unit: float,
     time_limit_s: float,
     relative_gap: float = 0.0,
@@ -63,10 +63,10 @@ def milp_of(
     group = groups.group_of[kept]
     count = np.array([len(m) for m in members], dtype=float)
     n = len(own)
-    one = csr_array((np.ones(n), (group, np.arange(n))), shape=(len(members), n))
+    at_most_one = csr_array((np.ones(n), (group, np.arange(n))), shape=(len(members), n))
     rows = csr_array(full.use[full.kind[own]].T)
     upper = np.concatenate([count, full.limit])
-    matrix = csr_array(vstack([one, rows]))
+    matrix = csr_array(vstack([at_most_one, rows]))
     gain, most, lower = full.utility[own] / unit, count[group], np.full(len(upper), -np.inf)
     result = maximise(gain, most, matrix, lower, upper, time_limit_s, relative_gap)
     if result.x is None:
@@ -76,7 +76,7 @@ def milp_of(
     return MilpAnswer(choice, result.bound * unit)
 
 
-def grouped(full: Instance, columns: Ints, jobs: Ints) -> Groups:
+def grouped(full: Instance, columns: Ints, jobs: Ints) -> ColumnGroups:
     """Jobs whose columns are equal in kind and utility."""
     edges = np.flatnonzero(np.diff(jobs, prepend=-1, append=full.jobs + 1))
     seen: dict[bytes, int] = {}
@@ -92,7 +92,7 @@ def grouped(full: Instance, columns: Ints, jobs: Ints) -> Groups:
             first[start:stop] = True
         members[seen[key]].append(int(jobs[start]))
         group_of[start:stop] = seen[key]
-    return Groups(members, group_of, first)
+    return ColumnGroups(members, group_of, first)
 
 
 def _share_out(

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from synergyd.scheduler.solver.instance import Floats, Instance, Ints, pointers, segment_max
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReducedCore:
     """Columns kept: `at` [n] is their place in the instance, `jobs` [m] the jobs that have any, `ptr` [m + 1].
 
@@ -39,7 +39,7 @@ class ReducedCore:
         return np.repeat(np.arange(len(self.jobs)), np.diff(self.ptr))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SmoothedDual:
     """The smoothed dual at some prices. `entropy_gap` = temperature x entropy: D - D* is no more than that where the
     expected use is the limit. `share` [n]: probability of each column, `none` [m] of no column."""
@@ -54,10 +54,10 @@ class SmoothedDual:
     none: Floats
 
 
-def cut(full: Instance, low: Floats, high: Floats) -> ReducedCore:
-    """Columns that are some job's best choice for some prices within [low, high] (R each), and worth more than none."""
+def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
+    """Columns that are some job's best choice for some prices within [low, high] (R each), and better than no column."""
     cheap, dear = full.costs(low), full.costs(high)
-    found, lens = [], []
+    kept_columns, lens = [], []
     for first, end, start, stop in full.chunks():
         ptr = full.indptr[first : end + 1] - start
         kind, utility = full.kind[start:stop], full.utility[start:stop]
@@ -69,14 +69,22 @@ def cut(full: Instance, low: Floats, high: Floats) -> ReducedCore:
         keep = best >= np.repeat(floor, np.diff(ptr))
         keep &= best > 0
         kept = np.flatnonzero(keep)
-        found.append(kept + start)
+        kept_columns.append(kept + start)
         lens.append(np.diff(np.searchsorted(kept, ptr)))
-    at = np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
+    at = np.concatenate(kept_columns) if kept_columns else np.zeros(0, dtype=np.intp)
     counts = np.concatenate(lens) if lens else np.zeros(0, dtype=np.intp)
     jobs = np.flatnonzero(counts)
     return ReducedCore(
-        at, jobs, pointers(counts[jobs]), full.kind[at], full.utility[at], full.use, full.limit, low, high
-    )  # fmt: skip
+        at=at,
+        jobs=jobs,
+        ptr=pointers(counts[jobs]),
+        kind=full.kind[at],
+        utility=full.utility[at],
+        use=full.use,
+        limit=full.limit,
+        low=low,
+        high=high,
+    )
 
 
 def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDual:
@@ -97,14 +105,14 @@ def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDua
     taken = csr_array((share, core.kind, core.ptr), shape=(len(core.jobs), len(core.use))) @ core.use
     hessian = ((core.use * counted[:, None]).T @ core.use - taken.T @ taken) / temperature
     return SmoothedDual(
-        prices,
-        temperature,
-        float(value + prices @ core.limit),
-        core.limit - counted @ core.use,
-        hessian,
-        float(value - temperature * (share @ margin)),
-        share,
-        none,
+        prices=prices,
+        temperature=temperature,
+        value=float(value + prices @ core.limit),
+        gradient=core.limit - counted @ core.use,
+        hessian=hessian,
+        entropy_gap=float(value - temperature * (share @ margin)),
+        share=share,
+        none=none,
     )
 
 
@@ -116,8 +124,8 @@ def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, to
     for _ in range(steps):
         down = now.gradient > 0
         free = np.where(down, now.prices > core.low, now.prices < core.high)
-        worth = np.where(down, now.prices, np.maximum(now.prices, usual))
-        if not free.any() or worth[free] @ np.abs(now.gradient[free]) <= tolerance * abs(now.value):
+        weight = np.where(down, now.prices, np.maximum(now.prices, usual))
+        if not free.any() or weight[free] @ np.abs(now.gradient[free]) <= tolerance * abs(now.value):
             break
         step = np.zeros(len(prices))
         block = now.hessian[np.ix_(free, free)]
@@ -137,7 +145,7 @@ def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, to
     return now
 
 
-def inside(core: ReducedCore, now: SmoothedDual) -> bool:
+def inside_box(core: ReducedCore, now: SmoothedDual) -> bool:
     """Are the prices a minimum over all prices >= 0, not only over the box?"""
     stuck_high = (now.prices >= core.high) & (now.gradient < 0)
     stuck_low = (now.prices <= core.low) & (core.low > 0) & (now.gradient > 0)

@@ -55,10 +55,10 @@ _TIME_LIMIT = 1e6  # seconds a step
 _MEMORY_LIMIT = 1e5  # GB a GPU
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """One measurement. `cluster` is the source's first word: whose cluster and software it is. `time_s` and
-    `memory_bytes` are None where not measured; `scores` says for what the row may be scored (time, plan, mem)."""
+    `memory_bytes` are None where not measured; `scores`: what the row may be scored for (time, plan, mem)."""
 
     row_id: str
     file: str
@@ -72,8 +72,8 @@ class MeasuredRun:
     memory_bytes: float | None
     scores: frozenset[str]
     group: str
-    fused: bool | None = None  # whether attention is fused, None where nothing tells
-    out_of_memory: bool = False  # it did not run: the column `oom` says so
+    fused: bool | None = None  # whether attention is fused, None: not known
+    out_of_memory: bool = False  # it did not run (column `oom`)
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
 
     @property
@@ -88,11 +88,11 @@ class MeasuredRun:
 
 
 class IncompleteError(UsageError):
-    """A row that says too little, or contradicts itself: it can't be predicted, and the others can."""
+    """A row that is incomplete or contradicts itself. The others can still be used."""
 
 
 def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[MeasuredRun, ...]:
-    """The rows of one CSV file that say enough to predict them, in the file's order.
+    """The rows of one CSV file that are complete enough to predict them, in the file's order.
 
     Rows whose score_as names nothing that is understood (e.g. `time-partial`: the source leaves out the micro-batch)
     are left out. Raises UsageError naming file and line: unreadable, missing columns, not a number, negative, unknown
@@ -143,18 +143,18 @@ def read_files(paths: Iterable[Path], passed_over: list[str] | None = None) -> t
 
     Raises UsageError as `read_rows` does, and where no row is left.
     """
-    given = list(paths)
-    many = Counter(path.name for path in given)
+    files = list(paths)
+    many = Counter(path.name for path in files)
     rows: list[MeasuredRun] = []
-    for path in dict.fromkeys(given):
-        some = read_rows(path, passed_over)
-        rows += some if many[path.name] == 1 else (replace(row, file=str(path)) for row in some)
+    for path in dict.fromkeys(files):
+        of_file = read_rows(path, passed_over)
+        rows += of_file if many[path.name] == 1 else (replace(row, file=str(path)) for row in of_file)
     if not rows:
-        raise UsageError(", ".join(map(str, given)), "no row that can be used", "rows need score_as time, plan or mem")
+        raise UsageError(", ".join(map(str, files)), "no row that can be used", "rows need score_as time, plan or mem")
     return tuple(rows)
 
 
-class _Cells:
+class _CsvLine:
     """One line's cells by column, with errors that name the line."""
 
     def __init__(self, cells: Mapping[str | None, str | None], where: str) -> None:
@@ -211,7 +211,7 @@ class _Cells:
 
 
 def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: int) -> MeasuredRun | None:
-    read = _Cells(cells, where)
+    read = _CsvLine(cells, where)
     words = (
         {word.strip() for word in read.text("score_as").replace(",", "+").split("+")} if "score_as" in cells else set()
     )
@@ -276,7 +276,7 @@ def _cluster(source: str) -> str:
     return words[0].lower() if words else "unknown"
 
 
-def _plan(read: _Cells) -> Plan:
+def _plan(read: _CsvLine) -> Plan:
     recompute = read.one_of("recompute", _RECOMPUTE)
     zero = read.number("zero_stage")
     if zero is not None and zero not in (0, 1, 2, 3):
@@ -298,7 +298,7 @@ def _plan(read: _Cells) -> Plan:
     )
 
 
-def _model(read: _Cells, flags: frozenset[str]) -> ModelSpec:
+def _model(read: _CsvLine, flags: frozenset[str]) -> ModelSpec:
     """The row's model. Where no flag says whether the MLP is gated or the embeddings tied, an ffn other than 4 * hidden
     (or a name that says Llama or alike) means Llama's kind, which is gated and untied."""
     hidden, heads = read.whole("hidden"), read.whole("heads")

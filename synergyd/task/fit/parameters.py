@@ -143,7 +143,7 @@ class Effects:
         return replace(gpu, **changes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowBatch:
     """Rows as arrays: what the model needs to predict them all at once."""
 
@@ -180,18 +180,18 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
         if item.name not in ("gpu_type", "note")
     }
     return RowBatch(
-        tuple(rows),
-        stacked([row.model for row in rows]),
-        GpuFigures(gpu_type="", **columns),
-        from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
-        np.array([row.last_stage for row in rows], dtype=np.bool_),
-        np.array([row.fused is True for row in rows], dtype=np.bool_),
+        rows=tuple(rows),
+        model=stacked([row.model for row in rows]),
+        gpu=GpuFigures(gpu_type="", **columns),
+        plans=from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
+        last=np.array([row.last_stage for row in rows], dtype=np.bool_),
+        fused=np.array([row.fused is True for row in rows], dtype=np.bool_),
     )
 
 
-def log_time(given: RowBatch, gpu: GpuFigures) -> Floats:
+def log_time(inputs: RowBatch, gpu: GpuFigures) -> Floats:
     """log of the predicted step time of each row."""
-    return np.asarray(np.log(step_parts(given.model, gpu, given.plans).total))
+    return np.asarray(np.log(step_parts(inputs.model, gpu, inputs.plans).total))
 
 
 @dataclass(frozen=True)
@@ -203,13 +203,13 @@ class FitSolution:
     noise: float
 
 
-def log_memory(given: RowBatch, gpu: GpuFigures) -> Floats:
+def log_memory(inputs: RowBatch, gpu: GpuFigures) -> Floats:
     """log of the predicted peak of each row."""
-    return np.asarray(np.log(peak_parts(given.model, gpu, given.plans, given.last).total))
+    return np.asarray(np.log(peak_parts(inputs.model, gpu, inputs.plans, inputs.last).total))
 
 
 def solve(
-    given: RowBatch,
+    inputs: RowBatch,
     parameters: tuple[Parameter, ...],
     predict: Callable[[RowBatch, GpuFigures], Floats],
     measured: Floats,
@@ -228,7 +228,7 @@ def solve(
 
     def residuals(effects: Floats) -> tuple[Floats, Floats]:
         theta = start + belongs @ effects
-        return theta, (measured - predict(given, given.at(parameters, theta))) / _NOISE
+        return theta, (measured - predict(inputs, inputs.at(parameters, theta))) / _NOISE
 
     def cost(z: Floats, effects: Floats) -> float:
         return float(np.sum(trust * 2 * (np.sqrt(1 + z**2) - 1)) + np.sum((effects / sigma) ** 2))
@@ -242,7 +242,7 @@ def solve(
         for k in range(count):
             moved = theta.copy()
             moved[:, k] += 1e-4
-            slopes[:, k] = ((measured - predict(given, given.at(parameters, moved))) / _NOISE - z) / 1e-4
+            slopes[:, k] = ((measured - predict(inputs, inputs.at(parameters, moved))) / _NOISE - z) / 1e-4
         weight = trust / np.sqrt(1 + z**2)
         # d z / d effects[j, k] is slopes[i, k] where row i belongs to level j
         jacobian = (belongs[:, :, None] * slopes[:, None, :]).reshape(len(measured), -1)
@@ -287,7 +287,7 @@ def fit(
     overrides: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Effects:
     """All levels' effects at once."""
-    given = batch(rows, overrides)
+    inputs = batch(rows, overrides)
     of_row = [levels(row.cluster, row.gpu_type) for row in rows]
     names = list(dict.fromkeys(name for some in of_row for name in some))
     belongs = np.array([[float(name in some) for name in names] for some in of_row])
@@ -295,12 +295,12 @@ def fit(
     many = Counter(some[-1] for some in of_row)
     # rows of one cluster err together: what the formulas miss there is no evidence for all
     trust = np.array([min(1.0, _ALIKE / many[some[-1]]) ** _TEMPER for some in of_row])
-    found = solve(given, parameters, predict, measured, given.start(parameters), belongs, sigma, trust)
+    solution = solve(inputs, parameters, predict, measured, inputs.start(parameters), belongs, sigma, trust)
     return Effects(
         parameters,
-        {name: found.effects[j] for j, name in enumerate(names)},
-        {name: found.spread[j] for j, name in enumerate(names)},
-        found.noise,
+        {name: solution.effects[j] for j, name in enumerate(names)},
+        {name: solution.spread[j] for j, name in enumerate(names)},
+        solution.noise,
         len(rows),
     )
 
@@ -327,15 +327,17 @@ def refine(
     for i, row in enumerate(rows):
         by_level.setdefault(levels(row.cluster, row.gpu_type)[-1], []).append(i)
     for name, index in by_level.items():
-        some = [rows[i] for i in index]
-        given = batch(some, overrides)
-        start = given.start(parameters) + np.array([effects.offsets(r.cluster, r.gpu_type) for r in some])
-        known = levels(some[0].cluster, some[0].gpu_type)
+        rows_here = [rows[i] for i in index]
+        inputs = batch(rows_here, overrides)
+        start = inputs.start(parameters) + np.array([effects.offsets(r.cluster, r.gpu_type) for r in rows_here])
+        known = levels(rows_here[0].cluster, rows_here[0].gpu_type)
         # what is not known of each level: all of it, or what the fit left open
         open_ = [unknown(replace(effects, sigma=sigma), level) ** 2 for level in known]
         prior = np.sqrt(sum(open_[1:], np.zeros(len(parameters))))[None, :]
-        trust = plausible(measured[index] - predict(given, given.at(parameters, start))).astype(np.float64)
-        found = solve(given, parameters, predict, measured[index], start, np.ones((len(some), 1)), prior, trust)
-        mean[name] = mean.get(name, np.zeros(len(parameters))) + found.effects[0]
-        sigma[name] = found.spread[0]
+        trust = plausible(measured[index] - predict(inputs, inputs.at(parameters, start))).astype(np.float64)
+        solution = solve(
+            inputs, parameters, predict, measured[index], start, np.ones((len(rows_here), 1)), prior, trust
+        )
+        mean[name] = mean.get(name, np.zeros(len(parameters))) + solution.effects[0]
+        sigma[name] = solution.spread[0]
     return replace(effects, mean=mean, sigma=sigma)

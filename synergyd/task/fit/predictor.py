@@ -26,14 +26,14 @@ from synergyd.task.fit.parameters import (
     refine,
     unknown,
 )
-from synergyd.task.fit.residual import Points, Residual
+from synergyd.task.fit.residual import PlanFeatures, Residual
 from synergyd.task.model.arrays import Floats
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.memory import peak_parts
 from synergyd.task.model.step_time import step_parts
 
 _SLOPE = 1e-3
-# a job that stands for those that nothing has been measured of
+# stands for jobs without measurements
 _USUAL = ModelSpec("usual", 32, 4096, 32, 32, 11008, 32000, 4096)
 _PLANS = (
     Plan(dp=8, micro_batch=1, global_batch=128),
@@ -53,16 +53,16 @@ class _Quantity:
     shares: Callable[[RowBatch, GpuFigures], Floats]
 
 
-def _time_shares(given: RowBatch, gpu: GpuFigures) -> Floats:
-    parts = step_parts(given.model, gpu, given.plans)
-    some = (parts.tp, parts.bubble + parts.pp, parts.dp, parts.optimizer + parts.fixed)
-    return np.stack([part / parts.total for part in some], axis=1)
+def _time_shares(inputs: RowBatch, gpu: GpuFigures) -> Floats:
+    parts = step_parts(inputs.model, gpu, inputs.plans)
+    of_interest = (parts.tp, parts.bubble + parts.pp, parts.dp, parts.optimizer + parts.fixed)
+    return np.stack([part / parts.total for part in of_interest], axis=1)
 
 
-def _memory_shares(given: RowBatch, gpu: GpuFigures) -> Floats:
-    parts = peak_parts(given.model, gpu, given.plans, given.last)
-    some = (parts.weights, parts.optimizer, parts.logits, parts.other)
-    return np.stack([part / parts.total for part in some], axis=1)
+def _memory_shares(inputs: RowBatch, gpu: GpuFigures) -> Floats:
+    parts = peak_parts(inputs.model, gpu, inputs.plans, inputs.last)
+    of_interest = (parts.weights, parts.optimizer, parts.logits, parts.other)
+    return np.stack([part / parts.total for part in of_interest], axis=1)
 
 
 _TIME = _Quantity(TIME, log_time, lambda row: row.time_s, _time_shares)
@@ -82,19 +82,19 @@ class LearntCorrection:
     residual: Residual
 
 
-def _theta(effects: Effects, given: RowBatch) -> Floats:
-    offsets = [effects.offsets(row.cluster, row.gpu_type) for row in given.rows]
-    return given.start(effects.parameters) + np.array(offsets)
+def _theta(effects: Effects, inputs: RowBatch) -> Floats:
+    offsets = [effects.offsets(row.cluster, row.gpu_type) for row in inputs.rows]
+    return inputs.start(effects.parameters) + np.array(offsets)
 
 
-def _points(quantity: _Quantity, given: RowBatch, gpu: GpuFigures) -> Points:
-    plans, rows = given.plans, given.rows
+def _points(quantity: _Quantity, inputs: RowBatch, gpu: GpuFigures) -> PlanFeatures:
+    plans, rows = inputs.plans, inputs.rows
     nodes = np.maximum(1.0, plans.tp * plans.pp * plans.dp * plans.cp / plans.local)
-    tokens = plans.micro_batch * given.model.seq / plans.cp
-    shape = [tokens, given.model.hidden, plans.tp, plans.cp, plans.pp, nodes]
-    return Points(
+    tokens = plans.micro_batch * inputs.model.seq / plans.cp
+    shape = [tokens, inputs.model.hidden, plans.tp, plans.cp, plans.pp, nodes]
+    return PlanFeatures(
         np.stack([*(np.log2(column) for column in shape), plans.recompute.astype(np.float64)], axis=1),
-        quantity.shares(given, gpu),
+        quantity.shares(inputs, gpu),
         np.array([identity(row.cluster, row.gpu_type) for row in rows], dtype=np.int64),
         np.array([identity(*row.job) for row in rows], dtype=np.int64),
     )
@@ -103,11 +103,11 @@ def _points(quantity: _Quantity, given: RowBatch, gpu: GpuFigures) -> Points:
 def _predict(
     quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> Floats:
-    given = batch(rows, overrides)
-    gpu = given.at(quantity.parameters, _theta(learnt.effects, given))
-    result = quantity.log(given, gpu)
+    inputs = batch(rows, overrides)
+    gpu = inputs.at(quantity.parameters, _theta(learnt.effects, inputs))
+    result = quantity.log(inputs, gpu)
     if len(learnt.residual.measured):
-        result = result + learnt.residual.mean(_points(quantity, given, gpu))
+        result = result + learnt.residual.mean(_points(quantity, inputs, gpu))
     return np.asarray(np.exp(result))
 
 
@@ -136,10 +136,10 @@ def _residual(
     before: Residual,
     overrides: Overrides,
 ) -> Residual:
-    given = batch(rows, overrides)
-    gpu = given.at(quantity.parameters, _theta(effects, given))
-    points = residual.joined(before.points, _points(quantity, given, gpu))
-    return residual.learn(points, np.concatenate([before.measured, measured - quantity.log(given, gpu)]))
+    inputs = batch(rows, overrides)
+    gpu = inputs.at(quantity.parameters, _theta(effects, inputs))
+    points = residual.joined(before.points, _points(quantity, inputs, gpu))
+    return residual.learn(points, np.concatenate([before.measured, measured - quantity.log(inputs, gpu)]))
 
 
 def _refined(
@@ -178,11 +178,11 @@ class Predictor:
     def uncertainty(self, rows: Sequence[MeasuredRun]) -> Floats:
         """One sigma of log(measured / predicted) step time: parameters that are not known for the row's cluster and
         GPU family, linearised, and on known hardware what the residual leaves open."""
-        given = batch(rows, self.overrides)
+        inputs = batch(rows, self.overrides)
         effects = self.time.effects
-        theta = _theta(effects, given)
-        gpu = given.at(TIME, theta)
-        base = log_time(given, gpu)
+        theta = _theta(effects, inputs)
+        gpu = inputs.at(TIME, theta)
+        base = log_time(inputs, gpu)
         open_ = np.zeros_like(theta)
         for i, row in enumerate(rows):
             for level in levels(row.cluster, row.gpu_type):
@@ -191,10 +191,10 @@ class Predictor:
         for k in range(len(TIME)):
             moved = theta.copy()
             moved[:, k] += _SLOPE
-            variance += ((log_time(given, given.at(TIME, moved)) - base) / _SLOPE) ** 2 * open_[:, k]
+            variance += ((log_time(inputs, inputs.at(TIME, moved)) - base) / _SLOPE) ** 2 * open_[:, k]
         seen = np.isin([identity(r.cluster, r.gpu_type) for r in rows], self.time.residual.points.hardware)
         if seen.any():
-            left = self.time.residual.sigma(_points(_TIME, given, gpu)) ** 2 + residual.NOISE**2
+            left = self.time.residual.sigma(_points(_TIME, inputs, gpu)) ** 2 + residual.NOISE**2
             variance = np.where(seen, np.minimum(variance, left), variance)
         return np.asarray(np.sqrt(variance))
 
@@ -220,21 +220,35 @@ class Predictor:
         rows' software may be old."""
         cluster = self.cluster_of(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
-        found = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        fitted_figures = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
         if not self.time.effects.rows:
-            return found
+            return fitted_figures
         unsure = self._level(gpu_type, cluster, overrides)
         if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
             # and no surer than the figures themselves are
             unsure = max(gpu.uncertainty, unsure)
-            return replace(found, unfused=gpu.unfused, scores_kept=gpu.scores_kept, uncertainty=unsure)
-        return replace(found, uncertainty=unsure)
+            return replace(fitted_figures, unfused=gpu.unfused, scores_kept=gpu.scores_kept, uncertainty=unsure)
+        return replace(fitted_figures, uncertainty=unsure)
 
     def _level(self, gpu_type: str, cluster: str, overrides: Overrides | None) -> float:
         """One number for `uncertainty` of a job not seen yet on `gpu_type` of `cluster`: its median over a few plans of a
         7B model."""
         rows = [
-            MeasuredRun("", "", 0, cluster, gpu_type, 8, _USUAL, plan, None, None, frozenset(), "", fused=True)
+            MeasuredRun(
+                row_id="",
+                file="",
+                line=0,
+                cluster=cluster,
+                gpu_type=gpu_type,
+                gpus_per_node=8,
+                model=_USUAL,
+                plan=plan,
+                time_s=None,
+                memory_bytes=None,
+                scores=frozenset(),
+                group="",
+                fused=True,
+            )
             for plan in _PLANS
         ]
         here = replace(self, overrides=overrides if overrides is not None else self.overrides)

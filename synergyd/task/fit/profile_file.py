@@ -13,7 +13,7 @@ from synergyd.errors import UsageError
 from synergyd.task.fit import residual
 from synergyd.task.fit.parameters import MEMORY, TIME, Effects, Parameter, family
 from synergyd.task.fit.predictor import LearntCorrection, Predictor
-from synergyd.task.fit.residual import Points
+from synergyd.task.fit.residual import PlanFeatures
 from synergyd.task.model.hardware import known_types
 
 _VERSION = 1
@@ -117,7 +117,7 @@ def _read(data: dict[str, Any], parameters: tuple[Parameter, ...]) -> LearntCorr
         raise ValueError(f"{len(rows)} residuals are more than {_POINTS_LIMIT}")
     if not rows:
         return LearntCorrection(effects, residual.empty())
-    points = Points(
+    points = PlanFeatures(
         _table([row["shape"] for row in rows], residual.SHAPE),
         _table([row["shares"] for row in rows], residual.SHARES),
         np.array([int(_finite(row["hardware"], 2**53)) for row in rows], dtype=np.int64),

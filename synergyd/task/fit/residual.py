@@ -1,4 +1,4 @@
-"""What the formulas miss, learnt from measurements: a Gaussian process on log(measured / predicted).
+"""Errors of the formulas, learnt from measurements: a Gaussian process on log(measured / predicted).
 
 Kernels that are no formula can explain (cuBLAS and NCCL pick algorithms by shape) repeat for the same layer shape on the
 same hardware and software; a job's own level repeats for the job. So the covariance of two measurements on the same
@@ -20,14 +20,14 @@ HARDWARE, JOB, NARROW, WIDE, SHARE = 0.05, 0.04, 0.10, 0.05, 0.10
 _NARROW_SCALE = np.array([0.45, 0.45, 0.45, 0.45, 3.0, 3.0, 3.0])
 _WIDE_SCALE = np.array([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0])
 NOISE = 0.02
-SHAPE, SHARES = 7, 4  # columns of Points.shape and Points.shares
+SHAPE, SHARES = 7, 4  # columns of PlanFeatures.shape and PlanFeatures.shares
 NAMES = ("shape", "shares", "hardware", "job")
 _OUTLIER = 3.0  # sigmas beyond which a measurement is doubted
 _ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Points:
+class PlanFeatures:
     """N measured or asked-for plans; `hardware` and `job` are ids.
 
     `shape` (N, 7): log2 of micro-batch tokens, hidden, tensor, context and pipeline ranks and nodes, and the recompute
@@ -40,12 +40,12 @@ class Points:
     hardware: Ints
     job: Ints
 
-    def take(self, index: Ints | Bools) -> Points:
+    def take(self, index: Ints | Bools) -> PlanFeatures:
         """The points at `index`."""
-        return Points(*(getattr(self, name)[index] for name in NAMES))
+        return PlanFeatures(*(getattr(self, name)[index] for name in NAMES))
 
 
-def covariance(a: Points, b: Points) -> Floats:
+def covariance(a: PlanFeatures, b: PlanFeatures) -> Floats:
     """Prior covariance of the residuals of `a` (N) and `b` (M), (N, M)."""
     same = a.hardware[:, None] == b.hardware[None, :]
     job = a.job[:, None] == b.job[None, :]
@@ -61,18 +61,18 @@ def covariance(a: Points, b: Points) -> Floats:
 
 @dataclass(frozen=True)
 class Residual:
-    """A posterior: what measurements `measured` (log(measured / predicted), (N,)) at `points` say."""
+    """The posterior after measurements `measured` (log(measured / predicted), (N,)) at `points`."""
 
-    points: Points
+    points: PlanFeatures
     measured: Floats
     weights: Floats  # (N,)
     inverse: Floats  # (N, N)
 
-    def mean(self, asked: Points) -> Floats:
+    def mean(self, asked: PlanFeatures) -> Floats:
         """Expected log(measured / predicted) of each asked-for plan, (M,)."""
         return np.asarray(covariance(asked, self.points) @ self.weights)
 
-    def sigma(self, asked: Points) -> Floats:
+    def sigma(self, asked: PlanFeatures) -> Floats:
         """One sigma of it, (M,)."""
         cross = covariance(asked, self.points)
         own = HARDWARE**2 + JOB**2 + NARROW**2 + WIDE**2 + SHARE**2 * np.sum(asked.shares**2, axis=1)
@@ -81,18 +81,18 @@ class Residual:
 
 def empty() -> Residual:
     """The prior: nothing measured yet."""
-    none = Points(np.zeros((0, SHAPE)), np.zeros((0, SHARES)), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    none = PlanFeatures(np.zeros((0, SHAPE)), np.zeros((0, SHARES)), np.zeros(0, np.int64), np.zeros(0, np.int64))
     return Residual(none, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
 
 
-def joined(a: Points, b: Points) -> Points:
+def joined(a: PlanFeatures, b: PlanFeatures) -> PlanFeatures:
     """The points of both."""
-    return Points(*(np.concatenate([getattr(a, name), getattr(b, name)]) for name in NAMES))
+    return PlanFeatures(*(np.concatenate([getattr(a, name), getattr(b, name)]) for name in NAMES))
 
 
-def learn(points: Points, measured: Floats) -> Residual:
+def learn(points: PlanFeatures, measured: Floats) -> Residual:
     """The posterior after log(measured / predicted) at `points`. A measurement that the others (or, alone, the prior)
-    hold for impossible has its noise raised by as much as it is beyond: it moves little."""
+    hold impossible has its noise raised by as much as it is beyond: it moves little."""
     prior = covariance(points, points)
     noise = np.full(len(measured), NOISE**2)
     for _ in range(_ROUNDS if len(measured) else 0):

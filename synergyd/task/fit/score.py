@@ -13,13 +13,13 @@ from synergyd.task.fit.predictor import Predictor
 from synergyd.task.model.arrays import Floats
 from synergyd.task.model.hardware import GIB, figures
 
-_LEAST_RANKED = 3  # rows in a group whose order says something
+_LEAST_RANKED = 3  # rows in a group from which on its order is scored
 _SAME = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Score:
-    """Fractions, not percent; None where no row can tell.
+    """Fractions, not percent; None where no row measures it.
 
     `mape`, `median`, `p90` are of |predicted / measured - 1| of the step time, `bias` is the mean of predicted /
     measured - 1. In each of `groups` groups of competing plans (at least two rows), regret is the measured time of the

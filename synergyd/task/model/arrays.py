@@ -18,7 +18,7 @@ RECOMPUTE = ("none", "selective", "full")  # index is the code in PlanArrays.rec
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanArrays:
     """N plans, each field of shape (N,). `local` is the GPUs used on each node, `recompute` an index into RECOMPUTE."""
 

@@ -13,7 +13,7 @@ from synergyd.task.model.arrays import Floats
 from synergyd.task.model.counts import moe_layers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dims:
     """Sizes of N models, each field of shape (N,), or of one model, each of shape ().
 

@@ -12,7 +12,8 @@ def efficiency(batch: Ints | Floats, noise_scale: float, smallest: float) -> Flo
 
     phi is the gradient noise scale tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), M0 = `smallest` the
     low end of the job's range; the ratio is Pollux's (Qiao et al., OSDI 2021).
-    A larger phi (noisier gradients, later in training) makes large batches cheaper.
+    A larger phi (noisier gradients, later in training) makes large batches cheaper. M * EFF(M) is rates.worth(M0, M, phi),
+    which runs without numpy inside jobs and rounds differently in the last digit.
     """
     return (noise_scale + smallest) / (noise_scale + np.asarray(batch, dtype=np.float64))
 

@@ -19,7 +19,7 @@ _TIMINGS = 3
 
 
 @dataclass(frozen=True)
-class Point:
+class Timing:
     """One measurement: `amount` in FLOPs or bytes, and the seconds that it took."""
 
     amount: float
@@ -27,12 +27,12 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Collective:
+class AllReduceTimings:
     """All-reduces over `ranks` ranks, `local` of them on each node; a point's amount is bytes a rank."""
 
     ranks: int
     local: int
-    points: tuple[Point, ...]
+    points: tuple[Timing, ...]
 
     @property
     def across(self) -> bool:
@@ -40,22 +40,22 @@ class Collective:
         return self.ranks > self.local
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceMeasurement:
     """What one device showed. Empty tuples: not measured."""
 
     device: str  # as torch names it
     dtype: str
-    gemm: tuple[Point, ...]
-    gemm_fp32: tuple[Point, ...] = ()
-    gemm_fp8: tuple[Point, ...] = ()
-    attention: tuple[Point, ...] = ()
-    copy: tuple[Point, ...] = ()  # bytes read and written
+    gemm: tuple[Timing, ...]
+    gemm_fp32: tuple[Timing, ...] = ()
+    gemm_fp8: tuple[Timing, ...] = ()
+    attention: tuple[Timing, ...] = ()
+    copy: tuple[Timing, ...] = ()  # bytes read and written
     memory_bytes: int = 0
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[AllReduceTimings, ...] = ()
 
 
-def line(points: Sequence[Point]) -> tuple[float, float]:
+def line(points: Sequence[Timing]) -> tuple[float, float]:
     """(seconds before the first unit, units a second) of amounts and times: least squares on relative errors, neither
     negative. Raises UsageError where time does not grow with the amount."""
     amount = np.array([p.amount for p in points], dtype=np.float64)
@@ -75,16 +75,16 @@ def figures_of(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str, fl
     """(figure -> number, figure -> how it came about) for `hardware.figures`' overrides.
 
     Of a built-in type the peaks are known and efficiencies are measured; of another one the peaks are those that
-    the default efficiencies make the measured rates of. Links are always so. The figures' meaning is perf.py's:
+    the default efficiencies make the measured rates of. Links are always so. The figures' meaning is step_time.py's:
     a GEMM takes kernel_s + FLOPs / (peak * gemm_efficiency), a ring of n ranks (n-1)/n bytes / rate + latency *
     (1 + log2 n) / 2.
     """
     known = figures(gpu_type)
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     remarks: dict[str, str] = {}
 
     def add(name: str, value: float, remark: str) -> None:
-        found[name], remarks[name] = value, remark
+        values[name], remarks[name] = value, remark
 
     kernel_s, rate = line(measured.gemm)
     nominal = known.peak_tflops * 1e12
@@ -107,7 +107,7 @@ def figures_of(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str, fl
         add("memory_gib", measured.memory_bytes / GIB, "device memory")
     for collective in measured.collectives:
         _add_link(collective, known, add)
-    return found, remarks
+    return values, remarks
 
 
 def _add_bandwidth(measured: DeviceMeasurement, known: GpuFigures, add: Callable[[str, float, str], None]) -> None:
@@ -119,13 +119,13 @@ def _add_bandwidth(measured: DeviceMeasurement, known: GpuFigures, add: Callable
         add("bandwidth_efficiency", rate / (known.bandwidth_gbs * 1e9), remark)
 
 
-def _add_link(collective: Collective, known: GpuFigures, add: Callable[[str, float, str], None]) -> None:
+def _add_link(collective: AllReduceTimings, known: GpuFigures, add: Callable[[str, float, str], None]) -> None:
     n = collective.ranks
-    start, rate = line([Point(2 * p.amount * (n - 1) / n, p.seconds) for p in collective.points])
+    start, rate = line([Timing(2 * p.amount * (n - 1) / n, p.seconds) for p in collective.points])
     latency = max(start / (1 + float(np.log2(n))), 1e-7)
     text = f"all-reduce over {n} ranks, {collective.local} a node: {rate / 1e9:.4g} GB/s on the links"
     if collective.across:
-        # perf.py's rate of a group with several members on a node
+        # step_time.py's rate of a group with several members on a node
         ports = collective.local**known.rail_use
         add("inter_gbs", rate / ports / known.inter_efficiency / 1e9, text)
         add("inter_latency_s", latency, "a collective before its first byte moves, between nodes")
@@ -138,7 +138,7 @@ def report(measured: DeviceMeasurement) -> str:
     """The measurements as readable lines."""
     lines = [f"{measured.device}, {measured.dtype}"]
 
-    def rows(title: str, points: Sequence[Point], unit: str, scale: float) -> None:
+    def rows(title: str, points: Sequence[Timing], unit: str, scale: float) -> None:
         if points:
             lines.append(title)
             lines.extend(
@@ -157,14 +157,18 @@ def report(measured: DeviceMeasurement) -> str:
     return "\n".join(lines)
 
 
-def conf_line(gpu_type: str, found: Mapping[str, float]) -> str:
+def conf_line(gpu_type: str, measured: Mapping[str, float]) -> str:
     """The slurm.conf line of the same figures: it takes the five main ones, so an efficiency is put into its peak."""
     known = figures(gpu_type)
-    main = {n: found[n] for n in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs") if n in found}
-    if "gemm_efficiency" in found:
-        main["peak_tflops"] = known.peak_tflops * found["gemm_efficiency"] / known.gemm_efficiency
-    if "bandwidth_efficiency" in found:
-        main["bandwidth_gbs"] = known.bandwidth_gbs * found["bandwidth_efficiency"] / known.bandwidth_efficiency
+    main = {
+        n: measured[n]
+        for n in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs")
+        if n in measured
+    }
+    if "gemm_efficiency" in measured:
+        main["peak_tflops"] = known.peak_tflops * measured["gemm_efficiency"] / known.gemm_efficiency
+    if "bandwidth_efficiency" in measured:
+        main["bandwidth_gbs"] = known.bandwidth_gbs * measured["bandwidth_efficiency"] / known.bandwidth_efficiency
     return f"#SYNERGY GpuType={gpu_type} " + " ".join(f"{name}={max(value, 0.001):.4g}" for name, value in main.items())
 
 
@@ -201,39 +205,39 @@ def settle_of(torch: Any, device: str) -> Callable[[], object]:
     return settle
 
 
-def gemms(torch: Any, device: str, dtype: Any, sizes: Sequence[int], clock: Clock) -> tuple[Point, ...]:
+def gemms(torch: Any, device: str, dtype: Any, sizes: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
     """Square GEMMs of n x n x n, 2 n^3 FLOPs each."""
     settle, points = settle_of(torch, device), []
     for n in sizes:
         a = torch.randn(n, n, device=device).to(dtype)
         b, out = torch.randn(n, n, device=device).to(dtype), torch.empty(n, n, device=device, dtype=dtype)
-        points.append(Point(2.0 * n**3, seconds_of(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), settle, clock)))  # type: ignore[misc]
+        points.append(Timing(2.0 * n**3, seconds_of(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), settle, clock)))  # type: ignore[misc]
     return tuple(points)
 
 
-def gemms_fp8(torch: Any, sizes: Sequence[int], clock: Clock) -> tuple[Point, ...]:
+def gemms_fp8(torch: Any, sizes: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
     """The same in fp8 (e4m3) through torch._scaled_mm; nothing where the GPU or torch lacks it."""
     if not hasattr(torch, "_scaled_mm") or torch.cuda.get_device_capability() < (8, 9):
         return ()
     settle, points = settle_of(torch, "cuda"), []
-    one = torch.ones((), device="cuda")
+    scale = torch.ones((), device="cuda")
     try:
         for n in sizes:
             a = torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn)
             b = torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn).t()  # the second operand is column-major
 
             def call(a: Any = a, b: Any = b) -> object:
-                result: object = torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+                result: object = torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
                 return result
 
-            points.append(Point(2.0 * n**3, seconds_of(call, settle, clock)))
+            points.append(Timing(2.0 * n**3, seconds_of(call, settle, clock)))
     except (RuntimeError, TypeError, AttributeError):
         return ()  # a build of torch without it, or with other arguments
     return tuple(points)
 
 
-def attention(torch: Any, device: str, dtype: Any, lengths: Sequence[int], clock: Clock) -> tuple[Point, ...]:
-    """Causal attention of 16 heads of 128, forward: 2 s^2 h FLOPs a sequence, as perf.py counts them."""
+def attention(torch: Any, device: str, dtype: Any, lengths: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
+    """Causal attention of 16 heads of 128, forward: 2 s^2 h FLOPs a sequence, as step_time.py counts them."""
     settle, points = settle_of(torch, device), []
     for s in lengths:
         q, k, v = (torch.randn(1, 16, s, 128, device=device).to(dtype) for _ in range(3))
@@ -242,23 +246,23 @@ def attention(torch: Any, device: str, dtype: Any, lengths: Sequence[int], clock
             result: object = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             return result
 
-        points.append(Point(2.0 * s * s * 16 * 128, seconds_of(call, settle, clock)))
+        points.append(Timing(2.0 * s * s * 16 * 128, seconds_of(call, settle, clock)))
     return tuple(points)
 
 
-def copies(torch: Any, device: str, sizes: Sequence[int], clock: Clock) -> tuple[Point, ...]:
+def copies(torch: Any, device: str, sizes: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
     """Copies of `sizes` bytes inside the device's memory, larger than its caches: each byte is read and written."""
     settle, points = settle_of(torch, device), []
     for size in sizes:
         a = torch.ones(size // 4, device=device)
         b = torch.empty_like(a)
-        points.append(Point(2.0 * size, seconds_of(lambda a=a, b=b: b.copy_(a), settle, clock)))  # type: ignore[misc]
+        points.append(Timing(2.0 * size, seconds_of(lambda a=a, b=b: b.copy_(a), settle, clock)))  # type: ignore[misc]
     return tuple(points)
 
 
 def all_reduces(
     torch: Any, device: str, group: Any, ranks: int, sizes: Sequence[int], clock: Clock, repeats: int = 5
-) -> tuple[Point, ...]:
+) -> tuple[Timing, ...]:
     """All-reduces of `sizes` bytes a rank over `group`: every rank calls it, the best of `repeats` counts (the slowest
     rank's time, which all of them then know)."""
     import torch.distributed as dist
@@ -278,7 +282,7 @@ def all_reduces(
             dist.all_reduce(spent, op=dist.ReduceOp.MAX, group=group)
             best = min(best, float(spent))
             data.fill_(1.0)
-        points.append(Point(float(size), best))
+        points.append(Timing(float(size), best))
     return tuple(points)
 
 

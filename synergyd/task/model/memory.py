@@ -1,4 +1,4 @@
-"""Peak memory per GPU of transformer plans, with its parts, for whole arrays of plans at once. Symbols as in perf.py;
+"""Peak memory per GPU of transformer plans, with its parts, for whole arrays of plans at once. Symbols as in step_time.py;
 bytes."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
 
 
 def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
-    """`peak_memory` of one model, or of one model, GPU type and plan a row (see perf.step_parts); of the last stage
+    """`peak_memory` of one model, or of one model, GPU type and plan a row (see step_time.step_parts); of the last stage
     instead of the fullest one where `last` is True."""
     s, h, f, vocab = model.seq, model.hidden, model.ffn, model.vocab
     t, p, v = plans.tp, plans.pp, plans.vpp

@@ -1,4 +1,4 @@
-"""Model specs: presets by name, Hugging Face config.json, Megatron arguments; parameter and FLOP counts."""
+"""Model specs: presets by name, Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from typing import Any
 
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec
-from synergyd.task.model.counts import embedding_parameters as embedding_parameters  # found here by its users
-from synergyd.task.model.counts import flops_per_step as flops_per_step
-from synergyd.task.model.counts import flops_per_token as flops_per_token
-from synergyd.task.model.counts import hardware_flops_per_step as hardware_flops_per_step
-from synergyd.task.model.counts import layer_parameters as layer_parameters
-from synergyd.task.model.counts import parameters as parameters
 
 _CONFIG_LIMIT = 1 << 20  # bytes: a config.json is a few kilobytes, so anything larger is some other file
 
@@ -100,8 +94,8 @@ def load_model(text: str, seq: int | None = None) -> ModelSpec:
     `seq` replaces the sequence length (a config.json states the longest one allowed, not the one trained with).
     Raises UsageError: unknown name, unreadable file, not JSON, unknown architecture, missing or impossible value.
     """
-    found = presets().get(text.strip().lower())
-    spec = found if found is not None else _from_file(text)
+    preset = presets().get(text.strip().lower())
+    spec = preset if preset is not None else _from_file(text)
     return checked(replace(spec, seq=seq) if seq is not None else spec, f"model {text}")
 
 
@@ -156,8 +150,8 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
         values |= _experts(config, values, where)
     named = config.get("_name_or_path")
     label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
-    said = config.get("tie_word_embeddings")
-    tied = about.tied if said is None else bool(said)
+    tie = config.get("tie_word_embeddings")
+    tied = about.tied if tie is None else bool(tie)
     spec = ModelSpec(label, **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)
     return checked(spec, where)
 
@@ -211,72 +205,3 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
     if not spec.experts and (spec.top_k or spec.shared_ffn):
         raise UsageError(where, "top_k or shared_ffn without experts", "say how many experts there are")
     return spec
-
-
-_MEGATRON_NUMBERS = {
-    "--num-layers": "layers",
-    "--hidden-size": "hidden",
-    "--num-attention-heads": "heads",
-    "--ffn-hidden-size": "ffn",
-    "--seq-length": "seq",
-    "--encoder-seq-length": "seq",
-    "--num-query-groups": "kv_heads",
-    "--vocab-size": "vocab",
-    "--padded-vocab-size": "vocab",
-    "--kv-channels": "head_dim",
-    "--num-experts": "experts",
-    "--moe-router-topk": "top_k",
-    "--moe-layer-freq": "moe_every",
-    "--moe-ffn-hidden-size": "moe_ffn",
-    "--moe-shared-expert-intermediate-size": "shared_ffn",
-}
-
-
-def from_megatron_args(argv: Sequence[str]) -> ModelSpec | None:
-    """ModelSpec of a Megatron-LM command line, or None where it does not describe one whole model.
-
-    Both `--key value` and `--key=value` are read, the last one of a key counts. As in Megatron-LM (core_v0.16.1): ffn
-    is 4 * hidden, with --swiglu int(4 * hidden * 2/3 / 64) * 64; --num-query-groups only counts with
-    --group-query-attention; --kv-channels is hidden / heads; --moe-router-topk is 2, experts are as wide as
-    --ffn-hidden-size. Vocabulary 50257 (GPT-2's tokenizer) where --vocab-size is not said. None for layer patterns
-    written as lists, dense and MoE layers of unlike width, and multi-latent attention.
-    """
-    values: dict[str, int] = {}
-    flags: set[str] = set()
-    for index, word in enumerate(argv):
-        key, has_value, value = word.partition("=")
-        if key in _MEGATRON_NUMBERS:
-            text = value if has_value else (argv[index + 1] if index + 1 < len(argv) else "")
-            # isdecimal alone takes other scripts' digits and any length; a model's number has at most nine
-            if not (text.isascii() and text.isdecimal() and len(text) <= 9):
-                return None
-            values[_MEGATRON_NUMBERS[key]] = int(text)
-        else:
-            flags.add(key)
-    if not {"layers", "hidden", "heads", "seq"} <= values.keys() or "--multi-latent-attention" in flags:
-        return None
-    gated = "--swiglu" in flags
-    hidden = values["hidden"]
-    values.setdefault("ffn", int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
-    if "--group-query-attention" not in flags:
-        values["kv_heads"] = values["heads"]
-    values.setdefault("kv_heads", 1)  # Megatron's default of --num-query-groups
-    values.setdefault("vocab", 50257)
-    if values.get("head_dim", 0) * values["heads"] == hidden:
-        del values["head_dim"]
-    width = values.pop("moe_ffn", values["ffn"])
-    if values.get("experts"):
-        values.setdefault("top_k", 2)  # Megatron's default of --moe-router-topk
-        if values.get("moe_every", 1) > 1 and width != values["ffn"]:
-            return None
-        values["ffn"] = width
-    else:
-        for field in ("experts", "top_k", "moe_every", "shared_ffn"):
-            values.pop(field, None)
-    tied = "--untie-embeddings-and-output-weights" not in flags
-    causal = "--bert-no-binary-head" not in flags
-    try:
-        spec = ModelSpec("megatron", **values, gated=gated, tied_embeddings=tied, causal=causal)
-        return checked(spec, "Megatron arguments")
-    except UsageError:
-        return None

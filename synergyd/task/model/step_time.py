@@ -28,7 +28,7 @@ _LONGEST_UNFUSED = 4096  # tokens
 _SMOOTH = 8  # exponent of the smooth maximum of GPU and host time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTime:
     """Parts of one step, seconds, (N,) each; `total` is their sum."""
 
@@ -50,14 +50,14 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class _Link:
+class _GroupLink:
     """A group's link: bandwidth (bytes/s) and latency (s)."""
 
     rate: Floats
     latency: Floats
 
 
-def _links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, _Link]:
+def _links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, _GroupLink]:
     """Two link classes: a group whose ranks span more GPUs than a node gives it goes over the network.
 
     Megatron's rank order is tp, cp, dp, pp from inside out, so tp groups span t ranks, cp groups t*c, dp groups t*c*d
@@ -69,10 +69,10 @@ def _links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, _Link]:
     intra = gpu.intra_gbs * 1e9 * gpu.link_efficiency
     inter = gpu.inter_gbs * 1e9 * gpu.inter_efficiency
 
-    def link(spans: Ints, members: Ints | float) -> _Link:
+    def link(spans: Ints, members: Ints | float) -> _GroupLink:
         leaves = spans > plans.local
         rate = np.where(leaves, np.minimum(intra, inter * members**gpu.rail_use), intra)
-        return _Link(rate, np.where(leaves, gpu.inter_latency_s, gpu.intra_latency_s))
+        return _GroupLink(rate, np.where(leaves, gpu.inter_latency_s, gpu.intra_latency_s))
 
     data = np.maximum(1, plans.local // inner)
     return {
@@ -86,7 +86,7 @@ def _links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, _Link]:
     }
 
 
-def _ring(link: _Link, size: Ints, volume: Floats) -> Floats:
+def _ring(link: _GroupLink, size: Ints, volume: Floats) -> Floats:
     """Reduce-scatter or all-gather of `volume` bytes over `size` ranks: (size-1)/size of them over the link, and a
     latency that grows with the ranks' logarithm (NCCL's trees; one latency for two ranks); nothing for a group of
     one."""
@@ -128,7 +128,9 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
 
 def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     """`step_time` of one model, or of one model, GPU type and plan a row: then every field of `model` and the fields
-    of `gpu` may be arrays of shape (N,)."""
+    of `gpu` may be arrays of shape (N,).
+
+    One long function on purpose: it follows the list in `step_time` term by term, and the terms share most symbols."""
     h, f, layers, vocab = model.hidden, model.ffn, model.layers, model.vocab
     t, p, d, c, v = plans.tp, plans.pp, plans.dp, plans.cp, plans.vpp
     m = plans.micro_batches.astype(np.float64)
@@ -220,7 +222,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     leaves, members = t * c * d > plans.local, plans.local // (t * c)
     partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
     beyond = np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0)
-    dp_rate = _Link(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
+    dp_rate = _GroupLink(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
     reduce = _ring(dp_rate, d * c, gradient_bytes * shard)
     gather = _ring(dp_rate, d * c, np.where(sharded, weight_bytes, gradient_bytes) * shard)
     hidden = gpu.overlap * per_stage * backward

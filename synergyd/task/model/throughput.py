@@ -1,4 +1,4 @@
-"""Pollux's throughput model of a data-parallel job (Qiao et al., OSDI 2021, section 3.2), fitted to what it has reported.
+"""Pollux's throughput model of a data-parallel job (Qiao et al., OSDI 2021, section 3.2), fitted to its reports.
 
     T_iter = (passes - 1) T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma)
     T_grad = a + F * micro_batch / rate            T_sync = V / link + L (K - 2), nothing where K = 1
@@ -21,14 +21,14 @@ from synergyd.records import Measurement, Shape
 from synergyd.task.model.arrays import Floats, Ints
 from synergyd.task.model.hardware import GpuFigures
 
-_EFFICIENCY = 0.3  # of peak, for code that nobody tuned
+_EFFICIENCY = 0.3  # of peak, for code that is not tuned
 _NOISE = 0.03  # one sigma of a measured step, relative
 _STEP = 1.5e-8  # of a forward difference, relative: the root of the rounding error
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
 @dataclass(frozen=True)
-class Throughput:
+class ThroughputModel:
     """A job's own constants. Defaults: a model of 100 M parameters that needs 25 GFLOP a sample, between ResNet-50 (12)
     and BERT-base at 128 tokens (65); gradients in fp32, all-reduced."""
 
@@ -46,13 +46,13 @@ class Throughput:
 
     def steps_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
         """`step_s` of many at once. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
-        one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        return _steps(self._theta(), _columns(np.array(one, dtype=np.float64), counts))
+        gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        return _steps(self._theta(), _columns(np.array(gpu_figures, dtype=np.float64), counts))
 
     def sync_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
         """T_sync between nodes, seconds a step, of many at once (see `steps_s`); 0 within a node."""
-        one = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        _, _, far, _, far_hops, _ = _columns(np.array(one, dtype=np.float64), counts)
+        gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        _, _, far, _, far_hops, _ = _columns(np.array(gpu_figures, dtype=np.float64), counts)
         return np.asarray(self.network_bytes * far + self.network_hop_s * far_hops)
 
     def _theta(self) -> Floats:
@@ -62,13 +62,13 @@ class Throughput:
         return np.array([*np.log(positive), np.log(share / (1 - share))])
 
 
-_PRIOR = Throughput()
+_PRIOR = ThroughputModel()
 # one sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs
 _SIGMA = np.array([2.0, 1.5, 2.0, 2.0, 1.5, 1.5, 1.0])
-_Point = tuple[GpuFigures, Shape, int, int, int]
+_Configuration = tuple[GpuFigures, Shape, int, int, int]
 
 
-def _terms(points: Sequence[_Point]) -> Floats:
+def _terms(points: Sequence[_Configuration]) -> Floats:
     """What the constants are multiplied with, (6, N), see `_columns`."""
     figures = [
         (gpu.peak_tflops, gpu.intra_gbs, min(gpu.intra_gbs, gpu.inter_gbs), gpu.link_efficiency)
@@ -105,10 +105,10 @@ def _steps(theta: Floats, terms: Floats) -> Floats:
 
 
 @lru_cache(maxsize=512)
-def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> Throughput:
+def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> ThroughputModel:
     """The job's constants after its measured steps; `gpus[i]` are the figures of the type that `measured[i]` ran on.
 
-    Most probable values: normal priors on the logarithms around `Throughput()`, and a robust loss on log(measured /
+    Most probable values: normal priors on the logarithms around `ThroughputModel()`, and a robust loss on log(measured /
     predicted), so that an odd measurement moves them little. Without measurements the priors.
     """
     points = [
@@ -135,8 +135,8 @@ def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> T
         at = residuals(np.vstack([theta, further]))
         return np.asarray(((at[1:] - at[0]) / (further - theta).diagonal()[:, None]).T)
 
-    found = least_squares(residuals, start, slopes, max_nfev=200).x
-    *positive, odds = (float(v) for v in found)
+    best_theta = least_squares(residuals, start, slopes, max_nfev=200).x
+    *positive, odds = (float(v) for v in best_theta)
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-odds))
-    return Throughput(*[float(np.exp(v)) for v in positive] + [float(gamma)])
+    return ThroughputModel(*[float(np.exp(v)) for v in positive] + [float(gamma)])

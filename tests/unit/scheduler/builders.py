@@ -10,7 +10,7 @@ from dataclasses import replace
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem, Progress
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem, Progress
 from synergyd.scheduler.problem.utility import find_asked, objective, relative_goodputs, restart_discount
 
 NOW = 100_000.0
@@ -99,7 +99,7 @@ def can_lie(rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest])
             r.name
             for r in rooms
             if r.gpu_type == first.shape.gpu_type
-            and r.admits(first.partition)
+            and r.admits(first.node_filter)
             and free[r.name] >= first.shape.gpus_per_node
         ]
         for names in itertools.combinations(usable, first.shape.nodes):
@@ -118,7 +118,7 @@ def can_lie(rooms: Sequence[NodeCapacity], requests: Sequence[PlacementRequest])
 def brute_force(problem: Problem) -> float:
     """The best objective over every choice of every job, stays and moves told apart, each tried for placement."""
     options: list[list[tuple[int | None, bool]]] = []
-    for a in problem.asks:
+    for a in problem.jobs:
         takes: list[tuple[int | None, bool]] = [(i, True) for i in range(len(a.cells))]
         if a.current is not None and a.discount <= 0:
             takes = []
@@ -131,12 +131,12 @@ def brute_force(problem: Problem) -> float:
         moved = frozenset(
             i
             for i, (c, anew) in enumerate(combo)
-            if anew and c == problem.asks[i].current and problem.asks[i].current is not None
+            if anew and c == problem.jobs[i].current and problem.jobs[i].current is not None
         )
         scored.append((objective(problem, choice, moved), choice, moved))
     scored.sort(key=lambda entry: -entry[0])
     for value, choice, moved in scored:
-        if within(problem, choice) and can_lie(problem.rooms, requests(problem, choice, moved)):
+        if within(problem, choice) and can_lie(problem.nodes, requests(problem, choice, moved)):
             return value
     raise AssertionError("going on as it is must always be possible")
 
@@ -145,7 +145,7 @@ def within(problem: Problem, choice: Sequence[int | None]) -> bool:
     """Do the jobs keep every limit?"""
     return all(
         sum(
-            a.cells[c].shape.gpus for a, c in zip(problem.asks, choice, strict=True) if c is not None and limit.binds(a)
+            a.cells[c].shape.gpus for a, c in zip(problem.jobs, choice, strict=True) if c is not None and limit.binds(a)
         )
         <= limit.gpus
         for limit in problem.limits
@@ -154,8 +154,8 @@ def within(problem: Problem, choice: Sequence[int | None]) -> bool:
 
 def requests(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> list[PlacementRequest]:
     return [
-        PlacementRequest(a.job_id, a.cells[c].shape, a.partition, a.nodes, c == a.current and i not in moved)
-        for i, (a, c) in enumerate(zip(problem.asks, choice, strict=True))
+        PlacementRequest(a.job_id, a.cells[c].shape, a.node_filter, a.nodes, c == a.current and i not in moved)
+        for i, (a, c) in enumerate(zip(problem.jobs, choice, strict=True))
         if c is not None
     ]
 
@@ -185,12 +185,13 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
             "submit_s": NOW - age,
             "age_s": age,
             "restarts": rnd.randrange(4),
-            "partition": rnd.choice(partitions),
+            "node_filter": NodeFilter(rnd.choice(partitions)),
             "progress": Progress(rnd.uniform(0, 200_000), rnd.choice([None, rnd.uniform(0, 1e5)])),
             "banned": frozenset(rnd.sample(range(len(offers)), rnd.choice([0, 0, 0, 1]))),
         }
-        current = rnd.randrange(len(offers))
-        names = bins.pick(offers[current].shape, str(changes["partition"]))
+        current, node_filter = rnd.randrange(len(offers)), changes["node_filter"]
+        assert isinstance(node_filter, NodeFilter)
+        names = bins.pick(offers[current].shape, node_filter)
         if names and rnd.random() < 0.6:
             bins.take(names, offers[current].shape.gpus_per_node)
             discount = restart_discount(age, int(str(changes["restarts"])), 60.0)
@@ -199,4 +200,6 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
     if rnd.random() < 0.3:  # a node went down, perhaps under its jobs: it hands out none, and they may stay
         gone = rnd.randrange(nodes)
         rooms[gone] = replace(rooms[gone], free=0)
-    return Problem(tuple(asks), tuple(rooms), Objective(max_growth=rnd.choice([0.0, 2.0])), NOW, 60.0)
+    return Problem(
+        tuple(asks), tuple(rooms), Objective(max_growth=rnd.choice([0.0, 2.0])), now_s=NOW, restart_cost_s=60.0
+    )

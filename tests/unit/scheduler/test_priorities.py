@@ -13,9 +13,9 @@ from synergyd.scheduler.decide import decide
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.gpu_limits import within_limits
-from synergyd.scheduler.problem.priorities import claimed, limits, terms_of, weights
+from synergyd.scheduler.problem.priorities import gpu_limits_of, objective_of, weights, with_claims
 from synergyd.scheduler.problem.records import GpuLimit, NodeCapacity, Objective, Problem, Progress
-from synergyd.scheduler.problem.utility import change_value, parts, restart_factor, stay_value
+from synergyd.scheduler.problem.utility import change_value, restart_factor, stay_value, value_terms
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
 
@@ -61,14 +61,14 @@ def due(job_id: int, left: float, in_s: float, **changes: object):
     ],
 )
 def test_a_deadline_needs_the_goodput_that_still_meets_it(one, need: float) -> None:
-    (found,), _ = claimed([one], ROOMS, Objective(), PLAIN, NOW)
+    (found,), _ = with_claims([one], ROOMS, Objective(), PLAIN, NOW)
     assert found.need == pytest.approx(need)
     assert bool(found.need_why) == (need > 0)
-    assert claimed([one], ROOMS, Objective(), Settings(deadlines=False), NOW)[0][0].need == 0.0
+    assert with_claims([one], ROOMS, Objective(), Settings(deadlines=False), NOW)[0][0].need == 0.0
 
 
 def test_a_restart_makes_the_deadline_nearer() -> None:
-    (found,), _ = claimed([due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), PLAIN, NOW)
+    (found,), _ = with_claims([due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), PLAIN, NOW)
     assert (found.need, found.need_anew) == (pytest.approx(1.2), pytest.approx(3.0))
 
 
@@ -101,14 +101,14 @@ def test_limits_are_less_what_others_hold_and_never_below_what_is_held() -> None
         job(9, account="chem", state=JobState.PENDING),
     ]
     settings = Settings(account_limits={"chem": 8, "bio": 0}, partition_limits={"debug": 4})
-    found = limits(asks, others, settings)
+    found = gpu_limits_of(asks, others, settings)
     assert found == (
         GpuLimit("account", "chem", 5, 8),
         GpuLimit("account", "bio", 0),
         GpuLimit("partition", "debug", 3, 4),
     )
-    assert limits(asks, others, Settings(account_limits={"chem": 3})) == (GpuLimit("account", "chem", 2, 3),)
-    assert limits(asks, others, PLAIN) == ()
+    assert gpu_limits_of(asks, others, Settings(account_limits={"chem": 3})) == (GpuLimit("account", "chem", 2, 3),)
+    assert gpu_limits_of(asks, others, PLAIN) == ()
 
 
 def test_an_account_at_its_limit_waits_and_is_told_so() -> None:
@@ -177,18 +177,20 @@ def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
 
 
 def test_the_objectives_by_name() -> None:
-    assert terms_of(Settings(fairness=-1.0)) == Objective(exponent=-1.0)
-    assert terms_of(Settings(objective="sia", max_growth=2.0)) == Objective(-0.5, 2.0, form="sia", reference="smallest")
-    assert terms_of(Settings(objective="pollux")).reference == "share"
-    assert terms_of(Settings(objective="max-min")).exponent == -3.0
+    assert objective_of(Settings(fairness=-1.0)) == Objective(exponent=-1.0)
+    assert objective_of(Settings(objective="sia", max_growth=2.0)) == Objective(
+        exponent=-0.5, max_growth=2.0, form="sia", reference="smallest"
+    )
+    assert objective_of(Settings(objective="pollux")).reference == "share"
+    assert objective_of(Settings(objective="max-min")).exponent == -3.0
     with pytest.raises(UsageError, match="one of: power, sia, pollux, max-min"):
-        terms_of(Settings(objective="best"))
+        objective_of(Settings(objective="best"))
 
 
 def test_sia_by_hand() -> None:
     """SOSP'23, section 3.4: rows over their minimum times min GPUs, to the power -0.5, waiting costs 1.1."""
-    terms = terms_of(Settings(objective="sia"))
-    (one,), _ = claimed([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, PLAIN, NOW)
+    terms = objective_of(Settings(objective="sia"))
+    (one,), _ = with_claims([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, PLAIN, NOW)
     assert tuple(one.relative) == pytest.approx((1.0, 1.5, 4.0))
     assert stay_value(one, terms) == pytest.approx(-1.1)
     assert [change_value(one, i, terms) for i in range(3)] == pytest.approx([-1.0, -(1.5**-0.5), -0.5])
@@ -197,9 +199,9 @@ def test_sia_by_hand() -> None:
 
 
 def test_pollux_measures_against_an_equal_share() -> None:
-    terms = terms_of(Settings(objective="pollux"))
+    terms = objective_of(Settings(objective="pollux"))
     two = [ask(1, cells(2.0, 3.0, 8.0)), ask(2, cells(1.0))]
-    (one, _), _ = claimed(two, ROOMS, terms, PLAIN, NOW)
+    (one, _), _ = with_claims(two, ROOMS, terms, PLAIN, NOW)
     assert tuple(one.relative) == pytest.approx((2 / 8, 3 / 8, 1.0))  # 4 GPUs each
 
 
@@ -218,14 +220,14 @@ def test_max_min_lifts_the_worst_off() -> None:
 def test_the_terms_of_a_job_add_up_to_what_it_is_worth() -> None:
     terms = Objective(need_bonus=50.0)
     one = ask(1, cells(1.0, 1.8, 3.2), weight=2.0, current=0, nodes=("n0",), discount=0.5, need=3.0, need_anew=3.1)
-    assert dict(parts(one, 2, False, terms)) == pytest.approx(
+    assert dict(value_terms(one, 2, False, terms)) == pytest.approx(
         {"goodput": math.log(3.2), "restart": math.log(0.5), "need": 50.0, "weight": math.log(1.6)}
     )
-    assert sum(v for _, v in parts(one, 2, False, terms)) == pytest.approx(change_value(one, 2, terms))
-    assert sum(v for _, v in parts(one, 0, True, terms)) == pytest.approx(stay_value(one, terms))
+    assert sum(v for _, v in value_terms(one, 2, False, terms)) == pytest.approx(change_value(one, 2, terms))
+    assert sum(v for _, v in value_terms(one, 0, True, terms)) == pytest.approx(stay_value(one, terms))
     waits = replace(one, current=None, nodes=())
-    assert sum(v for _, v in parts(waits, None, False, terms)) == pytest.approx(stay_value(waits, terms))
-    assert dict(parts(waits, None, False, terms)).keys() == {"waiting", "weight"}
+    assert sum(v for _, v in value_terms(waits, None, False, terms)) == pytest.approx(stay_value(waits, terms))
+    assert dict(value_terms(waits, None, False, terms)).keys() == {"waiting", "weight"}
 
 
 def test_a_job_that_soon_ends_is_not_worth_a_restart() -> None:
@@ -247,31 +249,31 @@ def test_who_has_less_left_weighs_more_within_bounds() -> None:
     """Median time left of those that tell: job 1's. Job 2 has a quarter of it, job 3 a thousand times as much."""
     left = {1: 1000.0, 2: 250.0, 3: 1e6, 4: None}
     four = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(remaining=w), weight=2.0) for i, w in left.items()]
-    found, _ = claimed(four, ROOMS, Objective(), replace(PLAIN, short_first=0.5), NOW)
+    found, _ = with_claims(four, ROOMS, Objective(), replace(PLAIN, short_first=0.5), NOW)
     assert [one.weight for one in found] == pytest.approx([2.0, 4.0, 2.0 / 3.0, 2.0])
     assert [one.short for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
-    told = dict(parts(found[1], 2, False, Objective()))
+    told = dict(value_terms(found[1], 2, False, Objective()))
     assert told["weight"] == pytest.approx(math.log(4)) and told["short"] == pytest.approx(2 * math.log(4))
     assert sum(told.values()) == pytest.approx(change_value(found[1], 2, Objective()))
-    same, _ = claimed(four, ROOMS, Objective(), replace(PLAIN, short_first=0.0), NOW)
+    same, _ = with_claims(four, ROOMS, Objective(), replace(PLAIN, short_first=0.0), NOW)
     assert [one.weight for one in same] == [2.0] * 4
 
 
 def test_who_does_not_tell_is_held_for_typical_until_it_has_run_for_longer() -> None:
     """Job 1 tells of 1000 s at an equal share, and is the long one here: without the others it would be the middle."""
     told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
-    alone, _ = claimed([told], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
+    alone, _ = with_claims([told], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
     untold = [
         ask(i, cells(1.0, 2.0, 4.0), 4, progress=Progress(attained_gpu_s=4 * ran))
         for i, ran in ((2, 0), (3, 50), (4, 900))
     ]
-    found, _ = claimed([told, *untold], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW, typical_s=100.0)
+    found, _ = with_claims([told, *untold], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW, typical_s=100.0)
     assert alone[0].weight == 1.0
     left = equal_share(told.cells, {"a100": sum(r.free for r in ROOMS)}, 4)
     times = [1000.0 / left, 100.0, 100.0, 900.0]
     middle = (sorted(times)[1] + sorted(times)[2]) / 2
     assert [one.weight for one in found] == pytest.approx([min(max(middle / t, 1 / 3), 3.0) for t in times])
-    silent, _ = claimed(untold, ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
+    silent, _ = with_claims(untold, ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
     assert [one.weight for one in silent] == [1.0] * 3
 
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from synergyd.records import Action, Cell, Decision, Job, JobState
 from synergyd.scheduler.decide import decide, solve
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
-from synergyd.scheduler.problem.priorities import whole_nodes
+from synergyd.scheduler.problem.priorities import without_partial_nodes
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation
-from synergyd.scheduler.solver.milp import MilpPolicy
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
 
 NODES = [node(f"n{i}", 4) for i in range(6)]
 SHAPES = ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4))
-POLICIES: list[Policy] = [MilpPolicy(), SynergyPolicy(exact_columns=0)]
+POLICIES: list[Policy] = [ExactPolicy(), SynergyPolicy(exact_columns=0)]
 
 
 class World:
@@ -105,7 +105,7 @@ class Stubborn(Policy):
     """Shrinks the job that runs for one that can't be laid, whatever is refused."""
 
     def allocate(self, problem: Problem) -> Allocation:
-        return allocation(problem, [0] * len(problem.asks))
+        return allocation(problem, [0] * len(problem.jobs))
 
 
 def test_nobody_shrinks_for_a_job_that_can_not_be_laid() -> None:
@@ -118,6 +118,6 @@ def test_nobody_shrinks_for_a_job_that_can_not_be_laid() -> None:
 def test_where_jobs_that_span_nodes_may_not_meet_they_take_whole_ones() -> None:
     rooms = (NodeCapacity("n0", "a100", 8), NodeCapacity("n1", "a100", 8), NodeCapacity("h", "h100", 4))
     mixed = ask(1, (cell(1.0, 1, 4), cell(2.0, 2, 4), cell(3.0, 2, 8), cell(4.0, 2, 4, "h100")))
-    assert whole_nodes(mixed, rooms).banned == {1}
+    assert without_partial_nodes(mixed, rooms).banned == {1}
     only = ask(2, (cell(2.0, 2, 4),))
-    assert whole_nodes(only, rooms).banned == frozenset()
+    assert without_partial_nodes(only, rooms).banned == frozenset()

@@ -12,25 +12,29 @@ from synergyd.scheduler.problem.utility import (
     change_value,
     find_asked,
     payback_s,
+    power_utility,
     relative_goodputs,
     restart_discount,
     same_shape,
     smallest,
     stay_value,
-    utility,
 )
 from synergyd.scheduler.solver.columns import columns
 from tests.unit.scheduler.builders import ask, cell, cells
 
 
 def test_utility_by_hand() -> None:
-    assert utility(2.0, 0.0) == pytest.approx(math.log(2))
-    assert utility(4.0, -0.5) == pytest.approx(1.0)  # (1/2 - 1)/-0.5
-    assert utility(0.25, 0.5) == pytest.approx(-1.0)
-    assert utility(3.0, 1.0) == pytest.approx(2.0)
-    assert utility(2.0, 1e-12) == pytest.approx(math.log(2))
+    assert power_utility(2.0, 0.0) == pytest.approx(math.log(2))
+    assert power_utility(4.0, -0.5) == pytest.approx(1.0)  # (1/2 - 1)/-0.5
+    assert power_utility(0.25, 0.5) == pytest.approx(-1.0)
+    assert power_utility(3.0, 1.0) == pytest.approx(2.0)
+    assert power_utility(2.0, 1e-12) == pytest.approx(math.log(2))
     for p in (-100.0, -1.0, 0.0, 1.0, 5.0):
-        assert utility(1.0, p) == 0.0 and math.isfinite(utility(0.0, p)) and utility(0.5, p) < 0 < utility(2.0, p)
+        assert (
+            power_utility(1.0, p) == 0.0
+            and math.isfinite(power_utility(0.0, p))
+            and power_utility(0.5, p) < 0 < power_utility(2.0, p)
+        )
 
 
 def test_restart_discount_by_hand() -> None:

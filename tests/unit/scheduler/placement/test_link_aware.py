@@ -18,10 +18,10 @@ from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Job, JobState, Shape, SharedLink, Sharing
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
-from synergyd.scheduler.placement.link_aware import Joint, joint, value
+from synergyd.scheduler.placement.link_aware import LinkAwareAnswer, place_link_aware
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
-from synergyd.scheduler.problem.records import NodeCapacity, Objective, Problem
-from synergyd.scheduler.problem.utility import allocation, parts
+from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.utility import allocation, value, value_terms
 from synergyd.settings import Settings
 from synergyd.wire.codec import decode, encode
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
@@ -38,9 +38,11 @@ def rooms(count: int, per_leaf: int = 0) -> tuple[NodeCapacity, ...]:
     return tuple(NodeCapacity(f"n{i}", "a100", 4, leaf=f"l{i // per_leaf}" if per_leaf else "") for i in range(count))
 
 
-def solved(problem: Problem, sizes: bool = True, topology: Topology = PLAIN, others: tuple[Traffic, ...] = ()) -> Joint:
-    first = allocation(problem, [0 if a.current is None else a.current for a in problem.asks])
-    return joint(problem, first, place(problem.rooms, requests_of(problem, first)), topology, others, sizes)
+def solved(
+    problem: Problem, sizes: bool = True, topology: Topology = PLAIN, others: tuple[Traffic, ...] = ()
+) -> LinkAwareAnswer:
+    first = allocation(problem, [0 if a.current is None else a.current for a in problem.jobs])
+    return place_link_aware(problem, first, place(problem.nodes, requests_of(problem, first)), topology, others, sizes)
 
 
 def test_the_forecast_while_weighing_and_as_told() -> None:
@@ -60,14 +62,14 @@ def test_the_forecast_while_weighing_and_as_told() -> None:
 def test_two_that_would_share_nodes_get_their_own() -> None:
     offers = (sends(1.0, 2, 2),)
     problem = Problem((ask(1, offers, 4), ask(2, offers, 4)), rooms(4))
-    tight = place(problem.rooms, requests_of(problem, allocation(problem, [0, 0]))).nodes
+    tight = place(problem.nodes, requests_of(problem, allocation(problem, [0, 0]))).nodes
     assert tight[1] == tight[2] == ("n0", "n1")
     found = solved(problem)
     assert set(found.placement.nodes[1]).isdisjoint(found.placement.nodes[2])
     assert found.total == pytest.approx(0.0) and not found.away
     assert found.placement.left == dict.fromkeys(("n0", "n1", "n2", "n3"), 2)
     # as they are they would lose two times log 1.3186
-    full = replace(problem, rooms=rooms(2))
+    full = replace(problem, nodes=rooms(2))
     assert solved(full).total == pytest.approx(-2 * math.log(WEIGHED), abs=1e-3)
 
 
@@ -144,9 +146,9 @@ def test_quiet_nodes() -> None:
 def test_value_with_a_need_that_sharing_breaks() -> None:
     one = replace(ask(1, (sends(10.0, 2, 2),), 4), need=8.0, weight=2.0)
     terms = Objective(need_bonus=100.0)
-    assert value(one, 0, False, 1.0, terms) == 100.0
-    assert value(one, 0, False, 2.0, terms) == pytest.approx(2.0 * math.log(0.5))
-    told = dict(parts(one, 0, False, terms, slowdown=2.0))
+    assert value(one, 0, False, terms) == 100.0
+    assert value(one, 0, False, terms, 2.0) == pytest.approx(2.0 * math.log(0.5))
+    told = dict(value_terms(one, 0, False, terms, slowdown=2.0))
     assert told["links"] == pytest.approx(math.log(0.5)) and told["weight"] == pytest.approx(math.log(0.5))
 
 
@@ -163,7 +165,7 @@ def test_one_multi_node_job_a_node() -> None:
     full = place(rooms(3), pair, frozenset())
     assert "1 left" in full.failed[2] or "no other job that spans nodes" in full.failed[2]
     assert place(rooms(4), pair[:1], frozenset({"n0", "n2"})).nodes == {1: ("n1", "n3")}
-    stays = PlacementRequest(1, Shape("a100", 2, 2), "", ("n0", "n1"), True)
+    stays = PlacementRequest(1, Shape("a100", 2, 2), ANY_NODE, ("n0", "n1"), True)
     assert place(rooms(4), [stays, pair[1]], frozenset()).nodes[2] == ("n2", "n3")
 
 

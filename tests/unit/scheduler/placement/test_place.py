@@ -13,7 +13,7 @@ from synergyd.control.gpus_free import gpus_free
 from synergyd.records import Action, Decision, Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest, place
-from synergyd.scheduler.problem.records import NodeCapacity
+from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, NodeFilter
 from tests.unit.scheduler.builders import can_lie, cell, job, node, snapshot
 
 
@@ -22,7 +22,7 @@ def rooms(*free: int, kind: str = "a100") -> list[NodeCapacity]:
 
 
 def ask_for(job_id: int, gpus: int, nodes: int = 1, home: tuple[str, ...] = (), stay: bool = False) -> PlacementRequest:
-    return PlacementRequest(job_id, Shape("a100", nodes, gpus), "", home, stay)
+    return PlacementRequest(job_id, Shape("a100", nodes, gpus), ANY_NODE, home, stay)
 
 
 def test_staying_jobs_keep_exactly_their_nodes() -> None:
@@ -57,10 +57,10 @@ def test_partitions_and_types_bound_the_choice() -> None:
         NodeCapacity("c", "a100", 8, ("p", "q")),
     ]
     bins = FreeGpus(mixed)
-    assert bins.pick(Shape("a100", 1, 4), "q") == ("b",)  # the node that fewer partitions share
-    assert bins.pick(Shape("a100", 1, 4), "p") == ("c",)
-    assert bins.pick(Shape("a100", 1, 4), "x,p") == ("c",)
-    assert bins.pick(Shape("a100", 2, 4), "p") is None
+    assert bins.pick(Shape("a100", 1, 4), NodeFilter("q")) == ("b",)  # the node that fewer partitions share
+    assert bins.pick(Shape("a100", 1, 4), NodeFilter("p")) == ("c",)
+    assert bins.pick(Shape("a100", 1, 4), NodeFilter("x,p")) == ("c",)
+    assert bins.pick(Shape("a100", 2, 4), NodeFilter("p")) is None
 
 
 @settings(max_examples=200, deadline=None)
@@ -123,9 +123,9 @@ def test_a_job_too_wide_for_a_leaf_is_on_as_few_as_possible() -> None:
 
 def test_only_nodes_with_the_features_asked_for() -> None:
     ib, both = NodeCapacity("n0", "a100", 8, ("gpu",), ("ib",)), NodeCapacity("n1", "a100", 8, ("gpu",), ("ib", "fast"))
-    assert [r.admits("gpu ib&fast") for r in (ib, both)] == [False, True]
-    assert [r.admits("gpu fast|ib") for r in (ib, both)] == [True, True]
-    assert [r.admits("other ib") for r in (ib, both)] == [False, False]
-    assert [r.admits(" fast") for r in (ib, both)] == [False, True] and ib.admits("gpu")
-    made = PlacementRequest(1, Shape("a100", 1, 4), "gpu fast")
+    assert [r.admits(NodeFilter("gpu", "ib&fast")) for r in (ib, both)] == [False, True]
+    assert [r.admits(NodeFilter("gpu", "fast|ib")) for r in (ib, both)] == [True, True]
+    assert [r.admits(NodeFilter("other", "ib")) for r in (ib, both)] == [False, False]
+    assert [r.admits(NodeFilter("", "fast")) for r in (ib, both)] == [False, True] and ib.admits(NodeFilter("gpu"))
+    made = PlacementRequest(1, Shape("a100", 1, 4), NodeFilter("gpu", "fast"))
     assert place([ib, both], [made]).nodes == {1: ("n1",)}

@@ -30,12 +30,12 @@ def made(name: str) -> Policy:
 
 def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
     """Within capacity, placeable, allowed: each job by what is open to it."""
-    placed = place(problem.rooms, requests_of(problem, found))
+    placed = place(problem.nodes, requests_of(problem, found))
     assert not placed.failed
     used: Counter[str] = Counter()
-    rooms = {room.name: room for room in problem.rooms}
+    rooms = {room.name: room for room in problem.nodes}
     for i, cell, stays in found.taken(problem):
-        asked, names = problem.asks[i], placed.nodes[problem.asks[i].job_id]
+        asked, names = problem.jobs[i], placed.nodes[problem.jobs[i].job_id]
         assert len(set(names)) == cell.shape.nodes
         for name in names:
             # of a node that went down under its jobs nothing is handed out, but they may stay
@@ -43,13 +43,13 @@ def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
         if stays:
             assert names == asked.nodes
         else:
-            assert all(rooms[n].gpu_type == cell.shape.gpu_type and rooms[n].admits(asked.partition) for n in names)
+            assert all(rooms[n].gpu_type == cell.shape.gpu_type and rooms[n].admits(asked.node_filter) for n in names)
             assert found.choice[i] not in asked.banned
         choice = found.choice[i]
         if not policy.sizes_fixed and choice is not None and choice != asked.current:
             assert not beyond_growth(asked, choice, problem.terms)
     assert all(used[name] <= room.free for name, room in rooms.items())
-    stopped = [a for a, c in zip(problem.asks, found.choice, strict=True) if a.current is not None and c is None]
+    stopped = [a for a, c in zip(problem.jobs, found.choice, strict=True) if a.current is not None and c is None]
     assert policy.preempts or not stopped
 
 
@@ -61,7 +61,7 @@ def test_every_allocation_is_sound_and_the_same_twice(name: str, seed: int, part
     problem = random_problem(rnd, rnd.randint(0, 12), rnd.randint(1, 6), partitions)
     policy = made(name)
     found = policy.allocate(problem)
-    assert len(found.choice) == len(problem.asks)
+    assert len(found.choice) == len(problem.jobs)
     sound(problem, found, policy)
     assert made(name).allocate(problem) == found
 
@@ -111,7 +111,7 @@ def test_two_hundred_jobs(name: str) -> None:
 def test_nobody_and_nothing(name: str) -> None:
     assert made(name).allocate(Problem((), ())).choice == ()
     problem = random_problem(random.Random(1), 3, 2)
-    empty = Problem(tuple(a for a in problem.asks if a.current is None), ())
+    empty = Problem(tuple(a for a in problem.jobs if a.current is None), ())
     assert set(made(name).allocate(empty).choice) <= {None}
 
 

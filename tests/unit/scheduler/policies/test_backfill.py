@@ -19,7 +19,7 @@ WIDE = ask(1, (cell(8.0, 2, 4),), 8)  # needs both nodes
 def started(problem: Problem, policy: object = None) -> set[int]:
     """Jobs that wait now and get a Cell."""
     found = (policy or BackfillPolicy()).allocate(problem)  # type: ignore[attr-defined]
-    return {a.job_id for a, c in zip(problem.asks, found.choice, strict=True) if a.current is None and c is not None}
+    return {a.job_id for a, c in zip(problem.jobs, found.choice, strict=True) if a.current is None and c is not None}
 
 
 def behind(first: JobRequest) -> Problem:
@@ -55,7 +55,7 @@ def test_with_ends_unknown_nobody_passes_but_where_the_head_can_not_run() -> Non
     rooms = (*TWO, NodeCapacity("h", "h100", 2))
     elsewhere = ask(9, (cell(1.0, 1, 1, "h100"),), 1)
     problem = behind(sized(0, 4, None, ("n0",)))
-    assert started(replace(problem, asks=(*problem.asks, elsewhere), rooms=rooms)) == {9}
+    assert started(replace(problem, jobs=(*problem.jobs, elsewhere), nodes=rooms)) == {9}
 
 
 def test_two_jobs_end_before_the_head_starts() -> None:

@@ -18,7 +18,7 @@ FLAT = cells(1.0, 1.2, 1.3)
 
 def gpus(policy: Policy, problem: Problem) -> list[int]:
     found = policy.allocate(problem)
-    pairs = zip(problem.asks, found.choice, strict=True)
+    pairs = zip(problem.jobs, found.choice, strict=True)
     return [0 if c is None else a.cells[c].shape.gpus for a, c in pairs]
 
 
@@ -66,7 +66,7 @@ def test_optimus_steps_over_counts_that_bring_nothing() -> None:
     offers = (cell(1.0, gpus=1), cell(0.9, gpus=2), cell(3.0, gpus=4))
     problem = Problem((ask(0, offers, 1, progress=Progress(remaining=9.0)),), (NodeCapacity("n0", "a100", 4),))
     assert gpus(OptimusPolicy(), problem) == [4]
-    assert gpus(OptimusPolicy(), replace(problem, rooms=(NodeCapacity("n0", "a100", 3),))) == [1]
+    assert gpus(OptimusPolicy(), replace(problem, nodes=(NodeCapacity("n0", "a100", 3),))) == [1]
 
 
 def on(name: str, job_id: int, offers: tuple, index: int, asked: int = 4, **changes: object) -> JobRequest:  # type: ignore[type-arg]
@@ -98,7 +98,7 @@ def test_crius_goes_two_steps_deep_and_no_further() -> None:
     assert gpus(CriusPolicy(), problem) == [2, 2, 4]
     assert gpus(CriusPolicy(depth=1), problem) == [4, 4, 0]
     # An arrival that loses less by its own step, 1 - 3/3.9 = .23, takes 2: .08 + .23.
-    modest = replace(problem, asks=(*problem.asks[:2], ask(2, cells(1.0, 3.0, 3.9), 4)))
+    modest = replace(problem, jobs=(*problem.jobs[:2], ask(2, cells(1.0, 3.0, 3.9), 4)))
     assert gpus(CriusPolicy(upgrades=0), modest) == [4, 2, 2]
 
 

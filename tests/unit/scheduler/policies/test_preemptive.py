@@ -21,7 +21,7 @@ GOOD = cells(1.0, 1.9, 3.6)
 
 def has(problem: Problem, policy: Policy) -> list[int]:
     found = policy.allocate(problem)
-    return [a.job_id for a, c in zip(problem.asks, found.choice, strict=True) if c is not None]
+    return [a.job_id for a, c in zip(problem.jobs, found.choice, strict=True) if c is not None]
 
 
 def test_the_shorter_job_takes_the_gpus_of_the_longer_one() -> None:
@@ -35,8 +35,8 @@ def test_service_counts_gpus() -> None:
     problem = Problem((sized(0, 4, 100.0), sized(1, 1, 300.0), sized(2, 2, 50.0)), ONE)
     # 50 s, then 100 s (no room for 4 GPUs beside 2), then 300 s.
     assert has(problem, SrtfPolicy()) == [1, 2]
-    assert has(Problem(problem.asks[:2], ONE), SrtfPolicy()) == [0]
-    assert has(Problem(problem.asks[:2], ONE), SrtfPolicy(service=True)) == [1]
+    assert has(Problem(problem.jobs[:2], ONE), SrtfPolicy()) == [0]
+    assert has(Problem(problem.jobs[:2], ONE), SrtfPolicy(service=True)) == [1]
 
 
 def test_a_runner_stays_on_its_nodes_and_goes_elsewhere_only_when_it_must() -> None:
@@ -48,7 +48,7 @@ def test_a_runner_stays_on_its_nodes_and_goes_elsewhere_only_when_it_must() -> N
     problem = Problem((small, other, sized(2, 4, 10.0)), two)
     move = SrtfPolicy().allocate(problem)
     assert move.choice == (0, 0, 0) and len(move.moved) == 1
-    nodes = place(problem.rooms, requests_of(problem, move)).nodes
+    nodes = place(problem.nodes, requests_of(problem, move)).nodes
     assert nodes[0] == nodes[1] != nodes[2]
 
 
@@ -98,8 +98,8 @@ class StopsTheFirst(Policy):
     preempts = True
 
     def allocate(self, problem: Problem) -> Allocation:
-        running = [i for i, a in enumerate(problem.asks) if a.current is not None]
-        return allocation(problem, [None if i in running[:1] else a.current for i, a in enumerate(problem.asks)])
+        running = [i for i, a in enumerate(problem.jobs) if a.current is not None]
+        return allocation(problem, [None if i in running[:1] else a.current for i, a in enumerate(problem.jobs)])
 
 
 def test_a_policy_that_keeps_stopping_stops_nobody() -> None:

@@ -91,7 +91,7 @@ def test_sia_needs_room_on_one_node_not_just_gpus() -> None:
     problem = Problem((stiff, runs(2, cells(3.0), 0, "n0"), runs(3, cells(3.0), 0, "n1")), (room(4), room(4, "n1")))
     found = SiaPolicy().allocate(problem)
     assert found.choice == (0, 0, 0) and len(found.moved) == 1
-    assert not place(problem.rooms, requests_of(problem, found)).failed
+    assert not place(problem.nodes, requests_of(problem, found)).failed
 
 
 def test_sia_is_optimal_on_small_problems() -> None:

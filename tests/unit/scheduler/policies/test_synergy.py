@@ -10,12 +10,12 @@ from hypothesis import given, settings
 
 from synergyd.scheduler.decide import solve
 from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.scheduler.solver.lagrangian import Effort
-from synergyd.scheduler.solver.milp import MilpPolicy
 from tests.unit.scheduler.builders import ask, brute_force, cell, cells
-from tests.unit.scheduler.solver.test_milp import check, problems
+from tests.unit.scheduler.policies.test_exact import check, problems
 
 PRICES = SynergyPolicy(exact_columns=0)
 
@@ -28,7 +28,7 @@ def test_sound_and_bounded_on_sick_nodes(problem: Problem) -> None:
     check(answer.problem, answer.allocation)
     best = brute_force(problem)
     first = PRICES.allocate(problem)
-    if not place(problem.rooms, requests_of(problem, first)).failed:
+    if not place(problem.nodes, requests_of(problem, first)).failed:
         assert first.objective <= best + 1e-5
     assert first.upper_bound >= best - 1e-5
 
@@ -66,12 +66,12 @@ def mixed(seed: int, jobs: int = 60, nodes: int = 12) -> Problem:
 @pytest.mark.parametrize("seed", range(6))
 def test_near_the_exact_answer_and_every_count_has_its_nodes(seed: int, stops: bool) -> None:
     problem = mixed(seed)
-    runs = (replace(a, stoppable=stops and a.current is not None and a.discount > 0) for a in problem.asks)
-    problem = replace(problem, asks=tuple(runs))
+    runs = (replace(a, stoppable=stops and a.current is not None and a.discount > 0) for a in problem.jobs)
+    problem = replace(problem, jobs=tuple(runs))
     found = PRICES.allocate(problem)
-    placed = place(problem.rooms, requests_of(problem, found))
+    placed = place(problem.nodes, requests_of(problem, found))
     assert not placed.failed
-    exact = MilpPolicy(time_limit_s=10).allocate(problem)
+    exact = ExactPolicy(time_limit_s=10).allocate(problem)
     assert found.upper_bound >= exact.objective - 1e-6
     assert found.objective <= exact.upper_bound + 1e-6
     assert exact.objective - found.objective <= 0.02 * abs(exact.objective) + 0.5
@@ -91,7 +91,7 @@ def test_running_jobs_run_on_under_heavy_weights() -> None:
     heavy = tuple(ask(10 + j, cells(1.0), weight=1000.0) for j in range(4))
     problem = Problem((*runs, *heavy), (NodeCapacity("n", "a100", 4),))
     assert PRICES.allocate(problem).choice == (0, 0, 0, 0, None, None, None, None)
-    freely = replace(problem, asks=(*(replace(a, stoppable=True) for a in runs), *heavy))
+    freely = replace(problem, jobs=(*(replace(a, stoppable=True) for a in runs), *heavy))
     assert PRICES.allocate(freely).choice == (None, None, None, None, 0, 0, 0, 0)
 
 

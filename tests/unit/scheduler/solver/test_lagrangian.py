@@ -12,7 +12,7 @@ from synergyd.scheduler.solver.bounds import best_margins, feasible, near_column
 from synergyd.scheduler.solver.instance import Instance, instance
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
 from synergyd.scheduler.solver.reduced_milp import milp_over
-from synergyd.scheduler.solver.smoothed_dual import cut, smooth
+from synergyd.scheduler.solver.smoothed_dual import reduced_core, smooth
 from tests.benchmarks.allocate import FAMILIES, built, changed, generate
 
 KINDS = ("log", "linear", "whole", "clones", "rigid", "odd")
@@ -78,7 +78,12 @@ def test_the_bound_holds_warm_and_cold(full: Instance, seed: int) -> None:
     quick = solve(full, effort=Effort(gap=1.0))
     rng = np.random.default_rng(seed)
     start = LagrangianSolution(
-        quick.choice, 0.0, 0.0, False, quick.prices * rng.uniform(0.0, 9.0), max(quick.temperature, 1e-3)
+        choice=quick.choice,
+        objective=0.0,
+        upper_bound=0.0,
+        optimal=False,
+        prices=quick.prices * rng.uniform(0.0, 9.0),
+        temperature=max(quick.temperature, 1e-3),
     )
     for found in (quick, solve(full), solve(full, warm=quick), solve(full, warm=start)):
         check(full, found)
@@ -109,7 +114,7 @@ def test_a_cut_keeps_every_best_choice_inside_its_box(full: Instance, seed: int)
     rng = np.random.default_rng(seed)
     low = rng.uniform(0, 1, len(full.limit))
     high = low + rng.uniform(0, 1, len(full.limit))
-    core = cut(full, low, high)
+    core = reduced_core(full, low, high)
     for _ in range(5):
         prices = rng.uniform(low, high)
         inner = Instance(core.ptr, core.kind, core.utility, core.use, core.limit)
@@ -121,7 +126,7 @@ def test_gradient_and_hessian_are_those_of_the_smoothed_dual() -> None:
     full = instance(
         [0, 3, 7, 9], [0, 1, 0, 1, 1, 0, 0, 1, 1], [1, 2, 4, 1, 2, 3, 1, 1, 8], rng.uniform(1, 9, 9), [5, 9]
     )
-    core = cut(full, np.zeros(2), np.full(2, 1e9))
+    core = reduced_core(full, np.zeros(2), np.full(2, 1e9))
     at, step = np.array([0.7, 0.4]), 1e-5
     here = smooth(core, at, 0.5)
     for r in range(2):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from synergyd.links.disciplines import Rule
+from synergyd.links.disciplines import AdmissionRule
 from synergyd.links.model import Link
 from synergyd.sim.contention.workload import JobSpec
 
@@ -14,7 +14,7 @@ F = Fraction
 
 
 def finishes(
-    jobs: Sequence[JobSpec], where: Sequence[Sequence[int]], per_node: int, b: int, h: int, rule: Rule
+    jobs: Sequence[JobSpec], where: Sequence[Sequence[int]], per_node: int, b: int, h: int, rule: AdmissionRule
 ) -> list[float]:
     """Finish time of every job; `where` the GPUs of each, `b` and `h` whole ms/MB."""
     now = F(0)

@@ -21,7 +21,7 @@ from synergyd.task.fit.measured_runs import MeasuredRun
 from synergyd.task.fit.parameters import MEMORY, TIME, backward, family, forward
 from synergyd.task.fit.predictor import Predictor, fitted
 from synergyd.task.fit.profile_file import profile_text, read_profile
-from synergyd.task.fit.residual import Points
+from synergyd.task.fit.residual import PlanFeatures
 from synergyd.task.fit.score import score, score_files, spearman
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.model.arrays import from_plans
@@ -183,11 +183,11 @@ def test_fitted_figures_for_planning(predictor: Predictor) -> None:
 # residuals
 
 
-def points(*tokens: float, hardware: int = 1, job: int = 1) -> Points:
+def points(*tokens: float, hardware: int = 1, job: int = 1) -> PlanFeatures:
     n = len(tokens)
     shape = np.zeros((n, residual.SHAPE))
     shape[:, 0] = tokens
-    return Points(shape, np.zeros((n, residual.SHARES)), np.full(n, hardware), np.full(n, job))
+    return PlanFeatures(shape, np.zeros((n, residual.SHARES)), np.full(n, hardware), np.full(n, job))
 
 
 def test_residuals_repeat_for_the_same_layers_alone() -> None:

@@ -15,18 +15,26 @@ from synergyd.slurm.conf import load_settings
 from synergyd.task.model import measure
 from synergyd.task.model.figures_file import read_figures, write_figures
 from synergyd.task.model.hardware import figures
-from synergyd.task.model.measure import Collective, DeviceMeasurement, Point, conf_line, figures_of, line, seconds_of
+from synergyd.task.model.measure import (
+    AllReduceTimings,
+    DeviceMeasurement,
+    Timing,
+    conf_line,
+    figures_of,
+    line,
+    seconds_of,
+)
 
 
-def made(start: float, rate: float, amounts=(1e9, 1e10, 1e12)) -> tuple[Point, ...]:
-    return tuple(Point(a, start + a / rate) for a in amounts)
+def made(start: float, rate: float, amounts=(1e9, 1e10, 1e12)) -> tuple[Timing, ...]:
+    return tuple(Timing(a, start + a / rate) for a in amounts)
 
 
 def test_a_line_is_found_again() -> None:
     start, rate = line(made(2e-5, 7e14))
     assert (start, rate) == (pytest.approx(2e-5), pytest.approx(7e14))
     # noise may put it below zero, where no time can start
-    start, rate = line([Point(1.0, 0.9), Point(10.0, 10.0)])
+    start, rate = line([Timing(1.0, 0.9), Timing(10.0, 10.0)])
     assert start == 0.0 and rate == pytest.approx(1.0, rel=0.1)
 
 
@@ -34,9 +42,9 @@ def test_a_line_is_found_again() -> None:
     ("points", "says"),
     [
         ([], "0 usable points"),
-        ([Point(1, 1)], "1 usable points"),
-        ([Point(1, 1), Point(1, 2)], "different sizes"),
-        ([Point(1, 0), Point(2, 1)], "usable points"),
+        ([Timing(1, 1)], "1 usable points"),
+        ([Timing(1, 1), Timing(1, 2)], "different sizes"),
+        ([Timing(1, 0), Timing(2, 1)], "usable points"),
     ],
 )
 def test_too_little_is_one_line(points, says: str) -> None:
@@ -46,18 +54,18 @@ def test_too_little_is_one_line(points, says: str) -> None:
 
 def test_figures_of_a_known_type_are_efficiencies(tmp_path) -> None:
     n, rate, latency = 8, 300e9, 1.5e-5
-    ring = tuple(Point(b, 2 * (b * (n - 1) / n / rate + latency * (1 + np.log2(n)) / 2)) for b in (1e4, 1e6, 1e9))
+    ring = tuple(Timing(b, 2 * (b * (n - 1) / n / rate + latency * (1 + np.log2(n)) / 2)) for b in (1e4, 1e6, 1e9))
     found, remarks = figures_of(
         DeviceMeasurement(
-            "NVIDIA H100 80GB HBM3",
-            "bf16",
+            device="NVIDIA H100 80GB HBM3",
+            dtype="bf16",
             gemm=made(6e-6, 700e12),
             gemm_fp32=made(6e-6, 350e12),
             gemm_fp8=made(6e-6, 1120e12),
             attention=made(6e-6, 490e12),
             copy=made(3e-6, 2.9e12),
             memory_bytes=80 * 2**30,
-            collectives=(Collective(n, n, ring),),
+            collectives=(AllReduceTimings(n, n, ring),),
         ),
         "h100",
     )
@@ -88,9 +96,12 @@ def test_figures_of_a_known_type_are_efficiencies(tmp_path) -> None:
 
 
 def test_figures_of_an_unknown_type_and_between_nodes() -> None:
-    over = tuple(Point(b, 2 * (b * 15 / 16 / 80e9 + 3e-5 * 5 / 2)) for b in (1e4, 1e6, 1e9))
+    over = tuple(Timing(b, 2 * (b * 15 / 16 / 80e9 + 3e-5 * 5 / 2)) for b in (1e4, 1e6, 1e9))
     found, _ = figures_of(
-        DeviceMeasurement("x", "bf16", made(1e-5, 80e12), collectives=(Collective(16, 8, over),)), "x1"
+        DeviceMeasurement(
+            device="x", dtype="bf16", gemm=made(1e-5, 80e12), collectives=(AllReduceTimings(16, 8, over),)
+        ),
+        "x1",
     )
     known = figures("x1", {"x1": found})
     assert known.peak_tflops * known.gemm_efficiency == pytest.approx(80)
@@ -147,7 +158,7 @@ def test_small_measurements_on_this_machine() -> None:
 
 
 def small(torch, device, clock) -> DeviceMeasurement:
-    return DeviceMeasurement("CPU", "fp32", made(1e-6, 5e10), copy=made(1e-6, 8e9))
+    return DeviceMeasurement(device="CPU", dtype="fp32", gemm=made(1e-6, 5e10), copy=made(1e-6, 8e9))
 
 
 def test_the_command_writes_a_file_that_plan_reads(tmp_path, monkeypatch) -> None:

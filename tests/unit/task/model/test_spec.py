@@ -22,7 +22,7 @@ from synergyd.task.model.counts import (
 from synergyd.task.model.dims import dims
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.memory import peak_memory
-from synergyd.task.model.spec import checked, from_hf_config, from_megatron_args, load_model, presets
+from synergyd.task.model.spec import checked, from_hf_config, load_model, presets
 
 LLAMA = {
     "model_type": "llama",
@@ -335,48 +335,6 @@ def test_neither_preset_nor_config(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_megatron_arguments() -> None:
-    base = [
-        "--num-layers",
-        "24",
-        "--hidden-size=2048",
-        "--num-attention-heads",
-        "16",
-        "--seq-length",
-        "2048",
-        "--vocab-size",
-        "50257",
-    ]
-    expected = load_model("gpt3-1.3b")
-    assert {**vars(from_megatron_args(base)), "name": ""} == {**vars(expected), "name": ""}
-    llama = from_megatron_args(
-        [
-            *base,
-            *[
-                "--swiglu",
-                "--group-query-attention",
-                "--num-query-groups",
-                "4",
-                "--untie-embeddings-and-output-weights",
-            ],
-        ]
-    )
-    assert llama is not None
-    # Megatron's own rule: int(4 * 2048 * 2/3 / 64) * 64
-    assert (llama.gated, llama.kv_heads, llama.tied_embeddings, llama.ffn) == (True, 4, False, 5440)
-    ignored = from_megatron_args([*base, "--num-query-groups", "4"])
-    assert ignored is not None and ignored.kv_heads == 16
-    last = from_megatron_args([*base, "--num-layers", "12"])
-    assert last is not None and last.layers == 12
-
-
-@pytest.mark.parametrize("argv", ["", "--num-layers 4", "--num-layers", "--num-layers x", "--num-layers=" + "9" * 5000])
-def test_megatron_arguments_that_name_no_model(argv: str) -> None:
-    assert from_megatron_args(argv.split()) is None
-    rest = ["--hidden-size", "64", "--num-attention-heads", "5", "--seq-length", "32"]
-    assert from_megatron_args([*argv.split(), *rest]) is None
-
-
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-4, 10**12), st.floats(), st.text(max_size=3), st.lists(st.integers())
 )
@@ -395,37 +353,3 @@ def test_any_config_is_a_model_or_one_line(base: dict, changes: dict) -> None:
     else:
         assert checked(spec, "model x") == spec and parameters(spec) > 0
         assert 0 < active_parameters(spec) <= parameters(spec) and flops_per_token(spec) > 0
-
-
-MIXTRAL_ARGS = [
-    *["--num-layers", "32", "--hidden-size", "4096", "--num-attention-heads", "32", "--seq-length", "8192"],
-    *["--swiglu", "--ffn-hidden-size=14336", "--group-query-attention", "--num-query-groups", "8"],
-    *["--vocab-size", "32000", "--untie-embeddings-and-output-weights", "--num-experts", "8", "--kv-channels", "128"],
-]
-
-
-def test_megatron_arguments_of_moe() -> None:
-    expected = {**vars(load_model("mixtral-8x7b")), "name": "megatron"}
-    # --moe-router-topk is 2 unless said
-    assert vars(from_megatron_args(MIXTRAL_ARGS)) == expected
-    more = from_megatron_args(
-        [
-            *[*MIXTRAL_ARGS, "--moe-router-topk", "4", "--moe-ffn-hidden-size", "1408", "--kv-channels=256"],
-            *["--moe-shared-expert-intermediate-size", "5632", "--moe-layer-freq=1"],
-        ]
-    )
-    assert more is not None
-    assert (more.top_k, more.ffn, more.shared_ffn, more.moe_every, more.head_dim) == (4, 1408, 5632, 1, 256)
-    every_other = from_megatron_args([*MIXTRAL_ARGS, "--moe-layer-freq", "2"])
-    assert every_other is not None and every_other.moe_every == 2
-    # patterns as lists, widths that differ and multi-latent attention are not one of our models
-    for extra in (
-        ["--moe-layer-freq", "([0]*1+[1]*31)"],
-        ["--moe-layer-freq", "2", "--moe-ffn-hidden-size", "1408"],
-        ["--multi-latent-attention"],
-        ["--moe-router-topk", "9"],
-    ):
-        assert from_megatron_args([*MIXTRAL_ARGS, *extra]) is None
-    at = MIXTRAL_ARGS.index("--num-experts")
-    dense = from_megatron_args([*MIXTRAL_ARGS[:at], *MIXTRAL_ARGS[at + 2 :], "--moe-router-topk", "2"])
-    assert dense is not None and (dense.experts, dense.top_k) == (0, 0)

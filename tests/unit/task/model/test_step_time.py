@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from synergyd.records import Plan
 from synergyd.task.model.arrays import from_plans
+from synergyd.task.model.counts import flops_per_step, parameters
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.memory import peak_memory
-from synergyd.task.model.spec import flops_per_step, load_model, parameters
+from synergyd.task.model.spec import load_model
 from synergyd.task.model.step_time import step_time
 
 GPT = load_model("gpt3-6.7b")

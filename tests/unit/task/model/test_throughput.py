@@ -10,14 +10,16 @@ import pytest
 from synergyd.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.model.hardware import figures
-from synergyd.task.model.throughput import Throughput, fitted
+from synergyd.task.model.throughput import ThroughputModel, fitted
 
 GPU = figures("v100")
 SHAPES = [Shape("v100", nodes, per) for nodes, per in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 4), (4, 4))]
-TRUE = Throughput(4e9, 0.05, 3e9, 5e8, 2e-3, 8e-3, 2.0)
+TRUE = ThroughputModel(4e9, 0.05, 3e9, 5e8, 2e-3, 8e-3, 2.0)
 
 
-def steps(constants: Throughput, shapes: list[Shape], batches: tuple[int, ...] = (16, 64)) -> tuple[Measurement, ...]:
+def steps(
+    constants: ThroughputModel, shapes: list[Shape], batches: tuple[int, ...] = (16, 64)
+) -> tuple[Measurement, ...]:
     return tuple(
         Measurement(
             Plan(1, 1, s.gpus, b, s.gpus * b, zero_stage=0), s, constants.step_s(GPU, s, s.gpus, b, 1)
@@ -27,7 +29,7 @@ def steps(constants: Throughput, shapes: list[Shape], batches: tuple[int, ...] =
     )  # fmt: skip
 
 
-def error(found: Throughput, known: tuple[Measurement, ...]) -> float:
+def error(found: ThroughputModel, known: tuple[Measurement, ...]) -> float:
     off = [abs(found.step_s(GPU, m.shape, m.plan.dp, m.plan.micro_batch, 1) / m.step_s - 1) for m in known]
     return sum(off) / len(off)
 
@@ -51,9 +53,9 @@ def test_limits_of_the_formula() -> None:
 def test_a_few_measured_steps_tell_the_rest() -> None:
     everything = steps(TRUE, SHAPES)
     few = steps(TRUE, [SHAPES[0], SHAPES[2], SHAPES[4]])
-    assert error(Throughput(), everything) > 0.3
+    assert error(ThroughputModel(), everything) > 0.3
     assert error(fitted(few, (GPU,) * len(few)), everything) < 0.1
-    assert fitted((), ()) == Throughput()
+    assert fitted((), ()) == ThroughputModel()
 
 
 def test_one_odd_step_breaks_nothing() -> None:

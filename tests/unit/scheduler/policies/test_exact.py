@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from synergyd.scheduler.decide import solve
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.gpu_limits import within_limits
-from synergyd.scheduler.problem.records import Allocation, GpuLimit, JobRequest, NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.records import (
+    Allocation,
+    GpuLimit,
+    JobRequest,
+    NodeCapacity,
+    NodeFilter,
+    Objective,
+    Problem,
+)
 from synergyd.scheduler.problem.utility import objective
 from synergyd.scheduler.solver.greedy import greedy
-from synergyd.scheduler.solver.milp import MilpPolicy
 from tests.unit.scheduler.builders import ask, brute_force, can_lie, cell, cells, requests, within
 
 SHAPES = [(1, 1), (1, 2), (1, 4), (2, 4)]
@@ -50,17 +58,17 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
             tuple(offers),
             rnd.choice([1, 2, 4]),
             weight=rnd.choice([0.5, 1.0, 1.0, 3.0]),
-            partition=rnd.choice(partitions),
+            node_filter=NodeFilter(rnd.choice(partitions)),
         )
         current = rnd.randrange(len(offers))
-        names = bins.pick(offers[current].shape, made.partition)
+        names = bins.pick(offers[current].shape, made.node_filter)
         if names and rnd.random() < 0.6:
             bins.take(names, offers[current].shape.gpus_per_node)
             made = ask(
                 j,
                 tuple(offers),
                 weight=made.weight,
-                partition=made.partition,
+                node_filter=made.node_filter,
                 current=current,
                 nodes=names,
                 discount=rnd.choice([0.0, 0.5, 0.95]),
@@ -87,13 +95,13 @@ def claiming(a: JobRequest, rnd: random.Random) -> JobRequest:
 
 def check(problem: Problem, found: Allocation) -> None:
     """Every constraint holds, and the numbers say what they should."""
-    for a, choice in zip(problem.asks, found.choice, strict=True):
+    for a, choice in zip(problem.jobs, found.choice, strict=True):
         assert choice is not None or a.current is None or a.stoppable, "a running job was stopped"
         assert choice is None or choice == a.current or choice not in a.banned
         if a.current is not None and a.discount == 0:
             assert choice == a.current
     assert within(problem, found.choice)
-    assert can_lie(problem.rooms, requests(problem, found.choice, found.moved))
+    assert can_lie(problem.nodes, requests(problem, found.choice, found.moved))
     assert found.objective == pytest.approx(objective(problem, found.choice, found.moved))
     assert found.upper_bound >= found.objective
 
@@ -101,7 +109,7 @@ def check(problem: Problem, found: Allocation) -> None:
 @settings(max_examples=120, deadline=None)
 @given(problems())
 def test_as_good_as_exhaustive_search(problem: Problem) -> None:
-    found = MilpPolicy().allocate(problem)
+    found = ExactPolicy().allocate(problem)
     check(problem, found)
     assert found.optimal
     assert found.objective == pytest.approx(brute_force(problem), abs=1e-5)
@@ -111,19 +119,19 @@ def test_as_good_as_exhaustive_search(problem: Problem) -> None:
 @settings(max_examples=80, deadline=None)
 @given(problems(full=False))
 def test_as_good_on_nodes_that_have_lost_gpus(problem: Problem) -> None:
-    found = MilpPolicy().allocate(problem)
+    found = ExactPolicy().allocate(problem)
     check(problem, found)
     assert found.objective == pytest.approx(brute_force(problem), abs=1e-5)
-    assert not place(problem.rooms, requests_of(problem, found)).failed
+    assert not place(problem.nodes, requests_of(problem, found)).failed
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(partitions=("p", "q")))
 def test_as_good_with_partitions_that_share_nodes(problem: Problem) -> None:
-    found = MilpPolicy().allocate(problem)
+    found = ExactPolicy().allocate(problem)
     check(problem, found)
     assert found.objective == pytest.approx(brute_force(problem), abs=1e-5)
-    answer = solve(problem, MilpPolicy())
+    answer = solve(problem, ExactPolicy())
     assert not answer.placement.failed
     check(answer.problem, answer.allocation)
 
@@ -134,11 +142,11 @@ def test_greedy_is_feasible_moves_nobody_and_fifo_gives_the_size_asked_for(probl
     quick = greedy(problem)
     check(problem, quick)
     assert not quick.moved
-    assert quick.objective <= MilpPolicy().allocate(problem).objective + 1e-5
+    assert quick.objective <= ExactPolicy().allocate(problem).objective + 1e-5
     still = greedy(problem, grow=False)
     first = within_limits(problem, FifoPolicy().allocate(problem))
     check(problem, first)
-    for a, kept, given_ in zip(problem.asks, still.choice, first.choice, strict=True):
+    for a, kept, given_ in zip(problem.jobs, still.choice, first.choice, strict=True):
         if a.current is not None:
             assert kept == given_ == a.current
         elif given_ is not None and a.asked is not None:
@@ -152,7 +160,7 @@ def test_every_allocated_count_can_be_placed_on_fresh_and_on_sick_nodes(seed: in
     shapes = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8)]
     offers = [tuple(cell((n * g) ** rnd.uniform(0.3, 1.0), n, g) for n, g in shapes) for _ in range(30)]
     problem = Problem(tuple(ask(j, o) for j, o in enumerate(offers)), rooms)
-    found = MilpPolicy().allocate(problem)
+    found = ExactPolicy().allocate(problem)
     placed = place(rooms, requests_of(problem, found))
     assert not placed.failed
     used = sum(c.shape.gpus for _, c, _ in found.taken(problem))
@@ -163,7 +171,7 @@ def test_identical_jobs_are_solved_as_one_group() -> None:
     offers = cells(1.0, 1.9, 3.5, 6.0)
     rooms = tuple(NodeCapacity(f"n{i}", "a100", 8) for i in range(32))
     problem = Problem(tuple(ask(j, offers, 8) for j in range(300)), rooms)
-    found = MilpPolicy(time_limit_s=20).allocate(problem)
+    found = ExactPolicy(time_limit_s=20).allocate(problem)
     assert found.optimal
     # 256 GPUs for 300 jobs: log utility gives 256 of them one each; the first submitted come first.
     assert [c for c in found.choice if c is not None] == [0] * 256
@@ -173,14 +181,14 @@ def test_identical_jobs_are_solved_as_one_group() -> None:
 def test_whoever_gains_more_gets_more() -> None:
     flat, steep = cells(1.0, 1.05, 1.1), cells(1.0, 2.0, 4.0)
     problem = Problem((ask(1, flat), ask(2, steep)), (NodeCapacity("n", "a100", 5),))
-    found = MilpPolicy().allocate(problem)
-    assert [problem.asks[i].cells[c].shape.gpus for i, c in enumerate(found.choice) if c is not None] == [1, 4]
+    found = ExactPolicy().allocate(problem)
+    assert [problem.jobs[i].cells[c].shape.gpus for i, c in enumerate(found.choice) if c is not None] == [1, 4]
 
 
 def test_weight_decides_between_equals() -> None:
     offers = cells(1.0)
     problem = Problem((ask(1, offers), ask(2, offers, weight=2.0)), (NodeCapacity("n", "a100", 1),))
-    assert MilpPolicy().allocate(problem).choice == (None, 0)
+    assert ExactPolicy().allocate(problem).choice == (None, 0)
 
 
 def test_fragmented_jobs_are_moved_only_if_it_pays() -> None:
@@ -190,7 +198,7 @@ def test_fragmented_jobs_are_moved_only_if_it_pays() -> None:
 
     def solved(discount: float, weight: float) -> Allocation:
         sitting = tuple(ask(j, small, current=0, nodes=(f"n{j}",), discount=discount, weight=weight) for j in range(2))
-        return MilpPolicy().allocate(Problem((*sitting, ask(9, wide, 2)), rooms))
+        return ExactPolicy().allocate(Problem((*sitting, ask(9, wide, 2)), rooms))
 
     cheap = solved(0.9, 1.0)
     assert cheap.choice == (0, 0, 0) and len(cheap.moved) == 1
@@ -202,10 +210,10 @@ def test_growth_bound_and_banned_cells() -> None:
     offers = cells(1.0, 2.0, 4.0, 8.0)
     rooms = (NodeCapacity("n", "a100", 8),)
     runs: JobRequest = ask(1, offers, current=0, nodes=("n",), discount=0.99)
-    assert MilpPolicy().allocate(Problem((runs,), rooms)).choice == (3,)
-    assert MilpPolicy().allocate(Problem((runs,), rooms, Objective(max_growth=2.0))).choice == (1,)
+    assert ExactPolicy().allocate(Problem((runs,), rooms)).choice == (3,)
+    assert ExactPolicy().allocate(Problem((runs,), rooms, Objective(max_growth=2.0))).choice == (1,)
     banned = ask(1, offers, current=0, nodes=("n",), discount=0.99, banned=frozenset({3}))
-    assert MilpPolicy().allocate(Problem((banned,), rooms)).choice == (2,)
+    assert ExactPolicy().allocate(Problem((banned,), rooms)).choice == (2,)
 
 
 def test_no_time_at_all_still_gives_a_sound_answer() -> None:
@@ -214,12 +222,12 @@ def test_no_time_at_all_still_gives_a_sound_answer() -> None:
     problem = Problem(
         tuple(ask(j, o) for j, o in enumerate(offers)), tuple(NodeCapacity(f"n{i}", "a100", 8) for i in range(4))
     )
-    found = MilpPolicy(time_limit_s=0.0).allocate(problem)
+    found = ExactPolicy(time_limit_s=0.0).allocate(problem)
     check_counts = sum(c.shape.gpus for _, c, _ in found.taken(problem))
     assert 0 < check_counts <= 32
-    assert not place(problem.rooms, requests_of(problem, found)).failed
+    assert not place(problem.nodes, requests_of(problem, found)).failed
     if not found.optimal:
-        assert found.upper_bound >= MilpPolicy().allocate(problem).objective - 1e-6
+        assert found.upper_bound >= ExactPolicy().allocate(problem).objective - 1e-6
 
 
 def test_same_problem_same_answer() -> None:
@@ -228,8 +236,8 @@ def test_same_problem_same_answer() -> None:
     problem = Problem(
         tuple(ask(j, o) for j, o in enumerate(offers)), tuple(NodeCapacity(f"n{i}", "a100", 4) for i in range(8))
     )
-    first = MilpPolicy().allocate(problem)
-    assert all(MilpPolicy().allocate(problem) == first for _ in range(3))
+    first = ExactPolicy().allocate(problem)
+    assert all(ExactPolicy().allocate(problem) == first for _ in range(3))
 
 
 def test_sizes_that_do_not_divide_each_other_are_solved_again_until_they_lie() -> None:
@@ -238,12 +246,12 @@ def test_sizes_that_do_not_divide_each_other_are_solved_again_until_they_lie() -
         (ask(1, (cell(3.0, gpus=3),)), ask(2, (cell(3.0, gpus=3),)), ask(3, (cell(2.0, gpus=2),))),
         (NodeCapacity("n0", "a100", 4), NodeCapacity("n1", "a100", 4)),
     )
-    answer = solve(problem, MilpPolicy())
+    answer = solve(problem, ExactPolicy())
     assert not answer.placement.failed
     check(answer.problem, answer.allocation)
     assert sum(c is not None for c in answer.allocation.choice) == 2
 
 
 def test_empty_problem() -> None:
-    found = MilpPolicy().allocate(Problem((), ()))
+    found = ExactPolicy().allocate(Problem((), ()))
     assert (found.choice, found.objective, found.optimal, found.gap) == ((), 0.0, True, 0.0)
