@@ -36,6 +36,10 @@ class PrometheusMetrics:
         )
         self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
+        self._outages = Counter(
+            "synergy_store_outages", "Times that the database went away or was found damaged", registry=registry
+        )
+        self._outages_told = 0
         names = {
             "asked": Counter("synergy_link_asks", "Questions to the link arbiter", registry=registry),
             "at_once": Counter("synergy_link_at_once", "Questions that were granted at once", registry=registry),
@@ -67,6 +71,9 @@ class PrometheusMetrics:
         for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)
         self._lag.set(daemon.tools.store.lag)
+        outages = daemon.tools.store.outages
+        self._outages.inc(outages - self._outages_told)
+        self._outages_told = outages
         self._healthy.set(1.0 if daemon.tools.store.healthy else 0.0)
         if daemon.tools.links is not None:
             self.links(*daemon.tools.links.counts())
