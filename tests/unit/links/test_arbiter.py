@@ -158,7 +158,9 @@ def test_the_default_is_to_avoid_contention() -> None:
     assert ArbiterTerms().discipline == Discipline(discipline_named("srsf-1").rule)
 
 
-def neighbours_slowdown(how: ArbiterTerms, every_ms: int, alone_ms: tuple[int, int] = (100, 100), steps: int = 50) -> float:
+def neighbours_slowdown(
+    how: ArbiterTerms, every_ms: int, alone_ms: tuple[int, int] = (100, 100), steps: int = 50
+) -> float:
     """How much longer a job's steps (compute, then a message that takes so long) take beside one that asks anew every so often
     and never says that it is done. In steps of a millisecond."""
     state, now_ms, done, left, phase = ArbiterState(), 0, 0, alone_ms[0], "compute"
