@@ -88,16 +88,18 @@ end
 
 -- The column of the first byte that no value may hold, nil if there is none.
 local function bad_column(line)
-  local at = 1
-  while at <= #line do
+  local at = line:find("[^ -~\t]")
+  while at do
     local point, length = code_point(line, at)
     if not point then return at end
-    if point ~= 9 then
-      for _, range in ipairs(G.forbidden) do
-        if point >= range[1] and point <= range[2] then return at end
+    for i = 1, #G.forbidden do
+      local range = G.forbidden[i]
+      if point <= range[2] then
+        if point >= range[1] and point ~= 9 then return at end
+        break
       end
     end
-    at = at + length
+    at = line:find("[^ -~\t]", at + length)
   end
   return nil
 end
@@ -318,21 +320,43 @@ end
 
 -- Scripts --------------------------------------------------------------------------------------------------------------
 
--- The `#SYNERGY` lines, {number, text} each, before the first line that is neither empty nor a comment.
+-- The first command of a text that begins with a line end. These patterns, and plain finds, are all that ever looks at more
+-- than a directive's own lines: C code, and linear.
+local COMMAND = "\n[ \t\r\v\f]*[^# \t\r\v\f\n]"
+local DIRECTIVE = "\n" .. PREFIX .. "[ \t\r\v\f\n]"
+
+-- Whether a #SYNERGY line stands before the first command where the first G.max_header bytes hold neither.
+local function directive_beyond(script)
+  local text = "\n" .. script:sub(1, G.max_look) .. "\n"
+  local at = text:find("\n" .. PREFIX, G.max_header - #PREFIX, true)
+  at = at and text:find(DIRECTIVE, at)
+  return at ~= nil and not text:sub(1, at):find(COMMAND)
+end
+
+-- The `#SYNERGY` lines, {number, text} each, before the first line that is neither empty nor a comment; nil and the error's
+-- line where they are beyond the bounds. Only the first G.max_header bytes are looked at for them.
 local function directive_lines(script)
+  local limit = math.min(#script, G.max_header)
+  local after = script:sub(limit + 1, limit + 1)
+  local head = "\n" .. script:sub(1, limit) .. (after == "" and "\n" or after)
   local found, at, number = {}, 1, 0
-  while at <= #script do
-    local stop = script:find("\n", at, true) or #script + 1
-    number = number + 1
-    local first = script:find("[^ \t\r\v\f]", at)
-    if first and first < stop and script:sub(first, first) ~= "#" then break end
-    if script:sub(at, at + #PREFIX - 1) == PREFIX then
-      local after = at + #PREFIX
-      if after >= stop or script:find("^[ \t\r\v\f]", after) then
-        found[#found + 1] = {number, script:sub(at, stop - 1)}
-      end
-    end
-    at = stop + 1
+  local any = head:find("\n" .. PREFIX, 1, true)
+  if not any and after == "" then return found end
+  local command = head:find(COMMAND)
+  if command then head = head:sub(1, command) end
+  while any do
+    local first, last = head:find(DIRECTIVE, at)
+    if not first then break end
+    number = number + select(2, head:sub(at, first):gsub("\n", ""))
+    if #found == G.max_lines then return nil, message(number, {code = "many_lines", values = {max = G.max_lines}}) end
+    local stop = script:find("\n", first, true) or #script + 1
+    if stop - first > G.max_line then return nil, message(number, {code = "long_line", values = {max = G.max_line}}) end
+    found[#found + 1] = {number, script:sub(first, stop - 1)}
+    at = last
+  end
+  if not command and after ~= "" and (#found > 0 or directive_beyond(script)) then
+    local lines = select(2, head:sub(1, -2):gsub("\n", ""))
+    return nil, message(lines, {code = "long_header", values = {max = G.max_header}})
   end
   return found
 end
@@ -362,7 +386,8 @@ end
 
 -- What a script amounts to, without a job: "none"; "ok" and the stamp; or "error" and the line a user would see.
 function M.check(script)
-  local directive = directive_lines(script)
+  local directive, mistake = directive_lines(script)
+  if not directive then return "error", mistake end
   if #directive == 0 then return "none" end
   local found, text = read(directive)
   return found and "ok" or "error", text
@@ -446,8 +471,7 @@ local function stamp_job(job_desc, found, stamp)
 end
 
 -- The line with which a job is refused, nil if it may go on.
-local function refusal(job_desc, script)
-  local directive = directive_lines(script)
+local function refusal(job_desc, directive)
   local found, text = read(directive)
   if not found then return text end
   local ok, mistake = pcall(check_job, job_desc, found)
@@ -459,20 +483,19 @@ local function refusal(job_desc, script)
   return nil
 end
 
-local function has_directive(script)
-  local ok, directive = pcall(directive_lines, script)
-  if ok then return #directive > 0 end
-  return ("\n" .. script):find("\n" .. PREFIX, 1, true) ~= nil
-end
-
 -- Call first in slurm_job_submit, and return what it returns unless that is slurm.SUCCESS.
 function M.submit(job_desc, part_list, submit_uid)
   local script = job_desc.script
-  if type(script) ~= "string" or not script:find(PREFIX, 1, true) or not has_directive(script) then
-    return slurm.SUCCESS
+  if type(script) ~= "string" then return slurm.SUCCESS end
+  local ok, directive, text = pcall(directive_lines, script)
+  if ok and directive then
+    if #directive == 0 then return slurm.SUCCESS end
+    ok, text = pcall(refusal, job_desc, directive)
+    if ok and not text then return slurm.SUCCESS end
+  elseif not ok then
+    text = directive
+    if not ("\n" .. script):find("\n" .. PREFIX, 1, true) then return slurm.SUCCESS end
   end
-  local ok, text = pcall(refusal, job_desc, script)
-  if ok and not text then return slurm.SUCCESS end
   if not ok then
     pcall(slurm.log_error, "%s", "synergy: failed on a job of uid " .. tostring(submit_uid) .. ": " .. tostring(text))
     local said, line = pcall(function() return message(1, {code = "internal", values = {error = show(text)}}) end)

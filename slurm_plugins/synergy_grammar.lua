@@ -32,6 +32,10 @@ local keys = {
 local messages = {
   long_line = {"the line is longer than {max} bytes",
     "split it over several #SYNERGY lines"},
+  many_lines = {"the script has more than {max} #SYNERGY lines",
+    "write several keys in one line"},
+  long_header = {"no command stands in the first {max} bytes of the script",
+    "shorten the comments before the first command, or drop the #SYNERGY lines"},
   character = {"column {column} holds a control character or invalid UTF-8",
     "remove it"},
   no_value = {"'{word}' is not key=value",
@@ -98,5 +102,6 @@ local forbidden = {
 return {
   keys = keys, messages = messages, forbidden = forbidden,
   stamp = "synergy:1", max_stamp = 1000, max_line = 4096,
+  max_lines = 32, max_header = 131072, max_look = 1048576,
   max_names = 16, max_name = 64, shown = 60,
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from synergyd.errors import UsageError
 from synergyd.records import Directive
@@ -15,13 +16,17 @@ from synergyd.wire import admin_comment
 
 log = logging.getLogger("synergyd.registry")
 SCRIPTS_AN_EPOCH = 200  # each is one RPC
+READING_S = 10.0  # an epoch, whatever slurmctld and the scripts are like; the others come at the next
+AGAIN_S = 600.0  # until a script is tried again that could not be read for a reason that is not known to pass
 
 
 class JobRegistry:
     """`known` by job id holds Synergy's jobs only; the others are remembered as plain, by job id and submit time."""
 
-    def __init__(self, slurm: SlurmWriter, report_grace_s: float) -> None:
+    def __init__(self, slurm: SlurmWriter, report_grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._slurm = slurm
+        self._clock = clock
+        self._again_s: dict[tuple[int, float], float] = {}
         self._grace_s = report_grace_s
         self.known: dict[int, Known] = {}
         self.begin_s: dict[int, float] = {}  # the user's own begin time, where there is one
@@ -38,6 +43,9 @@ class JobRegistry:
             del self.known[gone]
             self.begin_s.pop(gone, None)
         present = {(r.job_id, r.submit_s) for r in rows}
+        began_s = self._clock()
+        self.plain -= {key for key, again_s in self._again_s.items() if began_s >= again_s}
+        self._again_s = {k: s for k, s in self._again_s.items() if k in present and began_s < s}
         self.plain &= present
         fresh = [r for r in rows if r.job_id not in self.known and (r.job_id, r.submit_s) not in self.plain]
         comments = self._slurm.admin_comments([r.job_id for r in fresh])
@@ -49,7 +57,7 @@ class JobRegistry:
                 if not row.batch:
                     found.add((row.job_id, row.submit_s))
                     continue
-                if budget == 0:
+                if budget == 0 or self._clock() - began_s > READING_S:
                     continue
                 budget -= 1
             try:
@@ -57,8 +65,9 @@ class JobRegistry:
             except SlurmError as problem:
                 log.warning("job %d: its script could not be read: %s", row.job_id, problem)
                 if not problem.transient:
-                    # not for ever: a daemon started again with the rights it needs reads it
+                    # not for ever: with the rights it needs, or when whatever it was is mended, it is read
                     self.plain.add((row.job_id, row.submit_s))
+                    self._again_s[row.job_id, row.submit_s] = self._clock() + AGAIN_S
                 continue  # else tried again at the next epoch
             if known is None:
                 found.add((row.job_id, row.submit_s))

@@ -48,6 +48,7 @@ from synergyd.wire.link_protocol import (
 log = logging.getLogger("synergyd.links")
 MAX_OPEN = 4096  # connections at a time
 MAX_UNKNOWN = 256  # of them, those that have not said who they are
+MAX_UNKNOWN_SOURCE = 64  # of those, from one address: one node's jobs connect at the same time
 MAX_CHECKS = 8  # credentials being checked at a time
 HELLO_S = 10.0  # for a credential to arrive and to be checked
 _SWEEP_S = 1.0
@@ -81,6 +82,7 @@ class _Session:
 
     wire: socket.socket
     since_s: float
+    source: str = ""
     received: bytes = b""
     checking: bool = False
     hello: Hello | None = None
@@ -127,6 +129,7 @@ class LinkArbiter:
         self._sessions: set[_Session] = set()
         self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
         self._checks = 0
+        self._to_check: deque[tuple[_Session, bytes]] = deque()
         self._unknown: set[_Session] = set()
         self._deaf = False  # the listener is not looked at until the next sweep: there is no room
         self._closing = False
@@ -204,14 +207,25 @@ class LinkArbiter:
 
     def _accept(self) -> None:
         try:
-            wire, _ = self._listener.accept()
+            wire, address = self._listener.accept()
         except OSError as error:  # gone again, or no file descriptor left: whoever asks is not gated
             if error.errno in _NO_ROOM:  # it would be readable again at once, and nothing else be done
                 log.warning("link arbiter: no connection can be taken (%s)", error.strerror)
                 self._selector.unregister(self._listener)
                 self._deaf = True
             return
+        source = str(address[0])
+        alike = [s for s in self._unknown if s.source == source]
+        for full, idle in (
+            (len(alike) >= MAX_UNKNOWN_SOURCE, alike),
+            (len(self._unknown) >= MAX_UNKNOWN, self._unknown),
+        ):
+            if full:  # the one that has been silent longest makes room
+                silent = [s for s in idle if not s.checking]
+                if silent:
+                    self._end(min(silent, key=lambda s: s.since_s), "no credential, and others wait")
         if len(self._sessions) >= MAX_OPEN or len(self._unknown) >= MAX_UNKNOWN:
+            self.counts = replace(self.counts, refused=self.counts.refused + 1)
             wire.close()
             return
         wire.setblocking(False)
@@ -220,7 +234,7 @@ class LinkArbiter:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
             wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        session = _Session(wire, self._clock())
+        session = _Session(wire, self._clock(), source)
         self._sessions.add(session)
         self._unknown.add(session)
         self._selector.register(wire, selectors.EVENT_READ, session)
@@ -255,17 +269,25 @@ class LinkArbiter:
             return
         if not newline:
             return
-        if self._checks >= MAX_CHECKS:
-            self._end(session, "busy")
-            return
+        session.checking = True
+        session.received = b""
+        self._to_check.append((session, line))
+        self._begin_checks()
+
+    def _begin_checks(self) -> None:
+        """As many at a time as may be; the others wait in turn, until HELLO_S after they came."""
+        while self._to_check and self._checks < MAX_CHECKS:
+            session, line = self._to_check.popleft()
+            if session in self._sessions:
+                self._begin_check(session, line)
+
+    def _begin_check(self, session: _Session, line: bytes) -> None:
         check = threading.Thread(target=self._check, args=(session, line), name="link-arbiter-check", daemon=True)
         try:
             check.start()
         except RuntimeError:  # no more threads
             self._end(session, "busy")
             return
-        session.checking = True
-        session.received = b""
         self._checks += 1
 
     def _check(self, session: _Session, line: bytes) -> None:
@@ -285,6 +307,7 @@ class LinkArbiter:
     def _checked(self, session: _Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
         self._checks -= 1
         session.checking = False
+        self._begin_checks()
         if session not in self._sessions:
             return
         if found is None:
@@ -301,9 +324,12 @@ class LinkArbiter:
             old = self._jobs[hello.job_id].sessions if hello.job_id in self._jobs else set()
             for other in [s for s in old if s.hello and s.hello.channel == hello.channel]:
                 self._end(other, "connected anew")
+            job = self._jobs.get(hello.job_id)
+            if job is not None and len(job.sessions) >= max(1, member.gpus):
+                self._end(session, f"job {hello.job_id} has a connection for each of its GPUs")
+                return
             session.hello = hello
             self._unknown.discard(session)
-            job = self._jobs.get(hello.job_id)
             if job is None:  # also where that other one was all there was of the job
                 job = self._jobs[hello.job_id] = _Job()
                 self._event(JobJoined(hello.job_id, member.nodes, member.gpus, member.left_s))

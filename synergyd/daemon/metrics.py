@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter as Count
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
+from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.link_arbiter import ArbiterCounts
 from synergyd.daemon.loop import Daemon
+from synergyd.daemon.refusals import Refusals
 from synergyd.errors import UsageError
 from synergyd.store.records import EpochRecord
+
+log = logging.getLogger("synergyd.metrics")
+_BOUNDS = ServerBounds(max_bytes=8192, max_open=64, max_source=32, workers=1)
+_HEAD = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 
 
 class PrometheusMetrics:
@@ -29,6 +36,10 @@ class PrometheusMetrics:
         )
         self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
+        self._outages = Counter(
+            "synergy_store_outages", "Times that the database went away or was found damaged", registry=registry
+        )
+        self._outages_told = 0
         names = {
             "asked": Counter("synergy_link_asks", "Questions to the link arbiter", registry=registry),
             "at_once": Counter("synergy_link_at_once", "Questions that were granted at once", registry=registry),
@@ -38,9 +49,14 @@ class PrometheusMetrics:
         }
         self._links, self._links_told = names, ArbiterCounts()
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
+        self._refused = Counter("synergy_reports_refused", "Reports turned away", ["cause"], registry=registry)
+        self._refused_told: dict[str, int] = {}
+        self._registry = registry
+        self._server: BoundedServer | None = None
         if port:
+            refusals = Refusals(log, "metrics request")
             try:
-                start_http_server(port, registry=registry)
+                self._server = BoundedServer(("", port), b"\r\n\r\n", self._page, refusals, _BOUNDS)
             except OSError as error:
                 where = f"MetricsPort {port}"
                 raise UsageError(where, f"can't be listened on ({error.strerror})", "choose a free port") from None
@@ -55,9 +71,29 @@ class PrometheusMetrics:
         for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)
         self._lag.set(daemon.tools.store.lag)
+        outages = daemon.tools.store.outages
+        self._outages.inc(outages - self._outages_told)
+        self._outages_told = outages
         self._healthy.set(1.0 if daemon.tools.store.healthy else 0.0)
         if daemon.tools.links is not None:
             self.links(*daemon.tools.links.counts())
+        for cause, number in getattr(daemon.tools.inbox, "refused", {}).items():
+            self._refused.labels(cause).inc(number - self._refused_told.get(cause, 0))
+            self._refused_told[cause] = number
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._server is not None:
+            self._server.close()
+
+    def _page(self, request: bytes, _source: str) -> bytes:
+        """The answer to an HTTP request: the metrics, whatever path is asked for."""
+        method = request.partition(b" ")[0]
+        if method not in (b"GET", b"HEAD"):
+            return _HEAD % (b"405 Method Not Allowed", b"text/plain", 0)
+        page = generate_latest(self._registry)
+        head = _HEAD % (b"200 OK", CONTENT_TYPE_LATEST.encode(), len(page))
+        return head if method == b"HEAD" else head + page
 
     def links(self, counts: ArbiterCounts, connections: int) -> None:
         """What the link arbiter has counted since the daemon's start, and its open connections."""

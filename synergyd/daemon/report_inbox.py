@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socketserver
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
+from synergyd.daemon.refusals import Refusals
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan, Report
 from synergyd.wire import munge
@@ -17,7 +17,10 @@ from synergyd.wire.report import MAX_BYTES, answer_line, from_json
 
 log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
-MAX_OPEN = 1000  # connections at a time: whoever opens more keeps nobody's memory
+MAX_WAITING_USER = 10_000
+MAX_WAITING_JOB = 64  # of one user about one job
+MAX_OPEN = 1000  # connections at a time
+MAX_SOURCE = 128  # of them, from one address
 
 
 @dataclass(frozen=True)
@@ -37,76 +40,74 @@ class ReportInbox:
 
     def __init__(self, host: str, port: int, munge_socket: str = "") -> None:
         """Raises UsageError when the port can't be had."""
-        self._waiting: deque[ReceivedReport] = deque(maxlen=MAX_WAITING)
+        self._lock = threading.Lock()
+        self._waiting: list[ReceivedReport] = []
+        self._of_job: Counter[tuple[int, int]] = Counter()  # of those that wait, by (uid, job id)
+        self._of_user: Counter[int] = Counter()
         self.arrived = threading.Event()
         self.answers: Mapping[tuple[int, int], tuple[int, Plan]] = {}  # replaced as a whole: handlers read it meanwhile
-        inbox = self
-        room = threading.BoundedSemaphore(MAX_OPEN)
-
-        class Handler(socketserver.StreamRequestHandler):
-            timeout = 10
-
-            def handle(self) -> None:
-                try:
-                    line = self.rfile.readline(2 * MAX_BYTES)
-                    taken = inbox._accept(line, munge_socket)
-                    life = taken.report.job_id, taken.report.restarts
-                    uid, plan = inbox.answers.get(life, (None, None))
-                    self.wfile.write(_answer(plan if uid == taken.uid else None, life, munge_socket))
-                except (SynergyError, OSError) as error:
-                    log.warning("report from %s refused: %s", self.client_address[0], error)
-
-        class Server(socketserver.ThreadingTCPServer):
-            allow_reuse_address = True
-            daemon_threads = True
-            request_queue_size = 512
-
-            def verify_request(self, request: object, client_address: object) -> bool:
-                return room.acquire(blocking=False)
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                try:
-                    super().process_request(request, client_address)
-                except BaseException:  # no thread was to be had
-                    room.release()
-                    raise
-
-            def process_request_thread(self, request: Any, client_address: Any) -> None:
-                try:
-                    super().process_request_thread(request, client_address)
-                finally:
-                    room.release()
-
+        self._munge_socket = munge_socket
+        self._refusals = Refusals(log, "report")
+        bounds = ServerBounds(max_bytes=2 * MAX_BYTES, max_open=MAX_OPEN, max_source=MAX_SOURCE)
         try:
-            self._server = Server((host, port), Handler)
+            self._server = BoundedServer((host, port), b"\n", self._answer, self._refusals, bounds)
         except OSError as error:
             raise UsageError(
                 "ReportPort", f"can't listen on port {port} ({error.strerror})", "choose a free port"
             ) from None
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="inbox", daemon=True)
-        self._thread.start()
+        self.port = self._server.port
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Reports and connections turned away since the start, by cause."""
+        return self._refusals.counts
 
     def take(self) -> list[ReceivedReport]:
         """All that has arrived since the last call."""
-        self.arrived.clear()
-        taken = []
-        while self._waiting:
-            taken.append(self._waiting.popleft())
+        with self._lock:
+            self.arrived.clear()
+            taken, self._waiting = self._waiting, []
+            self._of_job.clear()
+            self._of_user.clear()
         return taken
 
     def close(self) -> None:
         """Stops listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
-    def _accept(self, line: bytes, munge_socket: str) -> ReceivedReport:
-        credential = munge.decode(line.decode("ascii", "replace").strip(), munge_socket)
-        report = from_json(credential.payload)
-        received = ReceivedReport(report, credential.uid)
-        self._waiting.append(received)
-        self.arrived.set()
-        return received
+    def _answer(self, line: bytes, source: str) -> bytes:
+        """The answer to one report; b"" to one that is refused, which its sender keeps for later."""
+        try:
+            credential = munge.decode(line.decode("ascii", "replace").strip(), self._munge_socket)
+        except SynergyError as error:
+            self._refusals.add("credential", source, str(error))
+            return b""
+        try:
+            received = ReceivedReport(from_json(credential.payload), credential.uid)
+        except SynergyError as error:
+            self._refusals.add("report", source, f"of uid {credential.uid}: {error}")
+            return b""
+        if not self._keep(received):
+            self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
+            return b""
+        life = received.report.job_id, received.report.restarts
+        uid, plan = self.answers.get(life, (None, None))
+        return _answer(plan if uid == received.uid else None, life, self._munge_socket)
+
+    def _keep(self, received: ReceivedReport) -> bool:
+        key = received.uid, received.report.job_id
+        with self._lock:
+            if (
+                self._of_job[key] >= MAX_WAITING_JOB
+                or self._of_user[received.uid] >= MAX_WAITING_USER
+                or len(self._waiting) >= MAX_WAITING
+            ):
+                return False
+            self._of_job[key] += 1
+            self._of_user[received.uid] += 1
+            self._waiting.append(received)
+            self.arrived.set()
+        return True
 
 
 def _answer(plan: Plan | None, life: tuple[int, int], munge_socket: str) -> bytes:

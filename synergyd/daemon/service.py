@@ -61,8 +61,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     )
 
     def leads() -> bool:
-        # no other daemon can take the lock through a database that is away
-        return leadership.leads or (leadership.away and leadership.term is not None)
+        return leadership.acts
 
     metrics = PrometheusMetrics(settings.metrics_port)
     inbox = ReportInbox("", settings.report_port) if settings.report_port and not settings.dry_run else None

@@ -2,42 +2,147 @@
 
 from __future__ import annotations
 
+import errno
+import grp
 import json
 import os
+import pwd
 import stat
+import threading
+import time
 from pathlib import Path
 
-from synergyd.errors import UsageError
+from synergyd.errors import SynergyError, UsageError
 from synergyd.records import ModelSpec
-from synergyd.task.model.spec import from_hf_config, load_model
+from synergyd.task.model.spec import from_hf_config, presets
 
 MAX_CONFIG_BYTES = 1024 * 1024
+READ_S = 1.0  # for one file: a dead NFS server or a user's own file system may never answer
+SLOW_AGAIN_S = 600.0  # a user whose file took longer is not read for that long
+_MAX_PARTS = 64  # folders and links of a path
+_slow_until_s: dict[int, float] = {}  # by uid, of time.monotonic
 
 
 def load(name: str, uid: int) -> ModelSpec:
-    """The preset `name`, or the model of the config.json at that path as user `uid` may read it. Raises UsageError."""
-    if "/" not in name:
-        return load_model(name)
+    """The preset `name`, or the model of the config.json at that absolute path as user `uid` may read it.
+
+    Raises UsageError, whatever is wrong. What the user may not read and what is not there have the same message: the
+    daemon may see more than the user.
+    """
     where = f"model {name}"
-    return from_hf_config(_read(Path(name), where, uid), where, Path(name).parent.name or "model")
-
-
-def _read(path: Path, where: str, uid: int) -> object:
+    if "/" not in name:
+        found = presets().get(name.strip().lower())
+        if found is None:
+            raise UsageError(where, "is no preset", f"presets are {', '.join(presets())}; a file has an absolute path")
+        return found
     try:
-        # not through a link, and never waiting for a pipe's other end; what was opened is what is checked
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(where, f"can't be read ({error.strerror})", "name a config.json, not a link") from None
+        config = json.loads(_in_time(name, uid))
+    except (OSError, KeyError):
+        raise UsageError(
+            where,
+            "can't be read as the job's user",
+            f"name an absolute path of a config.json of 1 to {MAX_CONFIG_BYTES} bytes, not a link, that the user may read",
+        ) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise UsageError(where, "is not JSON", "give a Hugging Face config.json") from None
+    try:
+        return from_hf_config(config, where, Path(name).parent.name or "model")
+    except SynergyError:
+        raise
+    except Exception as error:  # numbers and types that no config.json has
+        raise UsageError(
+            where, f"can't be understood ({type(error).__name__})", "give a Hugging Face config.json"
+        ) from None
+
+
+def _in_time(name: str, uid: int) -> bytes:
+    """_read in a thread that is not waited for longer than READ_S. Raises OSError."""
+    now_s = time.monotonic()
+    if now_s < _slow_until_s.get(uid, 0.0):
+        raise OSError(errno.ETIMEDOUT, "a file of this user was slow")
+    _slow_until_s.pop(uid, None)
+    answer: list[bytes | Exception] = []
+
+    def read() -> None:
+        try:
+            answer.append(_read(name, uid))
+        except Exception as error:
+            answer.append(error)
+
+    reader = threading.Thread(target=read, name="user-model", daemon=True)
+    try:
+        reader.start()
+    except RuntimeError:
+        raise OSError(errno.EAGAIN, "no thread to be had") from None
+    reader.join(READ_S)
+    if not answer:
+        _slow_until_s[uid] = now_s + SLOW_AGAIN_S
+        raise OSError(errno.ETIMEDOUT, "too slow")
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return answer[0]
+
+
+def _read(name: str, uid: int) -> bytes:
+    """The bytes of an ordinary file that user `uid` may read, by the modes of all folders on the way. Raises OSError."""
+    if not name.startswith("/"):
+        raise OSError(errno.ENOENT, "not absolute")
+    descriptor = _opened(name, uid)
     try:
         about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_CONFIG_BYTES:
-            raise UsageError(where, "is no plain config.json", "name a file of at most 1 MiB")
-        if about.st_uid != uid and not about.st_mode & stat.S_IROTH:
-            raise UsageError(where, "belongs to another user and is not readable by all", "chmod o+r, or use your own")
-        text = os.read(descriptor, MAX_CONFIG_BYTES)
+        if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= MAX_CONFIG_BYTES or not _may(about, uid, 4):
+            raise OSError(errno.EACCES, "no ordinary file of the user's")
+        return os.read(descriptor, MAX_CONFIG_BYTES)
     finally:
         os.close(descriptor)
+
+
+def _opened(name: str, uid: int) -> int:
+    """The file opened step by step: what is opened is what was checked, whoever renames meanwhile. Raises OSError."""
+    todo = [part for part in reversed(name.split("/")) if part not in ("", ".")]
+    folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise UsageError(where, "is not JSON", "give a Hugging Face config.json") from None
+        for _ in range(_MAX_PARTS):
+            if not _may(os.fstat(folder), uid, 1):
+                break
+            part = todo.pop()
+            if not todo:
+                # not through a link, and never waiting for a pipe's other end
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                about = os.stat(part, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(about.st_mode):  # opening a device can do something
+                    break
+                return os.open(part, flags, dir_fd=folder)
+            below = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            mode = os.fstat(below).st_mode
+            if stat.S_ISLNK(mode):
+                os.close(below)
+                target = os.readlink(part, dir_fd=folder)
+                todo += [step for step in reversed(target.split("/")) if step not in ("", ".")]
+                if not target.startswith("/"):
+                    continue
+                below = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.close(folder)
+            folder = below
+        raise OSError(errno.EACCES, "no way there")
+    except IndexError:
+        raise OSError(errno.EISDIR, "a folder") from None
+    finally:
+        os.close(folder)
+
+
+def _may(about: os.stat_result, uid: int, bit: int) -> bool:
+    """Whether user `uid` has `bit` (4 read, 1 search) of a file's mode, as the kernel decides without root's rights."""
+    if about.st_uid == uid:
+        return bool(about.st_mode >> 6 & bit)
+    if bool(about.st_mode >> 3 & bit) == bool(about.st_mode & bit):
+        return bool(about.st_mode & bit)  # whatever groups the user is in
+    return bool(about.st_mode >> (3 if _in_group(uid, about.st_gid) else 0) & bit)
+
+
+def _in_group(uid: int, gid: int) -> bool:
+    try:
+        user = pwd.getpwuid(uid)
+        return user.pw_gid == gid or user.pw_name in grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return False

@@ -66,8 +66,11 @@ Event = JobJoined | SendAsked | SendDone | JobLeft | ArbiterTick
 
 @dataclass(frozen=True)
 class SendWait:
+    """A message that waits. `overtaken_by`: the jobs on its links that were granted meanwhile; none is granted twice."""
+
     size_mb: float
     since_s: float
+    overtaken_by: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,9 @@ def step(
         wait = waiting.pop(job_id)
         flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
         flights = _repaced(flights, links, now_s, terms.topology)
+        for other, behind in waiting.items():
+            if not set(links[job_id]).isdisjoint(links[other]):
+                waiting[other] = replace(behind, overtaken_by=behind.overtaken_by | {job_id})
         grants.append(SendGrant(job_id, why))
     return ArbiterState(members, waiting, flights), tuple(grants)
 
@@ -150,13 +156,18 @@ def _admitted(
         member = state.members[job_id]
         return member.left_s * (1 if discipline.by_time else member.gpus), job_id
 
-    for job_id in sorted(state.waiting, key=order):
+    # whoever has overtaken another on its links comes after it: by asking again and again nobody keeps a link
+    turns = {i for w in state.waiting.values() for i in w.overtaken_by}
+    left = dict(state.waiting)
+    for job_id in sorted(left, key=lambda i: (i in turns, *order(i))):
         wait, mine = state.waiting[job_id], links[job_id]
         beside = [j for j in flights if not set(mine).isdisjoint(links.get(j, ()))]
         sharers = {x: sum(x in links[j] for j in beside) for x in mine}
         busiest = max(mine, key=lambda x: (sharers[x], figures(x).per_mb))
         if now_s >= wait.since_s + terms.bound_s:
             why = "bound"
+        elif any(job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()):
+            why = ""
         elif any(x in kept for x in mine):
             end = now_s + wait.size_mb * max(figures(x).per_mb for x in mine) / 1000.0
             why = "rule" if not beside and all(end <= kept.get(x, end) for x in mine) else ""
@@ -165,6 +176,7 @@ def _admitted(
             why = "rule" if discipline.rule.admits(wait.size_mb, sharers[busiest], rests, figures(busiest)) else ""
         if why:
             flights[job_id] = SendUnderWay(wait.size_mb, now_s, figures(busiest).cost(sharers[busiest] + 1), now_s)
+            del left[job_id]
             yield job_id, why
         elif discipline.reserve:
             ends = [now_s + flights[j].rest(now_s) * flights[j].ms_per_mb / 1000.0 for j in beside]

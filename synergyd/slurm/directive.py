@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from synergyd.errors import UsageError
 from synergyd.records import Directive
-from synergyd.slurm.grammar import BY_NAME, KEYS, MAX_NAME, MAX_NAMES, MAX_STAMP, Key, message
+from synergyd.slurm.grammar import (
+    BY_NAME,
+    KEYS,
+    MAX_HEADER,
+    MAX_LINE,
+    MAX_LINES,
+    MAX_LOOK,
+    MAX_NAME,
+    MAX_NAMES,
+    MAX_STAMP,
+    Key,
+    message,
+)
 from synergyd.slurm.tokenizer import WordError, as_bytes, as_text, bad_column, nearest, show, words
 from synergyd.wire import admin_comment
 from synergyd.wire.admin_comment import AdminCommentStamp
 
 PREFIX = "#SYNERGY"
 _SPACE = " \t\r\v\f"
+_COMMAND = re.compile(r"\n[ \t\r\v\f]*[^# \t\r\v\f\n]")  # in a text that begins with a line end
+_DIRECTIVE = re.compile(rf"\n{PREFIX}(?=[ \t\r\v\f\n])")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?(Z|[+-][0-9]{2}:[0-9]{2})?")
 
 
@@ -40,9 +54,7 @@ def parse_script(script: str) -> Directive | None:
     found: dict[str, str] = {}
     lines: dict[str, int] = {}
     last = 0
-    for number, line in _header(script):
-        if not _is_directive(line):
-            continue
+    for number, line in _directive_lines(script):
         last = number
         try:
             for name, value in words(line, len(PREFIX)):
@@ -89,29 +101,52 @@ def read_stamp(stamped: Iterable[tuple[str, str | None]]) -> Directive:
 
 def notes(script: str) -> tuple[tuple[int, str], ...]:
     """(line, remark) for lines that look like a directive but are not read as one."""
-    header = dict(_header(script))
+    command = _COMMAND.search("\n" + script)
+    first = len(script) if command is None else command.start()
     found: list[tuple[int, str]] = []
+    at = 0
     for number, line in enumerate(script.split("\n"), 1):
         if _is_directive(line):
-            if number not in header:
+            if at >= first:
                 found.append((number, "stands after the first command, so it is not read; move it to the top"))
         elif re.match(r"\s*#+\s*synergy(?=[\s:]|$)", line, re.IGNORECASE):
             found.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
+        at += len(line) + 1
     return tuple(found)
 
 
-def _header(script: str) -> Iterator[tuple[int, str]]:
-    """(number, bytes) of the lines before the first command."""
-    text, at, number = as_bytes(script), 0, 0
-    while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        line, number = text[at:end], number + 1
-        bare = line.lstrip(_SPACE)
-        if bare and not bare.startswith("#"):
-            return
-        yield number, line
-        at = end + 1
+def _directive_lines(script: str) -> list[tuple[int, str]]:
+    """(number, bytes) of the `#SYNERGY` lines before the first command. Raises DirectiveError beyond the bounds.
+
+    The same steps as directive_lines in slurm_plugins/synergy.lua, which must not take long on any script.
+    """
+    start = as_bytes(script[: MAX_HEADER + MAX_LINE + 2])  # a character is one byte or more
+    limit = min(len(start), MAX_HEADER)
+    after = start[limit : limit + 1]
+    head = "\n" + start[:limit] + (after or "\n")
+    command = _COMMAND.search(head)
+    end = len(head) if command is None else command.start() + 1
+    found: list[tuple[int, str]] = []
+    number = at = 0
+    for match in _DIRECTIVE.finditer(head, 0, end):
+        number += head.count("\n", at, match.start() + 1)
+        at = match.start() + 1
+        if len(found) == MAX_LINES:
+            raise DirectiveError(number, "many_lines", {"max": MAX_LINES})
+        line = start[match.start() : match.start() + MAX_LINE + 1].partition("\n")[0]
+        if len(line) > MAX_LINE:
+            raise DirectiveError(number, "long_line", {"max": MAX_LINE})
+        found.append((number, line))
+    if command is None and after and (found or _directive_beyond(script)):
+        raise DirectiveError(head.count("\n", 0, limit + 1), "long_header", {"max": MAX_HEADER})
+    return found
+
+
+def _directive_beyond(script: str) -> bool:
+    """Whether a `#SYNERGY` line stands before the first command, where the first bytes hold neither."""
+    text = "\n" + as_bytes(script[:MAX_LOOK])[:MAX_LOOK] + "\n"
+    match = _DIRECTIVE.search(text)
+    return match is not None and not _COMMAND.search(text, 0, match.start() + 1)
 
 
 def _is_directive(line: str) -> bool:

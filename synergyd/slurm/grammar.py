@@ -16,6 +16,9 @@ from synergyd.wire.admin_comment import MARK
 
 MAX_STAMP = 1000  # characters of the text in AdminComment
 MAX_LINE = 4096
+MAX_LINES = 32  # #SYNERGY lines
+MAX_HEADER = 128 * 1024  # bytes of a script in which #SYNERGY lines are read
+MAX_LOOK = 1024 * 1024  # bytes in which one after a longer header is found, and refused
 MAX_NAMES = 16
 MAX_NAME = 64
 SHOWN = 60  # bytes of a user's text repeated in an error
@@ -87,6 +90,11 @@ BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 # code -> (what is wrong, what would be right); {names} are filled in by the reader.
 MESSAGES: Mapping[str, tuple[str, str]] = {
     "long_line": ("the line is longer than {max} bytes", "split it over several #SYNERGY lines"),
+    "many_lines": ("the script has more than {max} #SYNERGY lines", "write several keys in one line"),
+    "long_header": (
+        "no command stands in the first {max} bytes of the script",
+        "shorten the comments before the first command, or drop the #SYNERGY lines",
+    ),
     "character": ("column {column} holds a control character or invalid UTF-8", "remove it"),
     "no_value": ("'{word}' is not key=value", "write key=value without blanks around the ="),
     "unclosed": ("{key}: the quote is not closed", "end the value with the quote it began with"),
@@ -160,6 +168,7 @@ def lua() -> str:
         "return {",
         "  keys = keys, messages = messages, forbidden = forbidden,",
         f"  stamp = {_lua_text(MARK)}, max_stamp = {MAX_STAMP}, max_line = {MAX_LINE},",
+        f"  max_lines = {MAX_LINES}, max_header = {MAX_HEADER}, max_look = {MAX_LOOK},",
         f"  max_names = {MAX_NAMES}, max_name = {MAX_NAME}, shown = {SHOWN},",
         "}",
     ]

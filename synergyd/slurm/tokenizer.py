@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from synergyd.slurm.grammar import FORBIDDEN, MAX_LINE, SHOWN
 
 BLANKS = " \t"
+_FORBIDDEN = re.compile("(?!\t)[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in FORBIDDEN) + "]")
 
 
 class WordError(Exception):
@@ -40,12 +42,8 @@ def bad_column(line: str) -> int:
         text, bad = raw.decode("utf-8"), len(raw)
     except UnicodeDecodeError as error:
         text, bad = raw[: error.start].decode("utf-8"), error.start
-    column = 1
-    for character in text:
-        point = ord(character)
-        if character != "\t" and any(low <= point <= high for low, high in FORBIDDEN):
-            return column
-        column += len(character.encode("utf-8"))
+    if found := _FORBIDDEN.search(text):
+        return len(text[: found.start()].encode("utf-8")) + 1
     return bad + 1 if bad < len(raw) else 0
 
 

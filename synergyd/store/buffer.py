@@ -59,6 +59,7 @@ class BufferedStore:
         self._healthy = False
         self._problem = ""
         self._failures = 0
+        self._outages = 0
         self._retry_at = float("-inf")
 
     @property
@@ -81,6 +82,11 @@ class BufferedStore:
     def problem(self) -> str:
         """One line: what went wrong last; "" while all is well."""
         return self._problem
+
+    @property
+    def outages(self) -> int:
+        """How often the database went away or was found damaged since the start."""
+        return self._outages
 
     @property
     def dropped(self) -> Dropped:
@@ -214,10 +220,11 @@ class BufferedStore:
     def _failed(self, error: SynergyError) -> None:
         wait = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 16))
         self._healthy, self._problem = False, str(error)
+        self._outages += self._failures == 0
         self._failures += 1
         self._retry_at = self._clock() + wait
-        if self._store is not None and not isinstance(error, UnavailableError):
-            # the file or schema was taken away under us: opening again looks at both anew
+        if self._store is not None and (not isinstance(error, UnavailableError) or self._failures > 1):
+            # the file or schema was taken away under us, or a session keeps an old setting: opening again looks anew
             self._store.close()
             self._store = None
 

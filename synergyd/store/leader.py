@@ -63,6 +63,8 @@ class Leader:
         self._holder = uuid.uuid4().hex
         self._term: int | None = None
         self._problem = ""
+        self._answered = False  # the database, ever
+        self._led = False  # by its last answer
         self._lock: _Lock
         if self._url.drivername != "sqlite":
             self._lock = _AdvisoryLock(make_engine(self._url, pooled=False))
@@ -76,6 +78,11 @@ class Leader:
     def leads(self) -> bool:
         """As of the last `try_lead`."""
         return self._lock.held and self._term is not None
+
+    @property
+    def acts(self) -> bool:
+        """It leads, or it led by the database's last answer and the database is away: nobody else gets the lock through it."""
+        return self.leads or (self.away and self._led and self._term is not None)
 
     @property
     def away(self) -> bool:
@@ -95,8 +102,8 @@ class Leader:
     def try_lead(self) -> bool:
         """True if this daemon leads now: takes the lock if it is free, and proves by a heartbeat that it still has it.
 
-        Raises UsageError if leading is impossible here (no permission, schema missing); an absent database is False and
-        `away`.
+        Raises UsageError if leading was never possible here (no permission, schema missing). An absent database is False and
+        `away`, and so is any fault of one that has answered before: who mends it need not start the daemon again.
         """
         self._problem = ""
         had = self._lock.held
@@ -107,19 +114,21 @@ class Leader:
                 if not had or self._lock.held:
                     raise
                 self._ask()  # only our old connection was broken: the lock is free, or another's
-        except UsageError:
-            self._lock.release()
-            raise
         except SynergyError as error:
+            if isinstance(error, UsageError) and not self._answered:
+                self._lock.release()
+                raise
             self._problem = str(error)
         return self.leads
 
     def _ask(self) -> None:
         with plain_errors(self._url):
             if not self._lock.acquire():
+                self._answered, self._led = True, False
                 return
             try:
                 self._term = self._write_row(self._pid)
+                self._answered = self._led = True
             except BaseException:
                 self._lock.lost()
                 if self._term is None:

@@ -402,14 +402,37 @@ def test_strangers_leave_room(monkeypatch: pytest.MonkeyPatch) -> None:
         for job_id in MEMBERS:
             held.enter_context(raw(arbiter, job_id))
         idle = [socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) for _ in range(3)]
-        assert idle[2].recv(1) == b"" and arbiter.connections == 5
-        idle[0].close()
+        assert idle[0].recv(99) == b"no no credential, and others wait\n"  # who has been silent longest makes room
+        assert until(lambda: arbiter.connections == 5) and arbiter.counts.refused == 1
+        idle[1].close()
         assert until(lambda: arbiter.connections == 4)
         idle.append(held.enter_context(socket.create_connection(("127.0.0.1", arbiter.port), timeout=5)))
         assert until(lambda: arbiter.connections == 5)
         for wire in idle:
             wire.close()
     arbiter.close()
+
+
+def test_a_job_is_welcomed_beside_a_thousand_silent_strangers(arbiter: LinkArbiter) -> None:
+    with contextlib.ExitStack() as held:
+        for number in range(1000):
+            wire = held.enter_context(socket.create_connection(("127.0.0.1", arbiter.port), timeout=5))
+            wire.sendall(b"M")
+            if number % 100 == 0:
+                job_id = list(MEMBERS)[number // 100 % len(MEMBERS)]
+                with raw(arbiter, job_id) as job:
+                    job.sendall(b"ask 1 1.0 0\n")
+                    assert line_of(job) == b"go 1\n"
+        assert until(lambda: arbiter.counts.refused >= 936)
+
+
+def test_a_job_has_a_connection_for_each_of_its_gpus_at_most(arbiter: LinkArbiter) -> None:
+    job_id, gpus = next((i, m.gpus) for i, m in MEMBERS.items())
+    with contextlib.ExitStack() as held:
+        for channel in range(gpus):
+            held.enter_context(raw(arbiter, job_id, channel=channel))
+        more = held.enter_context(raw(arbiter, job_id, welcomed=False, channel=gpus))
+        assert b"has a connection for each of its GPUs" in line_of(more)
 
 
 def test_checks_that_fail_in_any_way_leave_room_for_others(

@@ -188,7 +188,7 @@ def test_cells_are_worked_out_anew_only_after_a_change(monkeypatch: pytest.Monke
         ("no-such-model", "no-such-model"),
         ("/nowhere/config.json", "can't be read"),
         ("./config.json", "config.json"),
-        ("/dev/zero", "no plain"),
+        ("/dev/zero", "can't be read as"),
     ],
 )
 def test_a_model_that_can_not_be_had_is_told(model: str, says: str) -> None:
@@ -209,7 +209,7 @@ def test_a_users_path_opens_no_file_of_others(tmp_path: Path) -> None:
         assert found.cells == () and "hunter2" not in found.why_none and f"model {path}: " in found.why_none
     for path in (secret, folder / "secret.json"):
         other = replace(JOB, uid=os.getuid() + 1, directive=Directive(model=str(path)))
-        assert "not readable by all" in Forecast(Settings()).cells(other, Profile(), None, CLUSTER).why_none
+        assert "can't be read as the job's user" in Forecast(Settings()).cells(other, Profile(), None, CLUSTER).why_none
 
 
 def test_prediction_of_a_report() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +21,19 @@ ME = os.getuid()
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny" / "config.json"
-    path.parent.mkdir()
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may look into, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def config(open_folder: Path) -> Path:
+    path = open_folder / "tiny" / "config.json"
+    path.parent.mkdir(mode=0o755)
     path.write_text(json.dumps(CONFIG))
+    path.chmod(0o644)
     return path
 
 
@@ -33,13 +46,16 @@ def test_presets_and_own_files(config: Path) -> None:
 
 def test_anothers_file_must_be_readable_by_all(config: Path) -> None:
     config.chmod(0o640)
-    with pytest.raises(UsageError, match="belongs to another user"):
+    with pytest.raises(UsageError, match="can't be read as the job's user"):
         user_models.load(str(config), ME + 1)
     config.chmod(0o644)
     assert user_models.load(str(config), ME + 1).layers == 4
 
 
-@pytest.mark.parametrize("trap", ["link", "pipe", "folder", "large", "missing", "no json", "deep"])
+TRAPS = ["link", "pipe", "folder", "large", "missing", "no json", "deep", "empty", "unread", "number", "zero", "file/x"]
+
+
+@pytest.mark.parametrize("trap", TRAPS)
 def test_traps_are_one_line_at_once(config: Path, trap: str) -> None:
     path = config.parent / "trap"
     if trap == "link":
@@ -54,6 +70,16 @@ def test_traps_are_one_line_at_once(config: Path, trap: str) -> None:
         path.write_text("secret: {")
     elif trap == "deep":
         path.write_text("[" * 100_000)
+    elif trap == "empty":
+        path.touch()
+    elif trap == "unread":
+        path = Path("/sys/class/net/lo/speed")  # a regular file of 4096 bytes whose read() fails
+    elif trap == "number":
+        path.write_text(json.dumps(CONFIG | {"n_layer": 10**400, "n_embd": 1e308}))
+    elif trap == "zero":
+        path = Path("/dev/zero")
+    elif trap == "file/x":
+        path = config / "x"
     with pytest.raises(UsageError) as error:
         user_models.load(str(path), ME)
     assert str(path) in str(error.value) and "\n" not in str(error.value) and "secret:" not in str(error.value)
@@ -66,3 +92,72 @@ def test_a_file_that_its_user_corrects_is_read_at_the_next_epoch(tmp_path: Path)
     assert "can't be read" in site.epoch()[1].why
     path.write_text(json.dumps(CONFIG))
     assert site.epoch(60)[1].cell is not None
+
+
+def message(name: str, uid: int) -> str:
+    with pytest.raises(UsageError) as error:
+        user_models.load(name, uid)
+    return str(error.value).replace(name, "")
+
+
+def test_what_is_not_there_and_what_is_hidden_read_the_same(config: Path) -> None:
+    config.parent.chmod(0o700)
+    other = ME + 1
+    hidden, missing = message(str(config), other), message(str(config.with_name("missing.json")), other)
+    assert hidden == missing
+    config.write_text("no json")
+    assert message(str(config), other) == missing
+    assert message("/sys/class/net/lo/speed", ME) == missing
+    assert user_models.load("gpt2", other).layers == 12
+
+
+def test_links_among_the_folders_are_followed_and_checked(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(config.parent)
+    (tmp_path / "near").symlink_to("way/../tiny")
+    (tmp_path / "circle").symlink_to("circle")
+    for way in ("way", "near"):
+        assert user_models.load(str(tmp_path / way / "config.json"), ME).layers == 4
+    assert "can't be read" in message(str(tmp_path / "circle" / "config.json"), ME)
+
+
+def test_a_bare_name_is_never_a_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(config.parent)
+    assert "is no preset" in message("config.json", ME)
+    assert "can't be read" in message("./config.json", ME)
+
+
+def test_the_group_decides_where_it_must(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.chmod(0o640)
+    members = {(ME + 1, config.stat().st_gid)}
+    monkeypatch.setattr(user_models, "_in_group", lambda uid, gid: (uid, gid) in members)
+    assert user_models.load(str(config), ME + 1).layers == 4
+    assert "can't be read" in message(str(config), ME + 2)
+    config.chmod(0o604)  # as the kernel has it: a member of the group is not one of the others
+    assert "can't be read" in message(str(config), ME + 1)
+
+
+def test_a_file_that_does_not_answer_is_waited_for_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, reads = threading.Event(), 0
+
+    def read(_name: str, _uid: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        release.wait(30)
+        return b""
+
+    monkeypatch.setattr(user_models, "_read", read)
+    monkeypatch.setattr(user_models, "READ_S", 0.05)
+    monkeypatch.setattr(user_models, "_slow_until_s", {})
+    began = time.monotonic()
+    for _ in range(50):
+        assert "can't be read" in message(str(config), ME)
+    assert reads == 1 and time.monotonic() - began < 2.0
+    release.set()
+
+
+def test_an_unreadable_model_costs_its_own_job_alone(tmp_path: Path) -> None:
+    site = Site(tmp_path / "state")
+    site.slurm.submit(1, SCRIPT.replace("gpt2", "/sys/class/net/lo/speed"), uid=ME)
+    site.slurm.submit(2, SCRIPT, uid=ME)
+    decisions = site.epoch()
+    assert "can't be read" in decisions[1].why and decisions[2].cell is not None

@@ -156,3 +156,55 @@ def test_slowdown_grows_with_every_neighbour_and_lies_between_turns_and_step() -
 
 def test_the_default_is_to_avoid_contention() -> None:
     assert ArbiterTerms().discipline == Discipline(discipline_named("srsf-1").rule)
+
+
+def neighbours_slowdown(
+    how: ArbiterTerms, every_ms: int, alone_ms: tuple[int, int] = (100, 100), steps: int = 50
+) -> float:
+    """How much longer a job's steps (compute, then a message that takes so long) take beside one that asks anew every so often
+    and never says that it is done. In steps of a millisecond."""
+    state, now_ms, done, left, phase = ArbiterState(), 0, 0, alone_ms[0], "compute"
+    for event in (JobJoined(1, ("a", "b"), 1, 1.0), JobJoined(2, ("b", "c"), 8, 1e6)):
+        state, _ = step(state, event, 0.0, how)
+    while done < steps:
+        now_s, events = now_ms / 1000.0, list[Event]()
+        due = wake_s(state, how)
+        if due is not None and due <= now_s:
+            events.append(ArbiterTick())
+        if every_ms and now_ms % every_ms == 0:
+            events.append(SendAsked(1, 1e6))
+        if phase == "compute" and left == 0:
+            events.append(SendAsked(2, float(alone_ms[1])))
+            phase = "wait"
+        if phase == "send" and left == 0:
+            events.append(SendDone(2))
+            done, left, phase = done + 1, alone_ms[0], "compute"
+        for event in events:
+            state, grants = step(state, event, now_s, how)
+            if phase == "wait" and any(g.job_id == 2 for g in grants):
+                left, phase = alone_ms[1], "send"
+        now_ms += 1
+        left -= phase != "wait"
+    return now_ms / (steps * sum(alone_ms))
+
+
+@pytest.mark.parametrize("every_ms", [1, 3, 10, 30])
+@pytest.mark.parametrize("name", ["srsf-1", "srsf-2", "ada-srsf"])
+def test_who_asks_again_and_again_does_not_keep_the_link(name: str, every_ms: int) -> None:
+    how = ArbiterTerms(discipline_named(name), TOPOLOGY, bound_s=0.5, lost_s=30.0)
+    assert neighbours_slowdown(how, 0) == pytest.approx(1.0, abs=0.02)
+    # at most the rest of one message and one that overtakes: of every_ms each
+    assert neighbours_slowdown(how, every_ms) <= 1.02 + 2 * every_ms / 200
+
+
+def test_a_job_overtakes_another_once_and_the_shortest_still_goes_first() -> None:
+    events: list[tuple[float, Event]] = [
+        *TWO,
+        (0.0, JobJoined(3, ("b", "d"), 1, 1.0)),
+        (0.0, SendAsked(3, 30.0)),
+        (0.01, SendAsked(1, 30.0)),
+        (0.02, SendAsked(3, 30.0)),  # overtakes 1
+        (0.03, SendAsked(3, 30.0)),  # and now 1 has its turn
+        (0.06, SendDone(1)),
+    ]
+    assert [g[:2] for g in play(events, terms())[1]] == [(0.0, 3), (0.02, 3), (0.03, 1), (0.06, 3)]

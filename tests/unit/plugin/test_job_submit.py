@@ -293,8 +293,15 @@ def test_even_a_broken_string_library_lets_no_directive_through(slurm: Controlle
 
 
 def test_a_long_script_is_read_to_its_directive(slurm: Controller) -> None:
-    outcome = slurm.submit("#!/bin/sh\n" + "# words\n" * 100_000 + "#SYNERGY tp=2\n")
+    outcome = slurm.submit("#!/bin/sh\n" + "# words\n" * 10_000 + "#SYNERGY tp=2\n")
     assert (outcome.rc, outcome.job["admin_comment"]) == (0, "synergy:1 tp=2")
+
+
+def test_a_script_beyond_the_bounds_is_refused_with_one_line(slurm: Controller) -> None:
+    outcome = slurm.submit("#!/bin/sh\n" + "# words\n" * 100_000 + "#SYNERGY tp=2\n")
+    assert outcome.rc == -1 and len(outcome.said) == 1 and outcome.logged == []
+    assert "no command stands in the first 131072 bytes of the script" in outcome.said[0]
+    assert "admin_comment" not in outcome.job
 
 
 def test_modify_refuses_nothing_and_warns_of_a_lost_requeue(slurm: Controller) -> None:

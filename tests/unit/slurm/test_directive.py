@@ -185,6 +185,25 @@ def test_both_readers_agree_on_any_script(lua: str, script: str) -> None:
     assert LUAS[lua]([script_bytes(script)]) == [python_says(script)]
 
 
+# Scripts around the bound on the header, with everything that decides something within a few bytes of it.
+AROUND = st.lists(
+    st.sampled_from(["\n", "#", " ", "#SYNERGY", "\n#SYNERGY", "\n#SYNERGY tp=2\n", "X", "\ntrue\n", "\u00fc", "\r"]),
+    min_size=1,
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.skipif(not LUAS, reason="neither lua5.3 nor lupa is installed")
+@pytest.mark.parametrize("lua", [name for name in LUAS if name != "lua5.3 program"])
+@settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
+@given(top=AROUND, filler=st.sampled_from("#\n Y"), short=st.integers(-2, 40), end=AROUND)
+def test_both_readers_agree_around_the_bound_on_the_header(
+    lua: str, top: str, filler: str, short: int, end: str
+) -> None:
+    script = "#" + top + filler * (grammar.MAX_HEADER - len(top.encode()) - short) + end
+    assert LUAS[lua]([script_bytes(script)]) == [python_says(script)]
+
+
 @pytest.mark.skipif("lupa lua51" not in LUAS, reason="lupa is not installed")
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Asia/Kathmandu"])
 def test_both_readers_agree_on_local_time(zone: str) -> None:
