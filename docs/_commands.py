@@ -43,17 +43,21 @@ def programs() -> dict[str, tuple[click.Command, str]]:
     return found
 
 
+def contention() -> click.Command:
+    """What `synergyctl simulate` is with `--workload contention`."""
+    from synergyd.cli.simulate_contention import contention_verb
+
+    found: click.Command = contention_verb
+    return found
+
+
 def walk(command: click.Command, words: str, parent: click.Context | None = None) -> Iterator[Shown]:
     """A command and all below it."""
-    context = click.Context(
-        command, info_name=words.split()[-1], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
-    )
-    context.help_option_names = ["-h", "--help"]
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=words.split()[-1], parent=parent, **settings)
     yield Shown(words, context)
     if words == "synergyctl simulate":
-        from synergyd.cli.simulate_contention import contention_verb
-
-        yield from walk(contention_verb, f"{words} --workload contention", parent)
+        yield from walk(contention(), f"{words} --workload contention", parent)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             below = command.get_command(context, name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -130,6 +131,7 @@ def directive_page() -> str:
     )
 
 
+@functools.cache
 def environment_names() -> set[str]:
     """Every SYNERGY_ name that is a string of its own somewhere in the product, so that the code reads or sets it."""
     found = set()
