@@ -168,7 +168,7 @@ def metrics_page() -> str:
         found += [member for member in members if isinstance(member, MetricWrapperBase)]
     rows = []
     for metric in found:
-        about = metric.describe()[0]
+        about = next(iter(metric.describe()))
         name = about.name + ("_total" if about.type == "counter" else "")
         rows.append((f"`{name}`", about.type, ", ".join(metric._labelnames) or "-", about.documentation))
     return page(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_picture_has_the_ways_that_a_resize_takes() -> None:
     """The search finds what the module's own account of itself says, and nothing leaves GONE."""
     found = states.transitions()
     way = ("RUNNING", "CHECKPOINTING", "REQUEUING", "HELD", "RESIZED", "RELEASED", "RUNNING")
-    assert all(pair in found for pair in zip(way, way[1:], strict=False))
+    assert all(pair in found for pair in pairwise(way))
     assert "checkpoint acknowledged" in found["CHECKPOINTING", "REQUEUING"]
     assert {before for before, after in found if after == "GONE"} == set(ResizeState) - {"GONE"}
     assert not [pair for pair in found if pair[0] == "GONE"]
