@@ -4,6 +4,7 @@
 #   make check    fast tests, ruff, mypy
 #   make venv     .venv alone
 #   make cluster  a throwaway Slurm cluster until Ctrl-C
+#   make docs     the documentation site, in build/site
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 TORCH_INDEX ?=
 
-.PHONY: demo test check venv system cluster clean lint fast
+.PHONY: demo test check venv system cluster clean lint fast docs
 
 demo: system venv
 	$(BIN)/python -m tests.demo
@@ -48,6 +49,19 @@ system:
 
 cluster: system venv
 	$(BIN)/python -m tests.throwaway.slurm --nodes $(or $(NODES),a100:2x4)
+
+# An environment of its own, with the extra `docs` alone: neither tests nor nodes need what builds the site.
+DOCS_NEEDS = import configparser; c = configparser.ConfigParser(); c.read("setup.cfg"); print(*c["options.extras_require"]["docs"].split())
+
+docs: build/venv-docs/.ready
+	build/venv-docs/bin/sphinx-build -W --keep-going -q -b html docs build/site
+	@echo "== build/site/index.html"
+
+build/venv-docs/.ready: setup.cfg
+	@echo "== build/venv-docs: Sphinx and its theme (about 120 MB)"
+	$(PYTHON) -m venv build/venv-docs
+	build/venv-docs/bin/pip install -q --disable-pip-version-check $$($(PYTHON) -c '$(DOCS_NEEDS)')
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,135 @@
+"""The command line reference and the man pages, from the commands themselves."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from configparser import ConfigParser
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command: its words ("synergyctl plan"), and its context, which knows its help."""
+
+    words: str
+    context: click.Context
+
+
+PROGRAMS = {
+    "synergyd": "the daemon that decides how many GPUs each job gets",
+    "synergyctl": "see and steer what Synergy does with the jobs of this cluster",
+    "synergy-launch": "run a training script with the plan that Synergy chose",
+}
+
+
+def programs() -> dict[str, tuple[click.Command, str]]:
+    """Each installed program (setup.cfg's console scripts): its command, and one line of what it is."""
+    setup = ConfigParser()
+    setup.read(Path(__file__).parents[1] / "setup.cfg")
+    lines = setup["options.entry_points"]["console_scripts"].split("\n")
+    entries = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if line)
+    found = {}
+    for name, what in PROGRAMS.items():
+        module = importlib.import_module(entries[name].partition(":")[0])
+        command = next(value for value in vars(module).values() if isinstance(value, click.Command))
+        found[name] = (command, what)
+    return found
+
+
+def contention() -> click.Command:
+    """What `synergyctl simulate` is with `--workload contention`."""
+    from synergyd.cli.simulate_contention import contention_verb
+
+    found: click.Command = contention_verb
+    return found
+
+
+def walk(command: click.Command, words: str, parent: click.Context | None = None) -> Iterator[Shown]:
+    """A command and all below it."""
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=words.split()[-1], parent=parent, **settings)
+    yield Shown(words, context)
+    if words == "synergyctl simulate":
+        yield from walk(contention(), f"{words} --workload contention", parent)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from walk(below, f"{words} {name}", context)
+
+
+def cli_page(warning: str) -> str:
+    """docs/reference/cli.md: the help of every command, as the command prints it."""
+    parts = [
+        f"{warning}# Command line\n",
+        "What each command prints with `--help`. A user's mistake is one line and exit code 2; something that is away "
+        "(Slurm, the database) is one line and exit code 1.\n",
+    ]
+    for name, (command, what) in programs().items():
+        for shown in walk(command, name):
+            level = "##" if shown.words == name else "###"
+            head = f"{what[0].upper()}{what[1:]}.\n\n" if level == "##" else ""
+            text = shown.context.command.get_help(shown.context).rstrip()
+            parts.append(f"{level} {shown.words}\n\n{head}```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def man_pages() -> dict[str, str]:
+    """File name -> roff, one page a program."""
+    return {f"{name}.1": man_page(name, command, what) for name, (command, what) in programs().items()}
+
+
+def man_page(name: str, command: click.Command, what: str) -> str:
+    """One page: the program's own options, then a section a verb."""
+    shown = list(walk(command, name))
+    out = [
+        f'.\\" Written by docs/generate.py from the command itself.\n.TH {name.upper()} 1 "" Synergy "Synergy Manual"'
+    ]
+    out += [".SH NAME", f"{roff(name)} \\- {roff(what)}", ".SH SYNOPSIS", f".B {roff(name)}"]
+    out.append(roff(" ".join(command.collect_usage_pieces(shown[0].context))))
+    out += [".SH DESCRIPTION", *described(command), *options(shown[0].context, ".SH OPTIONS")]
+    if shown[1:]:
+        out.append(".SH COMMANDS")
+    for one in shown[1:]:
+        pieces = " ".join(one.context.command.collect_usage_pieces(one.context))
+        out += [f".SS {roff(one.words.removeprefix(name + ' '))}", f".B {roff(one.words)}", roff(pieces), ".PP"]
+        out += [*described(one.context.command), *options(one.context, "")]
+    out += [".SH EXIT STATUS", "0 on success, 2 for a mistake in usage or settings, 1 when something needed is away."]
+    others = [f"{roff(other)} (1)" for other in programs() if other != name]
+    out += [".SH SEE ALSO", *(f".BR {other}," for other in others), ".BR slurm.conf (5)"]
+    return "\n".join(out) + "\n"
+
+
+def described(command: click.Command) -> list[str]:
+    """A command's help: paragraphs are filled, those after a `\\b` line stay as they are."""
+    out: list[str] = []
+    for part in re.split(r"\n\s*\n", (command.help or "").replace("\f", "").strip()):
+        lines = [line.strip() if "\b" not in part else line for line in part.splitlines()]
+        if "\b" in part:
+            out += [".PP", ".nf", *(roff(line) for line in lines if line.strip("\b ")), ".fi"]
+        else:
+            out += [".PP", roff(" ".join(lines))]
+    return out[1:] if out[:1] == [".PP"] else out
+
+
+def options(context: click.Context, heading: str) -> list[str]:
+    """The options with their help, as `.TP` items."""
+    found = [p.get_help_record(context) for p in context.command.get_params(context)]
+    records = [record for record in found if record is not None]
+    out = [heading] if heading and records else []
+    for names, text in records:
+        out += [".TP", f".B {roff(names)}", roff(text)]
+    return out
+
+
+def roff(text: str) -> str:
+    """Text that roff takes as it is: no escapes, no requests, minus signs that can be copied."""
+    safe = text.replace("\b", "").replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{safe}" if safe.startswith((".", "'")) else safe

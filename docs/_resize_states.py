@@ -1,0 +1,114 @@
+"""The resize state machine's picture, found by trying every event in every state of synergyd/control/resize.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+NOW_S = 10_000.0
+# How an event reads in the picture; a name that is missing here is an error.
+WORDS = {
+    "Wanted": "start or resize decided",
+    "Preempted": "preemption decided",
+    "Unwanted": "target given up",
+    "Acknowledged": "checkpoint acknowledged",
+    "Tick": "time-out",
+    "Observed PENDING": "seen pending",
+    "Observed RUNNING": "seen running",
+    "Observed SUSPENDED": "seen suspended",
+    "Observed GONE": "left the queue",
+    "CarriedOut Update": "size set and read back",
+    "CarriedOut Release": "released",
+    "Refused AskCheckpoint": "can't be asked",
+    "Refused Requeue": "requeue refused",
+    "Refused Update": "update refused",
+    "Refused Release": "release refused",
+}
+
+
+def _lives(state: Any) -> Iterator[Any]:
+    """Lives in `state` that differ in all that a transition looks at; only those that validate() takes."""
+    from synergyd.control.resize import JobLifecycle, ResizeTimes, Target, validate
+    from synergyd.records import Shape
+
+    targets = (None, Target(Shape("a100", 1, 2)))
+    origins = (None, Target(Shape("a100", 1, 1)))
+    last_try = ResizeTimes().attempts - 1
+    for target, origin, stopping, asked_s, attempts, age_s in product(
+        targets, origins, (False, True), (0.0, NOW_S - 1, NOW_S - 5000), (0, last_try), (5.0, 5000.0)
+    ):
+        life = JobLifecycle(
+            job_id=1,
+            submit_s=0.0,
+            state=state,
+            since_s=NOW_S - age_s,
+            target=target,
+            origin=origin,
+            sent_s=NOW_S - 1000,
+            asked_s=asked_s,
+            attempts=attempts,
+            stopping=stopping,
+        )
+        if not validate(life):
+            yield life
+
+
+def _events(life: Any) -> Iterator[tuple[str, Any]]:
+    """Every kind of event, in its variants, with its name."""
+    from synergyd.control import resize as r
+    from synergyd.records import Shape
+
+    states = ("PENDING", "RUNNING", "SUSPENDED", "GONE")
+    for state, restarts, begin_s in product(states, (0, 1), (None, NOW_S - 1, NOW_S + 1e5)):
+        yield f"Observed {state}", r.Observed(state, restarts, begin_s)
+    other = r.Target(Shape("a100", 2, 2))
+    yield "Wanted", r.Wanted(other, "cause", 0, other)
+    yield "Preempted", r.Preempted("cause")
+    yield "Unwanted", r.Unwanted("cause")
+    yield "Acknowledged", r.Acknowledged(0, 1)
+    yield "Tick", r.Tick()
+    instructions: list[Any] = [r.AskCheckpoint(1, 0), r.Requeue(1, 0), r.Release(1)]
+    if life.target is not None:
+        instructions.append(r.Update(1, life.target, r.ResizeTimes().park_s))
+    for instruction in instructions:
+        name = type(instruction).__name__
+        yield f"CarriedOut {name}", r.CarriedOut(instruction)
+        for transient in (False, True):
+            yield f"Refused {name}", r.Refused(instruction, "error", transient)
+
+
+def transitions() -> dict[tuple[str, str], list[str]]:
+    """(from, to) -> the events that lead there, in words."""
+    from synergyd.control.resize import ResizeState, ResizeTimes, advance
+
+    found: dict[tuple[str, str], list[str]] = {}
+    for state in ResizeState:
+        for life in _lives(state):
+            for name, event in _events(life):
+                after = advance(life, event, NOW_S, ResizeTimes()).life.state
+                words = found.setdefault((state.value, after.value), []) if after is not state else None
+                if words is not None and WORDS[name] not in words:
+                    words.append(WORDS[name])
+    return found
+
+
+def picture() -> str:
+    """A mermaid diagram. GONE is reached from every state, so one arrow stands for all."""
+    from synergyd.control.resize import ResizeState
+
+    lines = ["```mermaid", "stateDiagram-v2", "    direction TB", "    [*] --> QUEUED: first seen"]
+    found = transitions()
+    for (before, after), words in found.items():
+        if after != "GONE":
+            lines.append(f"    {before} --> {after}: {' / '.join(sorted(words))}")
+    ends = {before for before, after in found if after == "GONE"}
+    assert ends == {state.value for state in ResizeState} - {"GONE"}, "not every state ends in GONE"
+    lines += ["    RUNNING --> GONE: left the queue (from every state)", "    GONE --> [*]", "```"]
+    return "\n".join(lines)
+
+
+def transitions_table(table: Callable[..., str]) -> str:
+    """Every transition, as a table."""
+    rows = [(f"{before}", f"{after}", ", ".join(sorted(words))) for (before, after), words in transitions().items()]
+    return table(("From", "To", "On"), rows)

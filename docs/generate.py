@@ -1,0 +1,322 @@
+"""Writes the pages that come from the code: docs/reference/, docs/man/, and the blocks between `generated` marks.
+
+    python docs/generate.py            write what is stale
+    python docs/generate.py --check    write nothing; exit with 1 and name each stale file
+
+Texts that the code does not hold stand in docs/descriptions.toml: a name without a text, or a text without a name, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sql")]
+
+from _commands import cli_page, man_pages  # noqa: E402
+from _layers import layers_block  # noqa: E402
+from _resize_states import picture, transitions_table  # noqa: E402
+
+WARNING = "<!-- Written by docs/generate.py: edit the code (or docs/descriptions.toml), not this page. -->\n"
+DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "descriptions.toml").read_text())
+ENVIRONMENT_NAME = re.compile(r"SYNERGY_[A-Z_]+\Z")
+
+
+class StaleTextError(Exception):
+    """docs/descriptions.toml and the code name different things."""
+
+
+def described(names: Iterable[str], texts: dict[str, Any], section: str) -> dict[str, str]:
+    """The text of each name, in the order of `names`. Raises StaleTextError."""
+    wanted = list(dict.fromkeys(names))
+    missing, stale = [n for n in wanted if n not in texts], [n for n in texts if n not in wanted]
+    if missing or stale:
+        what = [f"no text for {', '.join(missing)}"] * bool(missing) + [f"{', '.join(stale)} is gone"] * bool(stale)
+        raise StaleTextError(f"docs/descriptions.toml [{section}]: {'; '.join(what)}")
+    return {name: texts[name] for name in wanted}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; `|` in a cell is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def page(title: str, *parts: str) -> str:
+    """One generated page."""
+    return f"{WARNING}# {title}\n\n" + "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+# -- settings ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingText:
+    """One setting: its key, what it takes, its default as synergy.conf writes it, and the comment above it there."""
+
+    key: str
+    takes: str
+    default: str
+    text: str
+
+
+def setting_texts() -> list[SettingText]:
+    """All settings: what each takes from the reader, default and text from the installed synergy.conf."""
+    from synergyd.slurm.conf import KEYS, SETTINGS
+
+    takes = {setting.key: setting.takes for setting in SETTINGS}
+    found: dict[str, SettingText] = {}
+    for block in (ROOT / "slurm_plugins/synergy.conf").read_text().split("\n\n"):
+        lines = block.strip().splitlines()
+        text = " ".join(line.removeprefix("# ") for line in lines if "#SYNERGY" not in line)
+        for line in lines:
+            match = re.match(r"# #SYNERGY (\w+)=(.*)", line)
+            if match:
+                key, default = match.groups()
+                found[key] = SettingText(key, takes.get(key, "`TYPE figure=number ...`"), default, text)
+    if set(found) != set(KEYS):
+        raise StaleTextError(f"slurm_plugins/synergy.conf and the settings differ: {sorted(set(found) ^ set(KEYS))}")
+    return [found[key] for key in KEYS]
+
+
+def settings_page() -> str:
+    parts = [
+        "Each setting is a line `#SYNERGY Key=Value` in slurm.conf, or in a file that slurm.conf Includes. Slurm takes it for a comment. "
+        "`synergyctl config check` shows the value of each and the line that it comes from. "
+        "How to choose them: [Settings](../admin/settings.md).",
+        table(
+            ("Key", "Takes", "Default or example"),
+            ((f"[`{s.key}`](#{s.key.lower()})", s.takes, f"`{s.default}`") for s in setting_texts()),
+        ),
+    ]
+    for s in setting_texts():
+        parts.append(
+            f"## {s.key}\n\n{escape(s.text)}\n\nTakes {s.takes}. As in synergy.conf: `#SYNERGY {s.key}={s.default}`"
+        )
+    return page("Settings", *parts)
+
+
+def escape(text: str) -> str:
+    """Prose from the code, where `*`, `_` and `<` mean themselves."""
+    return re.sub(r"([*_<])", r"\\\1", text)
+
+
+# -- directive, environment, metrics -------------------------------------------------------------------------------
+
+
+def directive_page() -> str:
+    from synergyd.slurm.grammar import KEYS, MAX_LINE, MAX_STAMP
+
+    texts = described((key.name for key in KEYS), DESCRIPTIONS["directive"], "directive")
+    rows = ((f"`{key.name}=`", texts[key.name], key.takes(), key.default or "-") for key in KEYS)
+    return page(
+        "Directive",
+        "Lines `#SYNERGY key=value ...` in the comment block at the top of a batch script. One line or several; each key once. "
+        "Quotes, `'` or `\"`, hold blanks. Shell variables are not expanded.",
+        table(("Key", "Meaning", "Takes", "Default"), rows),
+        f"A line holds at most {MAX_LINE} bytes, all keys together at most {MAX_STAMP} characters in AdminComment. "
+        "A wrong line is refused at sbatch, and the message names the line and the key. How to use it: [Directive](../user/directive.md).",
+    )
+
+
+@functools.cache
+def environment_names() -> set[str]:
+    """Every SYNERGY_ name that is a string of its own somewhere in the product, so that the code reads or sets it."""
+    found = set()
+    for folder in ("launch", "synergyd"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if (
+                    isinstance(node, ast.Constant)
+                    and isinstance(node.value, str)
+                    and ENVIRONMENT_NAME.match(node.value)
+                ):
+                    found.add(node.value)
+    return found
+
+
+def environment_page() -> str:
+    texts = described(sorted(environment_names()), DESCRIPTIONS["environment"], "environment")
+    return page(
+        "Environment variables",
+        table(("Variable", "Meaning"), ((f"`{name}`", text) for name, text in texts.items())),
+        "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, "
+        "`PGPASSFILE`. Shell completion: `_SYNERGYCTL_COMPLETE`, `_SYNERGYD_COMPLETE`, `_SYNERGY_LAUNCH_COMPLETE`, as each `--help` says.",
+    )
+
+
+def metrics_page() -> str:
+    from prometheus_client.metrics import MetricWrapperBase
+
+    from synergyd.daemon.metrics import PrometheusMetrics
+
+    found: list[MetricWrapperBase] = []
+    for value in vars(PrometheusMetrics(0)).values():
+        members = value.values() if isinstance(value, dict) else (value,)
+        found += [member for member in members if isinstance(member, MetricWrapperBase)]
+    rows = []
+    for metric in found:
+        about = next(iter(metric.describe()))
+        name = about.name + ("_total" if about.type == "counter" else "")
+        rows.append((f"`{name}`", about.type, ", ".join(metric._labelnames) or "-", about.documentation))
+    return page(
+        "Metrics",
+        "With `MetricsPort` set, the daemon serves these to Prometheus at `http://HOST:PORT/metrics`. "
+        "What to watch: [Metrics](../admin/metrics.md).",
+        table(("Metric", "Type", "Labels", "Meaning"), sorted(rows)),
+    )
+
+
+# -- JSON and wire protocols ---------------------------------------------------------------------------------------
+
+
+def keys_of_dict(function: Any) -> list[str]:
+    """The keys of the largest literal dict in a function: the object that it makes."""
+    tree = ast.parse(inspect.getsource(function).lstrip())
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    largest = max(dicts, key=lambda node: len(node.keys))
+    return [key.value for key in largest.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+
+
+def fields_table(record: type) -> str:
+    """The fields of a dataclass with their types."""
+    rows = ((f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(record))
+    return table(("Field", "Type"), rows)
+
+
+def summary(record: type) -> str:
+    """The first paragraph of a record's docstring."""
+    return prose(" ".join((inspect.getdoc(record) or "").partition("\n\n")[0].split()))
+
+
+def json_page() -> str:
+    from synergyd.cli import explain, status
+    from synergyd.control.decision_log import present
+    from synergyd.records import Alternative, Cell, Decision, Plan, Report, Shape, SharedLink, Sharing
+
+    texts = DESCRIPTIONS["json"]
+    parts = []
+    for title, function, section in (
+        ("`synergyctl status --json`", status.collect, "status"),
+        ("An element of `jobs`", present, "status_job"),
+        ("`synergyctl explain JOB --json`", explain.collect, "explain"),
+    ):
+        found = described(keys_of_dict(function), texts[section], f"json.{section}")
+        parts.append(f"## {title}\n\n" + table(("Key", "Meaning"), ((f"`{k}`", v) for k, v in found.items())))
+    for record in (Decision, Cell, Shape, Plan, Alternative, Sharing, SharedLink, Report):
+        parts.append(f"## {record.__name__}\n\n{summary(record)}\n\n{fields_table(record)}")
+    return page("JSON output", "Times end in `_s` and are seconds; sizes end in `_bytes`.", *parts)
+
+
+def records_of(module: ModuleType) -> list[type]:
+    """The public dataclasses that a module defines."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and dataclasses.is_dataclass(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+
+
+def wire_page() -> str:
+    from synergyd.wire import admin_comment, link_protocol, munge, plan_file, report
+
+    parts = []
+    for title, module in (
+        ("AdminComment", admin_comment),
+        ("Plan file", plan_file),
+        ("Reports", report),
+        ("Link arbiter", link_protocol),
+        ("munge credentials", munge),
+    ):
+        parts.append(f"## {title}\n\n{prose(inspect.getdoc(module) or '')}")
+        for record in records_of(module):
+            parts.append(f"### {record.__name__}\n\n{summary(record)}\n\n{fields_table(record)}")
+    return page(
+        "Wire protocols",
+        "What the daemon and a job say to each other. The code stands in `synergyd/wire/`: one encoder and one decoder for each message. "
+        "The payload of a report is a [`Report`](json.md#report) as a JSON object; the plan in a plan file is a [`Plan`](json.md#plan).",
+        *parts,
+    )
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: tables and indented blocks stay, `*` and `_` of other lines are escaped outside of backticks."""
+    lines = []
+    for line in text.splitlines():
+        parts = line.split("`")
+        plain = line.startswith(("|", "    "))
+        lines.append(line if plain else "`".join(p if i % 2 else escape(p) for i, p in enumerate(parts)))
+    return "\n".join(lines)
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file with what it should hold."""
+    reference = DOCS / "reference"
+    made = {
+        reference / "cli.md": cli_page(WARNING),
+        reference / "settings.md": settings_page(),
+        reference / "directive.md": directive_page(),
+        reference / "environment.md": environment_page(),
+        reference / "metrics.md": metrics_page(),
+        reference / "json.md": json_page(),
+        reference / "wire.md": wire_page(),
+    }
+    made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
+    blocks = {
+        (DOCS / "concepts/resize.md", "picture"): picture(),
+        (DOCS / "concepts/resize.md", "transitions"): transitions_table(table),
+        (DOCS / "design/architecture.md", "layers"): layers_block(table),
+    }
+    for (path, name), text in blocks.items():
+        made[path] = with_block(made.get(path) or path.read_text(), name, text, path)
+    return made
+
+
+def with_block(text: str, name: str, block: str, path: Path) -> str:
+    """`text` with what stands between the marks of `name` replaced. Raises StaleTextError where there are none."""
+    begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+    before, mark, rest = text.partition(begin)
+    _, close, after = rest.partition(end)
+    if not mark or not close:
+        raise StaleTextError(f"{path.relative_to(ROOT)}: no marks {begin.strip()} and {end}")
+    return f"{before}{begin}\n{block.strip()}\n\n{close}{after}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if a page is stale")
+    check = parser.parse_args(argv).check
+    try:
+        made = pages()
+    except StaleTextError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    stale = [path for path, text in made.items() if not path.is_file() or path.read_text() != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'is stale: run python docs/generate.py' if check else 'written'}")
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made[path])
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
