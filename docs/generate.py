@@ -62,50 +62,11 @@ def page(title: str, *parts: str) -> str:
 # -- settings ------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class SettingText:
-    """One setting: its key, what it takes, its default as synergy.conf writes it, and the comment above it there."""
-
-    key: str
-    takes: str
-    default: str
-    text: str
-
-
-def setting_texts() -> list[SettingText]:
-    """All settings: what each takes from the reader, default and text from the installed synergy.conf."""
-    from synergyd.slurm.conf import KEYS, SETTINGS
-
-    takes = {setting.key: setting.takes for setting in SETTINGS}
-    found: dict[str, SettingText] = {}
-    for block in (ROOT / "slurm_plugins/synergy.conf").read_text().split("\n\n"):
-        lines = block.strip().splitlines()
-        text = " ".join(line.removeprefix("# ") for line in lines if "#SYNERGY" not in line)
-        for line in lines:
-            match = re.match(r"# #SYNERGY (\w+)=(.*)", line)
-            if match:
-                key, default = match.groups()
-                found[key] = SettingText(key, takes.get(key, "`TYPE figure=number ...`"), default, text)
-    if set(found) != set(KEYS):
-        raise StaleTextError(f"slurm_plugins/synergy.conf and the settings differ: {sorted(set(found) ^ set(KEYS))}")
-    return [found[key] for key in KEYS]
-
-
 def settings_page() -> str:
-    parts = [
-        "Each setting is a line `#SYNERGY Key=Value` in slurm.conf, or in a file that slurm.conf Includes. Slurm takes it for a comment. "
-        "`synergyctl config check` shows the value of each and the line that it comes from. "
-        "How to choose them: [Settings](../admin/settings.md).",
-        table(
-            ("Key", "Takes", "Default or example"),
-            ((f"[`{s.key}`](#{s.key.lower()})", s.takes, f"`{s.default}`") for s in setting_texts()),
-        ),
-    ]
-    for s in setting_texts():
-        parts.append(
-            f"## {s.key}\n\n{escape(s.text)}\n\nTakes {s.takes}. As in synergy.conf: `#SYNERGY {s.key}={s.default}`"
-        )
-    return page("Settings", *parts)
+    from synergyd.settings_text import settings_markdown
+
+    text = settings_markdown().partition("\n\n")[2]
+    return page("Settings", text, "How to choose them: [Settings](../admin/settings.md).")
 
 
 def escape(text: str) -> str:
