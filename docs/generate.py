@@ -143,18 +143,13 @@ def metrics_page() -> str:
 # -- JSON and wire protocols ---------------------------------------------------------------------------------------
 
 
-def keys_of_dict(function: Any) -> list[str]:
-    """The keys of the largest literal dict in a function: the object that it makes."""
-    tree = ast.parse(inspect.getsource(function).lstrip())
-    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
-    largest = max(dicts, key=lambda node: len(node.keys))
-    return [key.value for key in largest.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-
-
 def fields_table(record: type) -> str:
-    """The fields of a dataclass with their types."""
-    rows = ((f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(record))
-    return table(("Field", "Type"), rows)
+    """The fields of a dataclass with their types and the remarks beside them."""
+    from synergyd.cli.json_records import field_docs
+
+    told = field_docs(record)
+    rows = ((f"`{field.name}`", f"`{field.type}`", told.get(field.name, "")) for field in dataclasses.fields(record))
+    return table(("Field", "Type", "Meaning"), rows)
 
 
 def summary(record: type) -> str:
@@ -163,22 +158,9 @@ def summary(record: type) -> str:
 
 
 def json_page() -> str:
-    from synergyd.cli import explain, status
-    from synergyd.control.decision_log import present
-    from synergyd.records import Alternative, Cell, Decision, Plan, Report, Shape, SharedLink, Sharing
+    from synergyd.cli.json_records import json_reference
 
-    texts = DESCRIPTIONS["json"]
-    parts = []
-    for title, function, section in (
-        ("`synergyctl status --json`", status.collect, "status"),
-        ("An element of `jobs`", present, "status_job"),
-        ("`synergyctl explain JOB --json`", explain.collect, "explain"),
-    ):
-        found = described(keys_of_dict(function), texts[section], f"json.{section}")
-        parts.append(f"## {title}\n\n" + table(("Key", "Meaning"), ((f"`{k}`", v) for k, v in found.items())))
-    for record in (Decision, Cell, Shape, Plan, Alternative, Sharing, SharedLink, Report):
-        parts.append(f"## {record.__name__}\n\n{summary(record)}\n\n{fields_table(record)}")
-    return page("JSON output", "Times end in `_s` and are seconds; sizes end in `_bytes`.", *parts)
+    return page("JSON output", "Times end in `_s` and are seconds; sizes end in `_bytes`.", json_reference())
 
 
 def records_of(module: ModuleType) -> list[type]:
@@ -194,15 +176,17 @@ def records_of(module: ModuleType) -> list[type]:
 
 
 def wire_page() -> str:
-    from synergyd.wire import admin_comment, link_protocol, munge, plan_file, report
+    from synergyd.wire import admin_comment, codec, link_protocol, munge, plan, plan_file, report
 
     parts = []
     for title, module in (
         ("AdminComment", admin_comment),
         ("Plan file", plan_file),
+        ("Plan", plan),
         ("Reports", report),
         ("Link arbiter", link_protocol),
         ("munge credentials", munge),
+        ("Encoding", codec),
     ):
         parts.append(f"## {title}\n\n{prose(inspect.getdoc(module) or '')}")
         for record in records_of(module):
