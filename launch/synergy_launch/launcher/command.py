@@ -27,6 +27,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import TOLD, number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
+from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.reporter import Reporter
 from synergy_launch.launcher.stall_detector import StallDetector
@@ -244,9 +245,8 @@ def run_node(
     def spawn() -> subprocess.Popen[bytes]:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        started = subprocess.Popen(
-            start.command, env={**os.environ, **start.environment}, stdout=subprocess.PIPE if watch else None
-        )
+        environment = {**os.environ, **old_names.python_path(os.environ), **start.environment}
+        started = subprocess.Popen(start.command, env=environment, stdout=subprocess.PIPE if watch else None)
         signal.signal(signal.SIGUSR2, on_usr2)
         if watch:
             watch.follow(started)
