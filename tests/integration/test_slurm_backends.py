@@ -23,13 +23,13 @@ from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.pyslurm_reader import DIFFERENCES
 from synergyd.slurm.rows import NAME_BYTES, JobRow, NodeRow, gpus_of, shown
+from tests.paths import ROOT, python_path
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
 
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "#!/bin/sh\nsleep 600\n"
 BACKENDS = [
     "command line",
@@ -83,7 +83,7 @@ class World:
 def read_raw(cluster: SlurmCluster, backend: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.throwaway.read_rows", backend],
-        env={**cluster.env, "PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if p)])},
+        env={**cluster.env, "PYTHONPATH": python_path(*(p for p in sys.path if p))},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -26,8 +26,8 @@ from synergy_launch.agent.checkpoint import Checkpoints
 from synergy_launch.examples.text import TextWindows
 
 from synergyd.records import ModelSpec, Plan
+from tests.paths import ROOT, python_path
 
-ROOT = Path(__file__).parents[2]
 SPEC = ModelSpec("test", layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocab=256, seq=32)
 
 
@@ -50,7 +50,7 @@ def context() -> Any:
     """Where processes are forked from."""
     forkserver: Any = multiprocessing.get_context("forkserver")
     # The server does not take over sys.path (Python 3.11).
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    os.environ["PYTHONPATH"] = python_path()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     forkserver.set_forkserver_preload(
         [

@@ -36,6 +36,7 @@ from synergyd.records import Job, JobState, Plan, Report, Shape
 from synergyd.wire import link_protocol
 from synergyd.wire.link_protocol import Asking, Ended, Hello, hello_from, hello_json, question
 from synergyd.wire.munge import Credential
+from tests.paths import python_path
 
 BOUND_S = 0.3
 MB = 1_000_000
@@ -704,7 +705,7 @@ def test_a_process_whose_loop_ends_by_a_fault_ends(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as listener:
         numbers = [listener.fileno(), os.memfd_create("counts")]
         command = [sys.executable, str(script), *map(str, numbers), "srsf-1", "0.3", "10gbe"]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=numbers, env=environment
         ) as process:

@@ -68,7 +68,9 @@ def test_an_installed_package_is_the_one(script: Path, tmp_path: Path) -> None:
 
 def test_an_installed_package_that_fails_says_so_itself(script: Path, tmp_path: Path) -> None:
     (site(tmp_path) / "launch.py").write_text("raise ImportError('no robot here')\n")
-    script.write_text(f"{LAST}try:\n    import launch\nexcept ImportError as e:\n    print(e, 'launch' in sys.modules)\n")
+    script.write_text(
+        f"{LAST}try:\n    import launch\nexcept ImportError as e:\n    print(e, 'launch' in sys.modules)\n"
+    )
     done = launched(script, tmp_path / "site")
     assert (done.returncode, done.stdout, done.stderr) == (0, "no robot here False\n", "")
 
@@ -78,7 +80,9 @@ def test_a_folder_of_the_users_own_keeps_its_modules_beside_the_old_names(script
     folder = script.parent / "launch"
     folder.mkdir()
     (folder / "mine.py").write_text("HERE = 'mine'\n")
-    script.write_text("from launch import SynergyTask\nfrom launch.mine import HERE\nprint(HERE, SynergyTask.__module__)\n")
+    script.write_text(
+        "from launch import SynergyTask\nfrom launch.mine import HERE\nprint(HERE, SynergyTask.__module__)\n"
+    )
     done = launched(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "mine synergy_launch.pytorch.training\n", WARNING)
 
