@@ -89,7 +89,8 @@ def main() -> None:
         rnd = random.Random(given.seed)
         for _ in range(60):
             batch_fill(way, rnd, given.nodes // 20)
-        spent, losses = [], {4: [], 8: []}
+        spent = []
+        losses: dict[int, list[float]] = {4: [], 8: []}
         wide = []
         for _ in range(given.epochs):
             ended = rnd.sample(sorted(way.held), int(len(way.held) * given.turnover))

@@ -23,7 +23,7 @@ from typing import Any
 
 from synergy_launch.launcher.reporter import Reporter
 
-from synergyd.daemon import loop
+from synergyd.daemon import adoption
 from synergyd.daemon.loop import Daemon, Tools
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.records import Plan, Report
@@ -60,8 +60,8 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
     inbox.take = counted  # type: ignore[method-assign]
     reader = daemon_world._Reader(world)
     settings = Settings(state_dir=folder, epoch_s=60.0)
-    loop.ADOPTED_AN_EPOCH = jobs
-    daemon = Daemon(settings, Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}"))  # type: ignore[arg-type]
+    adoption.ADOPTED_AN_EPOCH = jobs
+    daemon = Daemon(settings, Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}"))
     while len(daemon.lives) < jobs:  # scripts are read a bounded number an epoch
         daemon.epoch()
     pipe.send("ready")
@@ -74,7 +74,7 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
             elif word == "open":
                 inbox = ReportInbox("127.0.0.1", port)
                 real, inbox.take = inbox.take, counted  # type: ignore[method-assign]
-                daemon.tools = Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}")  # type: ignore[arg-type]
+                daemon.tools = Tools(reader, world, store, inbox, time.time, f"127.0.0.1:{port}")
             elif word == "end":
                 store.close()
                 return

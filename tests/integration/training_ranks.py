@@ -244,7 +244,7 @@ def sharded(checkpoint: Path, steps: int, *, interval: int = 0, die_at: int = 0)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = ByteModel(16, 2)
-    fully_shard(model)  # type: ignore[no-untyped-call]
+    fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses: list[float] = []
     with SynergyTask(
@@ -348,7 +348,7 @@ def rebatched_by_hand(batches: list[int]) -> Any:
         group["weight_decay"] = 0.1 * math.sqrt(scale)
         rows = torch.tensor([list(text[order.index(seen + i)]) for i in range(batch)])
         logits = model(rows[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         seen += batch

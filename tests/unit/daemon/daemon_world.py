@@ -6,10 +6,11 @@ import functools
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from synergyd.control.resize import JobLifecycle
 from synergyd.daemon.loop import Daemon, Tools
-from synergyd.daemon.report_inbox import ReceivedReport
+from synergyd.daemon.report_inbox import ReceivedReport, ReportInbox
 from synergyd.records import Action, Decision, Plan, Report
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
@@ -130,8 +131,9 @@ class Site:
         """A new daemon process: nothing but the store, the files and Slurm is left of the one before."""
         store = BufferedStore(lambda: open_store(self.url, create=True), lambda: self.slurm.now_s)
         tools = Tools(
-            _Reader(self.slurm), self.slurm, store, self.post, lambda: self.slurm.now_s, "ctl:7321", lambda: self.leads
-        )  # type: ignore[arg-type]
+            _Reader(self.slurm), self.slurm, store, cast(ReportInbox, self.post), lambda: self.slurm.now_s, "ctl:7321",
+            lambda: self.leads,
+        )  # fmt: skip
         self.daemon = Daemon(replace(self.settings, **settings), tools)  # type: ignore[arg-type]
         return self.daemon
 

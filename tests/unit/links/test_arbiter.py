@@ -144,10 +144,10 @@ def test_slowdown_grows_with_every_neighbour_and_lies_between_turns_and_step() -
         assert last < now <= (10 + 10 * LINK.cost(n)) / 20
         last = now
     steps = {}
+    where = [(0, 2), (1, 3)]
     for name in ("srsf-1", "srsf-2"):
-        where = [(0, 2), (1, 3)]
         specs = [JobSpec(i, "x", 2, 50, 0.0, 4.0, 6.0, 10.0) for i in range(2)]
-        engine = Engine(Machine(2, 2, topology=TOPOLOGY), specs, lambda e, j, w=where: w[j], discipline_named(name))
+        engine = Engine(Machine(2, 2, topology=TOPOLOGY), specs, lambda _, j: where[j], discipline_named(name))
         engine.advance()
         steps[name] = max(engine.finish) / (50 * 20.0)
     two = slowdowns([Traffic(i, ("a", "b"), 0.01, 10.0) for i in range(2)], TOPOLOGY)[0].slowdown

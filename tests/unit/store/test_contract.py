@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -129,13 +130,13 @@ class StoreContract:
         open_store(url).close()
 
     def test_a_failing_migration_leaves_nothing(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: object) -> None:
+        def fail(*_: Any) -> None:
             command_upgrade(*_)
             raise UnavailableError("x", "lost")
 
         command_upgrade = command.upgrade
         with monkeypatch.context() as patch:
-            patch.setattr(schema.command, "upgrade", fail)
+            patch.setattr(command, "upgrade", fail)
             with pytest.raises(UnavailableError):
                 schema.upgrade(url)
         assert schema.revision(url) is None
@@ -258,7 +259,7 @@ class StoreContract:
         read = store.remembered()
         assert read.lifecycles == {1: lifecycle(1)}
         assert read.profiles == {"job:1": PROFILE}
-        assert (read.paused, read.no_directive) == ({5}, {(7, 100.0)})
+        assert (read.paused, read.no_directive) == (frozenset({5}), frozenset({(7, 100.0)}))
         assert read.reports == {7: StoredReport(REPORT, 1.0)}
 
     def test_a_bad_row_does_not_stop_the_others(self, store: Store) -> None:
