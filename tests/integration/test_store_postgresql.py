@@ -23,7 +23,8 @@ from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres, PostgresMissing, programs
 from tests.unit.cli.test_simulate_database import gone, profile
-from tests.unit.store.test_contract import Clock, StoreContract, lifecycle
+from tests.unit.store.store_world import Clock, lifecycle
+from tests.unit.store.test_contract import StoreContract
 
 pytest_plugins = ["tests.throwaway.fixtures_postgres"]
 pytestmark = pytest.mark.postgres
