@@ -50,10 +50,10 @@ $(VENV)/.ready: setup.cfg pyproject.toml Makefile requirements-dev.txt
 hooks: venv
 	$(BIN)/pre-commit install
 
-# Versions for all Pythons that the package supports; torch and megatron-core are pinned above.
+# One version of each for all Pythons that the package supports (mypy reads numpy's types); torch and megatron-core are pinned above.
 lock: venv
 	$(BIN)/pip install -q --disable-pip-version-check uv
-	$(BIN)/uv pip compile -q --universal --upgrade --python-version 3.11 --extra test --extra postgresql --strip-extras --no-annotate \
+	$(BIN)/uv pip compile -q --universal --fork-strategy fewest --upgrade --python-version 3.11 --extra test --extra postgresql --strip-extras --no-annotate \
 		--custom-compile-command 'make lock' -o requirements-dev.txt setup.cfg
 
 # Debian packages: only what is missing, only as root or through sudo.
