@@ -129,7 +129,7 @@ def test_a_mistake_is_one_line(
     if given:
         monkeypatch.setenv("SYNERGY_PLAN_JSON", json.dumps(given))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setattr(hf, "_ranks", lambda who: hf.Alone())
+        monkeypatch.setattr(hf, "_ranks", lambda who: hf.OneProcess())
     with pytest.raises(SystemExit) as end:
         hf.apply_plan(arguments(tmp_path), global_batch=batch)
     assert end.value.code == 2
