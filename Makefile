@@ -2,7 +2,9 @@
 #   make demo     the main job end to end on a throwaway Slurm cluster
 #   make test     all tests (real Slurm, PostgreSQL, torchrun)
 #   make check    fast tests, ruff, mypy
-#   make venv     .venv alone
+#   make venv     .venv alone; another Python: PYTHON=python3.13 VENV=.venv313 make check
+#   make hooks    ruff, mypy and the layering test before each commit
+#   make lock     requirements-dev.txt anew
 #   make cluster  a throwaway Slurm cluster until Ctrl-C
 #   make docs     the documentation site, in build/site
 SHELL := /bin/bash
@@ -14,13 +16,16 @@ TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 TORCH_INDEX ?=
 
-.PHONY: demo test check venv system cluster clean lint fast docs
+.PHONY: demo test check venv system cluster clean lint fast hooks lock docs
 
 demo: system venv
 	$(BIN)/python -m tests.demo
 
+# Coverage of the unit tests only: it slows them, most of the others' time passes in processes of their own.
 test: system venv lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit --cov --cov-report=html
+	@echo "== coverage of the unit tests, in %: $$($(BIN)/coverage report --format=total); by line: htmlcov/index.html"
+	$(BIN)/python -m pytest tests/integration
 
 check: venv lint fast
 
@@ -34,14 +39,23 @@ lint:
 
 venv: $(VENV)/.ready
 
-$(VENV)/.ready: setup.cfg pyproject.toml Makefile
+$(VENV)/.ready: setup.cfg pyproject.toml Makefile requirements-dev.txt
 	@echo "== $(VENV): $(TORCH), $(MEGATRON), psutil, and this package with its test tools (about 1.3 GB)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: PYTHON=/path/to/python3.11 make ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install -q --disable-pip-version-check $(MEGATRON) psutil
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,postgresql]'
+	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c requirements-dev.txt $(TORCH)
+	$(BIN)/pip install -q --disable-pip-version-check -c requirements-dev.txt $(MEGATRON) psutil
+	$(BIN)/pip install -q --disable-pip-version-check -c requirements-dev.txt -e '.[test,postgresql]'
 	@touch $@
+
+hooks: venv
+	$(BIN)/pre-commit install
+
+# One version of each for all Pythons that the package supports (mypy reads numpy's types); torch and megatron-core are pinned above.
+lock: venv
+	$(BIN)/pip install -q --disable-pip-version-check uv
+	$(BIN)/uv pip compile -q --universal --fork-strategy fewest --upgrade --python-version 3.11 --extra test --extra postgresql --strip-extras --no-annotate \
+		--custom-compile-command 'make lock' -o requirements-dev.txt setup.cfg
 
 # Debian packages: only what is missing, only as root or through sudo.
 system:
@@ -64,4 +78,4 @@ build/venv-docs/.ready: setup.cfg
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov *.egg-info

@@ -1,3 +1,3 @@
 """Synergy: goodput-driven scheduling of large-model training on stock Slurm."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

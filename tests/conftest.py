@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import python_path
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
 
 # console scripts of the environment that runs the tests, for jobs too
 os.environ.pop("COLUMNS", None)  # tables have the width of a pipe, whatever runs the tests
-ROOT = Path(__file__).resolve().parents[1]
 # this checkout's packages, whatever is installed; processes that tests start inherit it
-SOURCES = (str(ROOT), str(ROOT / "launch"), str(ROOT / "sql"))
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*SOURCES, os.environ.get("PYTHONPATH", ""))))
+os.environ["PYTHONPATH"] = python_path()
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 

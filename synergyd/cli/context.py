@@ -29,6 +29,8 @@ class _JobId(click.IntRange):
 
 
 JOB_ID = _JobId(1, 2**32 - 1)
+# what the extra `server` of setup.cfg brings; compute nodes do without
+SERVER_LIBRARIES = frozenset({"numpy", "scipy", "highspy", "sqlalchemy", "alembic", "rich", "prometheus_client"})
 
 
 class Context:
@@ -71,5 +73,10 @@ def guarded(name: str, command: Callable[[], object]) -> None:
     except SynergyError as error:
         click.echo(f"{name}: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in SERVER_LIBRARIES:
+            raise
+        click.echo(f"{name} needs the server part: pip install 'synergy-slurm[server]'", err=True)
+        sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)

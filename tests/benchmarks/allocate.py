@@ -26,6 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,10 @@ def changed(arrays: Arrays, share: float, seed: int) -> Arrays:
 
 
 def built(arrays: Arrays) -> Instance:
-    names = ("indptr", "gpu_type", "gpus", "utility", "capacity")
-    return instance(*(arrays[n] for n in names), previous=arrays.get("previous"))
+    indptr, gpu_type, gpus, utility, capacity = (
+        arrays[n] for n in ("indptr", "gpu_type", "gpus", "utility", "capacity")
+    )
+    return instance(indptr, gpu_type, gpus, utility, capacity, previous=arrays.get("previous"))
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
@@ -96,6 +99,10 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     found = work()
     return found, (time.process_time() - cpu) * 1e3, (time.perf_counter() - wall) * 1e3
+
+
+def _solve_again(later: Arrays, last: LagrangianSolution, effort: Effort) -> LagrangianSolution:
+    return solve(built(later), warm=last, effort=effort)
 
 
 def measure(arrays: Arrays, repeats: int, effort: Effort) -> dict[str, Any]:
@@ -106,8 +113,8 @@ def measure(arrays: Arrays, repeats: int, effort: Effort) -> dict[str, Any]:
         found, cpu_ms, wall_ms = timed(lambda: solve(built(arrays), effort=effort))
         cold.append(cpu_ms)
         wall.append(wall_ms)
-        later, last = changed(arrays, 0.02, r), found
-        again, cpu_ms, _ = timed(lambda later=later, last=last: solve(built(later), warm=last, effort=effort))
+        later = changed(arrays, 0.02, r)
+        again, cpu_ms, _ = timed(partial(_solve_again, later, found, effort))
         warm.append((cpu_ms, again.gap))
         if not feasible(built(arrays), found.choice) or not feasible(built(later), again.choice):
             raise SystemExit("allocate: an answer breaks a limit")

@@ -135,7 +135,8 @@ def speed(nodes: int = 1280, repeats: int = 5) -> dict[str, float]:
     """Median processor ms of `place_lwf` and of `slowdowns` with jobs of 2 to 32 whole and half nodes that fill the machine."""
     rng = random.Random(1)
     rooms = [NodeCapacity(f"n{i}", "v100", 4) for i in range(nodes)]
-    requests, left = [], nodes * 4
+    requests: list[PlacementRequest] = []
+    left = nodes * 4
     while left >= 4:
         shape = Shape("v100", min(rng.choice((1, 2, 4, 8, 32)), left // 4), rng.choice((2, 4)))
         requests.append(PlacementRequest(len(requests), shape))

@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import synergyd.scheduler.decide as deciding
+import synergyd.scheduler.placement.place as place_module
 from synergyd.daemon.forecast import Forecast
 from synergyd.records import (
     Action,
@@ -134,7 +135,7 @@ def epoch(world: World, forecast: Forecast, settings: Settings) -> dict[str, Any
     table = time.process_time()
     ages = {j.job_id: world.now_s - j.submit_s for j in world_now.jobs}
     placing, failed = [], 0
-    plain = deciding.place
+    plain = place_module.place
 
     def place(*args: Any) -> Any:
         nonlocal failed
@@ -144,13 +145,13 @@ def epoch(world: World, forecast: Forecast, settings: Settings) -> dict[str, Any
         failed += len(placed.failed)
         return placed
 
-    deciding.place = place  # type: ignore[assignment]
+    vars(deciding)["place"] = place  # as `decide` looks it up
     try:
         begin, wall = time.process_time(), time.perf_counter()
         decisions = decide(world_now, settings, cells, why, world.plans, ages)
         end, wall = time.process_time(), time.perf_counter() - wall
     finally:
-        deciding.place = plain
+        vars(deciding)["place"] = plain
     told = world.carry_out(decisions)
     return {
         "table_ms": (table - start) * 1e3,

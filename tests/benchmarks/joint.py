@@ -128,7 +128,8 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
 
 
 def _full(rooms: tuple[NodeCapacity, ...], rnd: random.Random) -> Problem:
-    asks, left, at = [], len(rooms) * GPUS, 0
+    asks: list[JobRequest] = []
+    left, at = len(rooms) * GPUS, 0
     names = [room.name for room in rooms]
     while left >= GPUS:
         shape = Shape(

@@ -94,7 +94,7 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
             close(target, step, meta)
             say(f"written {step}")
 
-        checkpoints.close = sealed  # type: ignore[method-assign]
+        checkpoints.close = sealed  # type: ignore[method-assign, assignment]
         checkpointer.save = noted
         checkpointer.stage = staged if stage is not None else None
         for rows in task.batches(text, steps, collate=lambda items: torch.tensor([list(item) for item in items])):

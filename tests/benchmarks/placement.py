@@ -45,7 +45,7 @@ def batch_fill(way: Way, rnd: random.Random, count: int) -> float:
     """Lays `count` new jobs at once as an epoch does, those that find no room left out; seconds."""
     new = [PlacementRequest(way.next_id + i, Shape("h100", *rnd.choice(SIZES))) for i in range(count)]
     way.next_id += count
-    rooms = list(way.nodes)
+    rooms = list(way.rooms)
     if way.name == "random":
         rnd.shuffle(rooms)
     begin = time.process_time()
@@ -89,7 +89,8 @@ def main() -> None:
         rnd = random.Random(given.seed)
         for _ in range(60):
             batch_fill(way, rnd, given.nodes // 20)
-        spent, losses = [], {4: [], 8: []}
+        spent = []
+        losses: dict[int, list[float]] = {4: [], 8: []}
         wide = []
         for _ in range(given.epochs):
             ended = rnd.sample(sorted(way.held), int(len(way.held) * given.turnover))

@@ -28,7 +28,7 @@ TRACES = {
     "arena": ("arena/traces/simulate_trace_pai.csv", "fifo,tiresias,sia,crius,synergy"),
 }
 # s, as published (the artifact's own simulation), and what this project reaches for
-PEERS = {
+PEERS: dict[str, dict[str, dict[str, float]]] = {
     "morphling": {"Rubick": {"avg_jct_s": 3638.3, "median_jct_s": 1767, "p99_jct_s": 29156, "makespan_s": 58680}},
     "arena": {"Crius": {"avg_jct_s": 2510.4, "p99_jct_s": 20496}, "FCFS": {"avg_jct_s": 7459}},
 }

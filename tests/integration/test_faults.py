@@ -6,20 +6,43 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.throwaway.faults import FAULTS, STATES, Matrix, matrix
+from tests.throwaway.faults import FAULTS, STATES, Matrix, Pairs, Result, matrix
+from tests.throwaway.slurm import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Iterator[Matrix]:
-    """One cluster and daemon for all pairs."""
+def pairs() -> Iterator[Pairs]:
+    """One cluster and daemon for all pairs that end right."""
     with matrix() as running:
         yield running
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("state", STATES)
-def test_ends_right(pairs: Matrix, state: str, fault: str) -> None:
+def test_ends_right(pairs: Pairs, state: str, fault: str) -> None:
     result = pairs.run(state, fault)
     assert not result.wrong, f"{'; '.join(result.wrong)}\n{result.told}"
+
+
+def test_a_pair_that_ends_wrong_leaves_nothing_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pair loses its daemon and is left with a job that runs: on that cluster no other pair could end right."""
+    clusters: list[SlurmCluster] = []
+    check = Matrix._check
+
+    def lose_the_daemon(self: Matrix, state: str, fault: str, result: Result) -> None:
+        clusters.append(self.cluster)
+        if len(clusters) > 1:
+            return check(self, state, fault, result)
+        self.daemon.kill()
+        return result.wrong.append("the daemon is away")
+
+    monkeypatch.setattr(Matrix, "_check", lose_the_daemon)
+    with matrix() as running:
+        first = running.run("RUNNING", "synergyd-killed")
+        assert first.wrong == ["the daemon is away"] and "JobState=RUNNING" in first.told
+        assert not clusters[0].folder.exists()
+        second = running.run("RUNNING", "synergyd-killed")
+    assert not second.wrong, f"{'; '.join(second.wrong)}\n{second.told}"
+    assert clusters[1].folder != clusters[0].folder

@@ -24,7 +24,7 @@ from synergyd.records import Plan
 from synergyd.wire import plan_file
 from synergyd.wire.plan_file import PlanFile
 from tests.demo.story import faults, legs
-from tests.integration.training_ranks import ROOT
+from tests.paths import ROOT, python_path
 from tests.throwaway.slurm import NodeGroup, missing_programs
 from tests.throwaway.synergy import explain, make_cluster, synergyd
 
@@ -72,8 +72,7 @@ launcher.main()
 
 def _paths() -> str:
     """Synergy's own first: the checkout has a folder `tests` too."""
-    paths = (ROOT, ROOT / "tests/throwaway/megatron_lm_cpu", MEGATRON, os.environ.get("PYTHONPATH", ""))
-    return os.pathsep.join(map(str, paths))
+    return python_path(ROOT / "tests/throwaway/megatron_lm_cpu", MEGATRON)
 
 
 class Run:

@@ -23,7 +23,8 @@ from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres, PostgresMissing, programs
 from tests.unit.cli.test_simulate_database import gone, profile
-from tests.unit.store.test_contract import Clock, StoreContract, lifecycle
+from tests.unit.store.store_world import Clock, lifecycle
+from tests.unit.store.test_contract import StoreContract
 
 pytest_plugins = ["tests.throwaway.fixtures_postgres"]
 pytestmark = pytest.mark.postgres
@@ -98,8 +99,9 @@ def test_two_upgrades_at_once(kind: str, request: pytest.FixtureRequest, tmp_pat
     )
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     children = [subprocess.Popen([sys.executable, "-c", code, url], text=True, **pipes) for _ in range(2)]
-    assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
+    assert [child.stdout.readline() for child in children if child.stdout] == ["ready\n"] * 2
     for child in children:
+        assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
     assert [(child.communicate()[1], child.returncode) for child in children] == [("", 0)] * 2

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_training_pytorch import make_run_dir, status_of, wait_for
-from tests.integration.training_ranks import ROOT
+from tests.paths import ROOT, python_path
 
 FOLDER = os.environ.get("SYNERGY_TEST_HUGGINGFACE", "")
 FOUND = Path(FOLDER, "transformers").is_dir() if FOLDER else importlib.util.find_spec("transformers") is not None
@@ -39,7 +39,7 @@ def training(
     """A run under torchrun; it is killed when the block ends."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), FOLDER, os.environ.get("PYTHONPATH", "")))),
+        "PYTHONPATH": python_path(FOLDER),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "SYNERGY_RUN_DIR": str(run_dir),

@@ -15,7 +15,7 @@ import pytest
 from synergyd.records import Plan
 from synergyd.wire import plan_file
 from synergyd.wire.plan_file import PlanFile
-from tests.integration.training_ranks import ROOT
+from tests.paths import ROOT, python_path
 from tests.unit.launch.megatron_lm.test_supervisor import SCRIPT
 
 pytestmark = pytest.mark.training
@@ -44,7 +44,7 @@ def test_a_request_reaches_the_workers_and_not_torchrun(tmp_path: Path) -> None:
     path = plan_file.write(PlanFile(0, plan, "", str(save)), state)
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SYNERGY_"))},
-        "PYTHONPATH": str(ROOT), "SYNERGY_PLAN": str(path), "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(tmp_path),
+        "PYTHONPATH": python_path(), "SYNERGY_PLAN": str(path), "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(tmp_path),
         "SYNERGY_HOLD_S": "0.5",
     }  # fmt: skip
     user = ["--num-layers", "4", "--num-attention-heads", "4", "--micro-batch-size", "8", "--global-batch-size", "8"]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.integration import training_ranks
-from tests.integration.training_ranks import ROOT, Call
+from tests.integration.training_ranks import Call
+from tests.paths import ROOT, python_path
 
 pytestmark = pytest.mark.training
 
@@ -94,7 +95,7 @@ def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
     run_dir = make_run_dir(tmp_path / "job")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(),
         "OMP_NUM_THREADS": "1",
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),

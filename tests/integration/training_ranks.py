@@ -26,8 +26,8 @@ from synergy_launch.agent.checkpoint import Checkpoints
 from synergy_launch.examples.text import TextWindows
 
 from synergyd.records import ModelSpec, Plan
+from tests.paths import ROOT, python_path
 
-ROOT = Path(__file__).parents[2]
 SPEC = ModelSpec("test", layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocab=256, seq=32)
 
 
@@ -50,7 +50,7 @@ def context() -> Any:
     """Where processes are forked from."""
     forkserver: Any = multiprocessing.get_context("forkserver")
     # The server does not take over sys.path (Python 3.11).
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    os.environ["PYTHONPATH"] = python_path()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     forkserver.set_forkserver_preload(
         [
@@ -245,7 +245,7 @@ def sharded(checkpoint: Path, steps: int, *, interval: int = 0, die_at: int = 0)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = ByteModel(16, 2)
-    fully_shard(model)  # type: ignore[no-untyped-call]
+    fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses: list[float] = []
     with SynergyTask(
@@ -349,7 +349,7 @@ def rebatched_by_hand(batches: list[int]) -> Any:
         group["weight_decay"] = 0.1 * math.sqrt(scale)
         rows = torch.tensor([list(text[order.index(seen + i)]) for i in range(batch)])
         logits = model(rows[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         seen += batch

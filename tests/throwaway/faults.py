@@ -1,4 +1,4 @@
-"""The (state x fault) matrix on a real Slurm cluster with a real synergyd: one job a pair, one cluster for all.
+"""The (state x fault) matrix on a real Slurm cluster with a real synergyd: one job a pair, one cluster while all goes well.
 
 The job runs on n1 while n2 is drained; n2 comes back, and the resize that follows is stopped in the state wanted.
 """
@@ -9,9 +9,10 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -55,7 +56,7 @@ class Line:
 
 
 class Matrix:
-    """Runs pairs, one after the other."""
+    """Runs pairs on one cluster, one after the other, until one ends wrong."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -67,7 +68,10 @@ class Matrix:
         self.ledger = self.folder / "none"
 
     def run(self, state: str, fault: str, when: str = "before") -> Result:
-        """One pair, from sbatch to an empty cluster. `when`: the fault comes before or after the call that was stopped."""
+        """One pair, from sbatch to an empty cluster. `when`: the fault comes before or after the call that was stopped.
+
+        After a wrong result the cluster is left as it is: its state is unknown, and no further pair may use it.
+        """
         began = time.monotonic()
         result = Result(state, fault if when == "before" else f"{fault} (call made)")
         try:
@@ -79,12 +83,13 @@ class Matrix:
             self._check(state, fault, result)
         except RuntimeError as error:
             result.wrong.append(str(error).splitlines()[0])
+        if not result.wrong:
+            try:
+                self._clean()
+            except RuntimeError as error:
+                result.wrong.append(f"afterwards: {str(error).splitlines()[0]}")
         if result.wrong:
             result.told = self._told()
-        try:
-            self._clean()
-        except RuntimeError as error:
-            result.wrong.append(f"afterwards: {str(error).splitlines()[0]}")
         result.took_s = time.monotonic() - began
         return result
 
@@ -351,9 +356,49 @@ def _lost_steps(lines: list[Line]) -> list[str]:
     return wrong
 
 
+class Pairs:
+    """Runs pairs on one cluster; after a wrong result the next pair gets a fresh one. `start` makes a cluster ready."""
+
+    def __init__(self, start: Callable[[], AbstractContextManager[Matrix]]) -> None:
+        self._start = start
+        self._open = ExitStack()
+        self._matrix: Matrix | None = None
+
+    def run(self, state: str, fault: str, when: str = "before") -> Result:
+        """As Matrix.run; what goes wrong when a broken cluster is ended is added to the result."""
+        if self._matrix is None:
+            self._matrix = self._open.enter_context(self._start())
+        try:
+            result = self._matrix.run(state, fault, when)
+        except BaseException:
+            self.close()
+            raise
+        if result.wrong:
+            try:
+                self.close()
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+                result.wrong.append(f"at the cluster's end: {str(error).splitlines()[0]}")
+        return result
+
+    def close(self) -> None:
+        """Ends the cluster, if there is one."""
+        self._matrix = None
+        self._open.close()
+
+
 @contextmanager
-def matrix() -> Iterator[Matrix]:
-    """A cluster of two nodes and a daemon, ready for pairs."""
+def matrix() -> Iterator[Pairs]:
+    """Ready for pairs."""
+    pairs = Pairs(_one_cluster)
+    try:
+        yield pairs
+    finally:
+        pairs.close()
+
+
+@contextmanager
+def _one_cluster() -> Iterator[Matrix]:
+    """A cluster of two nodes and a daemon."""
     cluster = SlurmCluster([NodeGroup("cpu", 2, GPUS)])
     cluster.job_submit = hook(cluster.state_dir)
     cluster.slurm_conf = (

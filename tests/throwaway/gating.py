@@ -17,10 +17,10 @@ from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import ArbiterTerms
 from synergyd.links.disciplines import discipline_named
 from synergyd.wire import munge
+from tests.paths import ROOT, python_path
 from tests.throwaway.netns import ShapedLink
 from tests.throwaway.slurm import SlurmCluster
 
-ROOT = Path(__file__).parents[2]
 NODES = ("ha", "hb")
 OPEN = "none"  # the phase in which nobody is gated
 
@@ -101,7 +101,7 @@ def _start(
 ) -> list[subprocess.Popen[bytes]]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
+        "PYTHONPATH": python_path(),
         "GLOO_SOCKET_IFNAME": link.interface(number),
         "OMP_NUM_THREADS": "1",
         "MUNGE_SOCKET": str(cluster.munge_socket),

@@ -117,7 +117,14 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-FILES = {module_of(p): p for name, base in SOURCES.items() for p in sorted((base / name).rglob("*.py"))}
+# the old names for users' scripts are no package of ours: nothing here imports them
+BRIDGE = SOURCES["synergy_launch"] / "synergy_launch" / "bridge"
+FILES = {
+    module_of(p): p
+    for name, base in SOURCES.items()
+    for p in sorted((base / name).rglob("*.py"))
+    if BRIDGE not in p.parents
+}
 
 
 def folder_of(module: str) -> str:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
 from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, micro_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
-
 from synergyd.errors import UsageError
 from synergyd.rates import factors, usual_rule
 from synergyd.records import Plan

@@ -15,6 +15,7 @@ import click
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
+from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.launcher.status_reports import StatusReports
@@ -83,7 +84,7 @@ class _NodeRun:
     def _start(self) -> subprocess.Popen[bytes]:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        environment = {**os.environ, **self._command.environment}
+        environment = {**os.environ, **old_names.python_path(os.environ), **self._command.environment}
         output = subprocess.PIPE if self._supervisor else None
         child = subprocess.Popen(self._command.argv, env=environment, stdout=output)
         signal.signal(signal.SIGUSR2, self._on_usr2)

@@ -202,16 +202,11 @@ class Supervisor:
         return self._saved
 
     def _copy(self, source: IO[bytes]) -> None:
-        while True:
-            try:
-                piece = os.read(source.fileno(), 65_536)
-            except OSError:
-                return
-            if not piece:
-                return
-            with contextlib.suppress(OSError):  # a full disk must not stop the training's own output
-                _write_all(piece)
-            self._keep(self.log.feed(piece))
+        with source, contextlib.suppress(OSError):
+            while piece := os.read(source.fileno(), 65_536):
+                with contextlib.suppress(OSError):  # a full disk must not stop the training's own output
+                    _write_all(piece)
+                self._keep(self.log.feed(piece))
 
     def _keep(self, lines: Sequence[LogLine]) -> None:
         if not lines or not self._step_log:

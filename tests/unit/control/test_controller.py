@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -248,7 +249,7 @@ def test_validate_finds_what_may_never_be() -> None:
     controller = running()
     assert controller.validate() == ""
     tracked = controller.jobs[1]
-    wrong = [
+    wrong: list[dict[str, Any]] = [
         {"lifecycle": replace(tracked.lifecycle, state=ResizeState.GONE)},
         {"lifecycle": replace(tracked.lifecycle, state=ResizeState.HELD)},
         {"lifecycle": replace(tracked.lifecycle, job_id=2)},

@@ -105,8 +105,8 @@ class Seal:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
         self.uid = uid
-        monkeypatch.setattr(reports.munge, "encode", lambda payload, socket="": f"MUNGE:{self.uid}:{payload.decode()}")
-        monkeypatch.setattr(reports.munge, "decode", self.decode)
+        monkeypatch.setattr(munge, "encode", lambda payload, socket="": f"MUNGE:{self.uid}:{payload.decode()}")
+        monkeypatch.setattr(munge, "decode", self.decode)
 
     def decode(self, text: str) -> munge.Credential:
         _, uid, payload = text.split(":", 2)

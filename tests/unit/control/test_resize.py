@@ -75,7 +75,7 @@ def test_a_pending_job_is_started_with_its_size_and_plan(world: World) -> None:
 def test_a_running_job_is_resized_once_its_checkpoint_is_acknowledged(world: World) -> None:
     world.start()
     world.want(LARGE)
-    assert world.life.state is ResizeState.CHECKPOINTING and world.slurm.requeued == []
+    assert world.life.state.name == "CHECKPOINTING" and world.slurm.requeued == []
     world.round(1)
     assert world.slurm.requeued == []
     world.checkpoint()
@@ -164,7 +164,7 @@ def test_a_newer_decision_takes_the_request_back_before_the_requeue(world: World
 def test_a_preempted_job_waits_for_a_decision_from_its_checkpoint_on(world: World) -> None:
     world.start()
     world.preempt()
-    assert world.life.state is ResizeState.CHECKPOINTING and world.life.stopping and world.slurm.requeued == []
+    assert world.life.state.name == "CHECKPOINTING" and world.life.stopping and world.slurm.requeued == []
     world.checkpoint()
     assert world.slurm.requeued == [(JOB, 0)]
     world.round(8)

@@ -6,10 +6,11 @@ import functools
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from synergyd.control.resize import JobLifecycle
 from synergyd.daemon.loop import Daemon
-from synergyd.daemon.report_inbox import ReceivedReport
+from synergyd.daemon.report_inbox import ReceivedReport, ReportInbox
 from synergyd.daemon.tools import Tools
 from synergyd.records import Action, Decision, Plan, Profile, Report
 from synergyd.settings import Settings
@@ -131,10 +132,10 @@ class Site:
         """A new daemon process: nothing but the store, the files and Slurm is left of the one before."""
         store = BufferedStore(lambda: open_store(self.url, create=True), lambda: self.slurm.now_s)
         tools = Tools(
-            reader=_Reader(self.slurm),  # type: ignore[arg-type]
+            reader=_Reader(self.slurm),
             writer=self.slurm,
             store=store,
-            inbox=self.post,  # type: ignore[arg-type]
+            inbox=cast(ReportInbox, self.post),
             clock=lambda: self.slurm.now_s,
             report_address="ctl:7321",
             leads=lambda: self.leads,

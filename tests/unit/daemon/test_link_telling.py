@@ -23,9 +23,8 @@ from synergyd.settings import Settings
 from synergyd.wire import plan_file
 from synergyd.wire.admin_comment import AdminCommentStamp, decode, encode
 from synergyd.wire.plan_file import PlanFile, from_admin_comment
+from tests.paths import ROOT, python_path
 from tests.unit.daemon.daemon_world import Site
-
-ROOT = Path(__file__).parents[3]
 
 
 class Links:
@@ -138,7 +137,7 @@ def run_gated(folder: Path, *target: str, megatron: str = FAKE) -> subprocess.Co
     for each in (package, package.parent, package.parent.parent):
         (each / "__init__.py").touch()
     (package / "distributed_data_parallel.py").write_text(megatron)
-    environment = {**os.environ, "PYTHONPATH": f"{folder / 'path'}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'path'}:{python_path()}"}
     return subprocess.run(
         [sys.executable, "-m", "synergy_launch.links.gated_script", *target],
         capture_output=True, text=True, timeout=60, env=environment, cwd=folder,

@@ -123,7 +123,7 @@ def test_one_that_stood_by_takes_over_what_the_leader_wrote(site: Site) -> None:
     site.leads = False
     leader, waiting = site.daemon, site.start()
     site.epoch(1)
-    assert waiting.controller.jobs[1].lifecycle.state is ResizeState.RUNNING
+    assert waiting.controller.jobs[1].lifecycle.state.name == "RUNNING"
     site.leads, site.daemon = True, leader
     site.report(1)
     site.epoch(60)

@@ -306,7 +306,7 @@ def test_an_outage_of_any_length_does_not_end_the_daemon(monkeypatch: pytest.Mon
     tools = SimpleNamespace(store=SimpleNamespace(refresh=lambda: True), leads=lambda: True, inbox=None)
     daemon = SimpleNamespace(settings=Settings(), tools=tools, busy=False, epoch=away, tick=away)
     leadership = SimpleNamespace(try_lead=lambda: True, problem="")
-    monkeypatch.setattr(service.time, "monotonic", lambda: Stop.now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: Stop.now_s)
     monkeypatch.setattr(service.log, "disabled", True)
     stop = Stop()
     assert service._loop(daemon, leadership, PrometheusMetrics(0), stop, False, None) == 0  # type: ignore[arg-type]

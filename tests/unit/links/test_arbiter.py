@@ -144,10 +144,10 @@ def test_slowdown_grows_with_every_neighbour_and_lies_between_turns_and_step() -
         assert last < now <= (10 + 10 * LINK.cost(n)) / 20
         last = now
     steps = {}
+    where = [(0, 2), (1, 3)]
     for name in ("srsf-1", "srsf-2"):
-        where = [(0, 2), (1, 3)]
         specs = [JobSpec(i, "x", 2, 50, 0.0, 4.0, 6.0, 10.0) for i in range(2)]
-        engine = Engine(Machine(2, 2, topology=TOPOLOGY), specs, lambda e, j, w=where: w[j], discipline_named(name))
+        engine = Engine(Machine(2, 2, topology=TOPOLOGY), specs, lambda _, j: where[j], discipline_named(name))
         engine.advance()
         steps[name] = max(engine.finish) / (50 * 20.0)
     two = slowdowns([Traffic(i, ("a", "b"), 0.01, 10.0) for i in range(2)], TOPOLOGY)[0].slowdown
@@ -164,8 +164,8 @@ def neighbours_slowdown(
     """How much longer a job's steps (compute, then a message that takes so long) take beside one that asks anew every so often
     and never says that it is done. In steps of a millisecond."""
     state, now_ms, done, left, phase = ArbiterState(), 0, 0, alone_ms[0], "compute"
-    for event in (JobJoined(1, ("a", "b"), 1, 1.0), JobJoined(2, ("b", "c"), 8, 1e6)):
-        state, _ = step(state, event, 0.0, how)
+    for joined in (JobJoined(1, ("a", "b"), 1, 1.0), JobJoined(2, ("b", "c"), 8, 1e6)):
+        state, _ = step(state, joined, 0.0, how)
     while done < steps:
         now_s, events = now_ms / 1000.0, list[Event]()
         due = wake_s(state, how)

@@ -131,7 +131,7 @@ def test_a_good_job_is_stamped_and_put_off(slurm: Controller, tmp_path: Path) ->
     "script", [None, "", "#!/bin/sh\nsrun x\n", "#!/bin/sh\necho\n#SYNERGY tp=no\n", "# SYNERGY x\n"]
 )
 def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str | None) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "array_inx": "1-9",
         "tres_per_job": "gres:gpu:8",
         "ntasks_per_node": 8.0,
@@ -192,7 +192,12 @@ def test_jobs_that_can_not_be_resized_are_refused(slurm: Controller, fields: dic
 
 def test_without_resize_only_arrays_and_het_jobs_are_refused(slurm: Controller) -> None:
     script = "#SYNERGY resize=no\n"
-    fields = {"tres_per_job": "gres:gpu:8", "tres_per_node": None, "ntasks_per_node": 8.0, "requeue": 0.0}
+    fields: dict[str, Any] = {
+        "tres_per_job": "gres:gpu:8",
+        "tres_per_node": None,
+        "ntasks_per_node": 8.0,
+        "requeue": 0.0,
+    }
     outcome = slurm.submit(script, **fields)
     assert (outcome.rc, outcome.job["admin_comment"], outcome.job["requeue"]) == (0, "synergy:1 resize=no", 0.0)
     assert slurm.submit(script, array_inx="1-2").rc == -1

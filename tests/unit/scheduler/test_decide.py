@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,7 +133,7 @@ def test_a_job_on_a_node_that_went_down_may_stay_but_not_grow_there() -> None:
         ({"directive": Directive(resize=False)}, "resize=no"),
     ],
 )
-def test_who_is_not_touched_keeps_its_gpus(changes: dict[str, object], words: str) -> None:
+def test_who_is_not_touched_keeps_its_gpus(changes: dict[str, Any], words: str) -> None:
     snap = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=2, **changes), job(2)])
     found = run(snap, {1: GOOD, 2: GOOD})
     assert found[1].action is Action.KEEP and words in found[1].why
@@ -153,7 +154,7 @@ def test_who_is_not_touched_keeps_its_gpus(changes: dict[str, object], words: st
         ({"partition": "elsewhere"}, "the cluster has 0 in partition elsewhere"),
     ],
 )
-def test_who_waits_says_why(changes: dict[str, object], words: str) -> None:
+def test_who_waits_says_why(changes: dict[str, Any], words: str) -> None:
     snap = snapshot([node("n0", partitions=("gpu",))], [job(1, **changes)])
     found = run(snap, {1: GOOD})[1]
     assert (found.action, found.cell, found.node_names) == (Action.WAIT, None, ()) and words in found.why
@@ -323,7 +324,7 @@ def epochs(draw: st.DrawFn) -> tuple[Snapshot, dict[int, Cells]]:
         offers[i] = tuple(c for c in own if rnd.random() < 0.8)
         shape = rnd.choice(own).shape
         room = [name for name, count in free.items() if count >= shape.gpus_per_node]
-        changes: dict[str, object] = rnd.choice([{}, {}, {}, {"paused": True}, {"directive": Directive(weight=2.0)}])
+        changes: dict[str, Any] = rnd.choice([{}, {}, {}, {"paused": True}, {"directive": Directive(weight=2.0)}])
         if rnd.random() < 0.6 and len(room) >= shape.nodes:
             names = tuple(rnd.sample(room, shape.nodes))
             for name in names:

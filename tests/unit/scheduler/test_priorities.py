@@ -14,7 +14,7 @@ from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.priorities import gpu_limits_of, objective_of, weights, with_claims
-from synergyd.scheduler.problem.records import GpuLimit, NodeCapacity, Objective, Problem, Progress
+from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective, Problem, Progress
 from synergyd.scheduler.problem.utility import change_value, restart_factor, stay_value, value_terms
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
@@ -43,7 +43,7 @@ def test_weights_are_directive_times_qos_times_priority() -> None:
 # -- deadlines ---------------------------------------------------------------------------------------------------------
 
 
-def due(job_id: int, left: float, in_s: float, **changes: object):
+def due(job_id: int, left: float, in_s: float, **changes: object) -> JobRequest:
     made = ask(job_id, cells(1.0, 1.8, 3.2), progress=Progress(remaining=left), deadline_s=NOW + in_s)
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -60,7 +60,7 @@ def due(job_id: int, left: float, in_s: float, **changes: object):
         (due(1, 310.0, 100.0, current=0, nodes=("n0",)), 0.0),  # 3.1 as it is, 7.75 after a restart of 60 s
     ],
 )
-def test_a_deadline_needs_the_goodput_that_still_meets_it(one, need: float) -> None:
+def test_a_deadline_needs_the_goodput_that_still_meets_it(one: JobRequest, need: float) -> None:
     (found,), _ = with_claims([one], ROOMS, Objective(), PLAIN, NOW)
     assert found.need == pytest.approx(need)
     assert bool(found.need_why) == (need > 0)
@@ -69,7 +69,7 @@ def test_a_deadline_needs_the_goodput_that_still_meets_it(one, need: float) -> N
 
 def test_a_restart_makes_the_deadline_nearer() -> None:
     (found,), _ = with_claims([due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), PLAIN, NOW)
-    assert (found.need, found.need_anew) == (pytest.approx(1.2), pytest.approx(3.0))
+    assert (found.need, found.need_anew) == pytest.approx((1.2, 3.0))
 
 
 def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.records import Plan, Profile, Shape
+from synergyd.records import Cell, Plan, Profile, Shape
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.settings import Settings
 from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
@@ -143,7 +143,7 @@ def test_plans_of_the_oracle_are_the_truths() -> None:
         World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleBelief(), given.costs)),
         OracleBelief(),
     )
-    offers = []
+    offers: list[Cell] = []
     world.at(65.0, 3, lambda: offers.extend(_cells(world, director)))
     world.run()
     assert {(c.shape.gpus, c.goodput) for c in offers} == {(1, 64.0), (2, 128.0), (4, 256.0)}

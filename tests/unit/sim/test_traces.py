@@ -58,7 +58,7 @@ def test_a_pace_by_hand(tmp_path: Path) -> None:
     assert pace is not None
     # batch 30: variance 2, so a step is worth (2 + 1) / (2 / 1.5 + 1) steps at 20; it takes 0.18 s
     assert pace.rate == pytest.approx((3 / (2 / 1.5 + 1)) / 0.18)
-    assert (pace.step_s, pace.noise_scale) == (pytest.approx(0.18), pytest.approx(40.0))
+    assert (pace.step_s, pace.noise_scale) == pytest.approx((0.18, 40.0))
     assert truth.pace(0, Placed("a100", (2,)), plan) is None
     assert truth.best_rates(Shape("a100", 1, 2)) is None
     best = truth.best_rates(Shape("t4", 1, 2))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_jobs_without_a_sound_directive_are_never_written_to(
 def test_an_id_that_names_several_jobs_is_never_written_to(
     tmp_path: Path, instruction: Instruction, part: str, state: str
 ) -> None:
-    slurm, actuator = make(tmp_path, state=state, **{part: True})
+    slurm, actuator = make(tmp_path, state=state, **dict[str, Any]({part: True}))
     answer = actuator.carry_out(instruction)
     assert isinstance(answer, Refused) and not answer.transient and "several jobs" in answer.error
     assert slurm.calls == []
@@ -89,7 +90,7 @@ def test_asking_for_a_checkpoint_is_a_signal(tmp_path: Path) -> None:
     "changes",
     [{"state": "PENDING"}, {"state": "COMPLETING"}, {"state": "SUSPENDED"}, {"state": "RUNNING", "restarts": 1}],
 )
-def test_only_the_incarnation_meant_is_asked(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_only_the_incarnation_meant_is_asked(tmp_path: Path, changes: dict[str, Any]) -> None:
     slurm, actuator = make(tmp_path, **changes)
     answer = actuator.carry_out(AskCheckpoint(1, 0))
     assert isinstance(answer, Refused) and answer.transient and slurm.calls == []

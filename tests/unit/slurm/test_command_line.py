@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -396,12 +397,13 @@ def test_calls_are_counted(shell: Shell) -> None:
 def test_a_user_who_may_not_change_jobs_is_told_at_once(shell: Shell, message: str) -> None:
     for program in ("scontrol", "scancel"):
         shell.answers(program, error=message + "\n", code=1)
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: shell.backend.update(7, {"NumNodes": "2"}),
         lambda: shell.backend.requeue(7),
         lambda: shell.backend.signal(7, "USR2"),
         lambda: shell.backend.batch_script(7),
-    ):
+    )
+    for call in calls:
         with pytest.raises(DeniedError, match=r"may not manage jobs .*; run synergyd as root, SlurmUser"):
             call()
 

@@ -287,7 +287,7 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     assert said(loaded) == []
     assert {setting.field for setting in SETTINGS} < set(loaded.origins)
     # without a line: all, this host, built in, none, no weights, no limits
-    free = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
+    free: dict[str, object] = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
     free |= {"qos_weights": {}, "account_limits": {}, "partition_limits": {}}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()

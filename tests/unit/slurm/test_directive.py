@@ -64,7 +64,9 @@ def script_bytes(script: str) -> bytes:
 def expected(case: dict[str, Any]) -> Directive | None:
     if case["ok"] is None:
         return None
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in case["ok"].items()}
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in case["ok"].items()
+    }
     return Directive(**fields)
 
 

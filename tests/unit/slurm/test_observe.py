@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_the_shape_of_a_running_job_has_its_nodes_type() -> None:
         ({"num_tasks": 2, "num_nodes": 2}, ""),
     ],
 )
-def test_what_may_not_be_resized(changes: dict[str, object], why: str) -> None:
+def test_what_may_not_be_resized(changes: dict[str, Any], why: str) -> None:
     found = not_resizable(row(**changes), Directive())
     assert why in found and bool(found) == bool(why)
 
@@ -164,6 +165,6 @@ def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
         ({"reservation": "maint_7"}, "in the reservation maint_7"),
     ],
 )
-def test_what_is_beyond_placing(changes: dict[str, str], says: str) -> None:
+def test_what_is_beyond_placing(changes: dict[str, Any], says: str) -> None:
     found = beyond_placing(row(**changes))
     assert says in found and bool(found) == bool(says)

@@ -14,7 +14,7 @@ from synergyd.store.buffer import LAST_RETRY_S, BufferedStore
 from synergyd.store.records import Changes, EpochRecord, StoredEvent
 from synergyd.store.store import Store, open_store
 from synergyd.store.write_queue import WriteQueue, size
-from tests.unit.store.test_contract import Clock, epoch, lifecycle
+from tests.unit.store.store_world import Clock, epoch, lifecycle
 
 
 def away() -> Store:

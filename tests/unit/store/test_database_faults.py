@@ -16,7 +16,7 @@ from synergyd.store.leader import Leader
 from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres
-from tests.unit.store.test_contract import Clock, lifecycle
+from tests.unit.store.store_world import Clock, lifecycle
 
 pytest_plugins = ("tests.throwaway.fixtures_postgres",)
 
@@ -157,38 +157,42 @@ def test_a_wrong_set_up_is_still_raised_at_the_start(tmp_path: Path) -> None:
         Database(f"sqlite:///{tmp_path / 'x.db'}", create=True).round()
 
 
+def _ran(_rows: object) -> None:
+    """What a statement gives back is nobody's business."""
+
+
 def locked_out(server: Postgres, name: str) -> Callable[[], None]:
     server.run("ALTER ROLE daemon PASSWORD 'another'")
     server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'daemon'")
-    return lambda: server.run("ALTER ROLE daemon PASSWORD 'secret'") and None
+    return lambda: _ran(server.run("ALTER ROLE daemon PASSWORD 'secret'"))
 
 
 def rights_revoked(server: Postgres, name: str) -> Callable[[], None]:
     server.run("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM daemon", name)
-    return lambda: server.run("GRANT ALL ON ALL TABLES IN SCHEMA public TO daemon", name) and None
+    return lambda: _ran(server.run("GRANT ALL ON ALL TABLES IN SCHEMA public TO daemon", name))
 
 
 def may_not_connect(server: Postgres, name: str) -> Callable[[], None]:
     server.run("ALTER ROLE daemon NOLOGIN")
     server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'daemon'")
-    return lambda: server.run("ALTER ROLE daemon LOGIN") and None
+    return lambda: _ran(server.run("ALTER ROLE daemon LOGIN"))
 
 
 def database_renamed(server: Postgres, name: str) -> Callable[[], None]:
     server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'daemon'")
     server.run(f"ALTER DATABASE {name} RENAME TO elsewhere")
-    return lambda: server.run(f"ALTER DATABASE elsewhere RENAME TO {name}") and None
+    return lambda: _ran(server.run(f"ALTER DATABASE elsewhere RENAME TO {name}"))
 
 
 def table_renamed(server: Postgres, name: str) -> Callable[[], None]:
     server.run("ALTER TABLE leader RENAME TO before", name)
-    return lambda: server.run("ALTER TABLE before RENAME TO leader", name) and None
+    return lambda: _ran(server.run("ALTER TABLE before RENAME TO leader", name))
 
 
 def read_only(server: Postgres, name: str) -> Callable[[], None]:
     server.run(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'daemon'")
-    return lambda: server.run(f"ALTER DATABASE {name} RESET default_transaction_read_only") and None
+    return lambda: _ran(server.run(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
 
 
 def stopped(server: Postgres, name: str) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from synergyd.errors import UsageError
 from synergyd.store import connect
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
-from tests.unit.store.test_contract import Clock
+from tests.unit.store.store_world import Clock
 
 CHILD = """
 import sys, time

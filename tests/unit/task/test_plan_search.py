@@ -11,7 +11,7 @@ from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.cell_search import rank
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.efficiency import batch_points, efficiency, goodput
-from synergyd.task.model.hardware import figures
+from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import load_model
 from synergyd.task.model.step_time import step_time
@@ -23,7 +23,7 @@ H100 = figures("h100")
 V100 = figures("v100")
 
 
-def brute(model: ModelSpec, gpu, shape: Shape, batch: int) -> dict[tuple[int, int, int, int], str]:
+def brute(model: ModelSpec, gpu: GpuFigures, shape: Shape, batch: int) -> dict[tuple[int, int, int, int], str]:
     """(tp, pp, dp, micro-batch) -> least recompute that fits, by trying every number."""
     result = {}
     k = shape.gpus
@@ -53,7 +53,7 @@ def brute(model: ModelSpec, gpu, shape: Shape, batch: int) -> dict[tuple[int, in
         ("gpt2-xl", V100, Shape("v100", 2, 6), 60),
     ],
 )
-def test_the_search_finds_what_trying_everything_finds(name, gpu, shape, batch) -> None:
+def test_the_search_finds_what_trying_everything_finds(name: str, gpu: GpuFigures, shape: Shape, batch: int) -> None:
     model = load_model(name)
     found = enumerate_plans(model, gpu, [shape], PlanLimits(batch, batch))
     plans = [found.plans.plan(i) for i in range(len(found.plans))]

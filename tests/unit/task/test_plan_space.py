@@ -24,7 +24,7 @@ from synergyd.records import (
 from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.model.arrays import from_plans
-from synergyd.task.model.hardware import figures
+from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import load_model
 from synergyd.task.model.step_time import step_time
@@ -65,7 +65,7 @@ def divides(model: ModelSpec, shape: Shape, plan: Plan) -> bool:
         (load_model("gpt3-2.7b"), figures("v100"), Shape("v100", 2, 4)),
     ],
 )
-def test_the_whole_space_is_what_trying_every_number_finds(model: ModelSpec, gpu, shape: Shape) -> None:
+def test_the_whole_space_is_what_trying_every_number_finds(model: ModelSpec, gpu: GpuFigures, shape: Shape) -> None:
     limits = replace(FREE, low=24, high=24) if shape.nodes == 3 else FREE
     found = enumerate_plans(model, gpu, [shape], limits)
     plans = [found.plans.plan(i) for i in range(len(found.plans))]

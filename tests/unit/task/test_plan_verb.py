@@ -3,9 +3,10 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from synergyd.cli.plan import gpu_counts, plan
 from synergyd.cli.plan_plot import best, curves, split
@@ -19,7 +20,7 @@ from synergyd.task.plan_table import plan_table
 GOOD = ["--model", "gpt2", "--gpu-type", "a100", "--gpus", "1:8", "--global-batch", "64"]
 
 
-def run(*argv: str):
+def run(*argv: str) -> Result:
     return CliRunner().invoke(plan, list(argv))
 
 
@@ -136,7 +137,7 @@ def test_a_mixture_of_experts_and_memory_by_part() -> None:
     assert " vpp " not in run(*GOOD, "--top", "1").output
 
 
-def test_figures_of_a_file_are_used(tmp_path) -> None:
+def test_figures_of_a_file_are_used(tmp_path: Path) -> None:
     path = tmp_path / "a100.toml"
     path.write_text("[a100]\npeak_tflops = 3.12\n")
     slow, fast = (
@@ -146,10 +147,10 @@ def test_figures_of_a_file_are_used(tmp_path) -> None:
     assert slow["cell"]["step_s"] > 10 * fast["cell"]["step_s"]
 
 
-def test_links_by_name_and_by_number(tmp_path) -> None:
+def test_links_by_name_and_by_number(tmp_path: Path) -> None:
     def step(*more: str) -> float:
         argv = ["--model", "gpt3-13b", "--gpu-type", "a100", "--gpus", "32", "--tp", "2", "--json", *more]
-        return json.loads(run(*argv).output)["counts"][0]["rows"][0]["cell"]["step_s"]
+        return float(json.loads(run(*argv).output)["counts"][0]["rows"][0]["cell"]["step_s"])
 
     assert step("--inter", "eth-25/8") > 1.2 * step("--inter", "ib-hdr") and step("--intra", "pcie4") > step()
     assert step("--inter", "ib-hdr/4") != step("--inter", "6.25")  # the class brings its latency
@@ -163,7 +164,7 @@ def test_links_by_name_and_by_number(tmp_path) -> None:
     assert link_figures("4x10GbE/2", "inter") == {"inter_gbs": 2.5, "inter_latency_s": LINK_CLASSES["10gbe"].latency_s}
 
 
-def test_plot_without_matplotlib_is_one_line(monkeypatch, tmp_path) -> None:
+def test_plot_without_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run(*GOOD, "--plot", str(tmp_path / "p.png"))
@@ -184,7 +185,7 @@ def test_the_curves_of_a_plot() -> None:
     assert split(Plan(dp=8, zero_stage=3)) == "tp 1 pp 1 ZeRO-3"
 
 
-def test_the_picture_is_written(tmp_path) -> None:
+def test_the_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = run(*GOOD, "--top", "1", "--plot", str(tmp_path / "p.png"))
     assert result.exit_code == 0 and (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

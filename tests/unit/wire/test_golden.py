@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from synergyd.control.resize import JobLifecycle, ResizeState, Target, validate
+from synergyd.control.instructions import Target
+from synergyd.control.resize import JobLifecycle, ResizeState, validate
 from synergyd.errors import UsageError
 from synergyd.records import (
     Accepts,

@@ -174,7 +174,8 @@ def test_a_model_out_of_bounds_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_model_with_fields_missing_or_of_the_wrong_kind_is_refused() -> None:
-    for model in ({}, {"name": "m"}, {k: v for k, v in MODEL.items() if k != "name"}, [], "gpt", 7):
+    wrong: tuple[Any, ...] = ({}, {"name": "m"}, {k: v for k, v in MODEL.items() if k != "name"}, [], "gpt", 7)
+    for model in wrong:
         with pytest.raises(UsageError, match="model"):
             load(model=model)
     assert load(model=MODEL).model == ModelSpec(**MODEL)

@@ -205,6 +205,9 @@ class InStep:
     def broadcast(self, value: Any) -> Any:
         return self._exchange(value)[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        return self._exchange(value)
+
     def barrier(self) -> None:
         self._meeting.wait(5)
 

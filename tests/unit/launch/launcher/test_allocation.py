@@ -98,7 +98,7 @@ def test_address_falls_back_to_slurms(tmp_path: Path, monkeypatch: pytest.Monkey
     def nobody(*_: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(allocation.socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
     sinfo = tmp_path / "sinfo"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     sinfo.write_text('#!/bin/sh\n[ "$4" = n1 ] && echo 10.0.0.9\n')

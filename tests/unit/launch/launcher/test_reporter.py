@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from synergy_launch.launcher import reporter as reporters
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.errors import UnavailableError
 from synergyd.records import Report
 from synergyd.wire import munge
+from synergyd.wire import report as wire_report
 from synergyd.wire.report import send
 
 
@@ -24,7 +24,7 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: int = 0) -> None:
         self.steps: list[int] = []
         self.fails = fails
-        monkeypatch.setattr(reporters.report, "send", self)
+        monkeypatch.setattr(wire_report, "send", self)
 
     def __call__(self, newest: Report, address: str, by: int | None) -> None:
         assert (address, by) == ("ctl:1", None)
@@ -87,7 +87,7 @@ def test_another_daemon_is_found_and_told_at_once(monkeypatch: pytest.MonkeyPatc
             raise UnavailableError(f"daemon at {address}", "away")
         told.append((newest.step, address))
 
-    monkeypatch.setattr(reporters.report, "send", send)
+    monkeypatch.setattr(wire_report, "send", send)
     made = Reporter("ctl:1", every_s=60, find=lambda: "ctl2:1", by=lambda: 64030)
     made.offer(Report(1, 0, 1), urgent=True)
     until(lambda: told == [(1, "ctl2:1")])

@@ -48,7 +48,7 @@ def solved(
 def test_the_forecast_while_weighing_and_as_told() -> None:
     one = traffic_of(1, sends(1.0, 2, 2), ("a", "b"), PLAIN)
     assert one is not None
-    assert (one.compute_s, one.message_mb) == (0.5, pytest.approx(0.5 * 1000 / TEN_GBE.per_mb))
+    assert one.compute_s == 0.5 and one.message_mb == pytest.approx(0.5 * 1000 / TEN_GBE.per_mb)
     assert expected(one, {"nic:a": 0.5, "nic:b": 0.1}, PLAIN) == pytest.approx(WEIGHED, abs=1e-4)
     assert expected(one, {}, PLAIN) == 1.0
     two = sharings([one, replace(one, job_id=2, nodes=("b", "c"))], PLAIN)
@@ -117,7 +117,7 @@ def test_policies_that_fix_sizes_keep_cells() -> None:
     pair = (sends(1.0, 2, 2), sends(0.99, 1, 4))
     problem = Problem((ask(1, pair, 4), ask(2, pair, 4)), rooms(3))
     assert solved(problem, sizes=False).allocation.choice == (0, 0)
-    assert sorted(solved(problem).allocation.choice) == [0, 1]
+    assert set(solved(problem).allocation.choice) == {0, 1}
 
 
 def test_uplinks_count_too() -> None:

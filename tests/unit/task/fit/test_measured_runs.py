@@ -53,7 +53,7 @@ def test_a_row_and_its_defaults(tmp_path: Path) -> None:
     assert (row.cluster, row.gpu_type, row.file, row.line) == ("somebody's", "a100-80", "rows.csv", 2)
     assert (row.model.ffn, row.model.kv_heads, row.model.gated, row.model.tied_embeddings) == (8192, 16, False, True)
     assert (row.plan.zero_stage, row.plan.vpp, row.plan.cp, row.plan.ep, row.plan.precision) == (0, 1, 1, 1, "bf16")
-    assert (row.time_s, row.memory_bytes, row.scores) == (1.5, 20e9, {"time", "mem"})
+    assert (row.time_s, row.memory_bytes, row.scores) == (1.5, 20e9, frozenset({"time", "mem"}))
 
 
 @pytest.mark.parametrize(

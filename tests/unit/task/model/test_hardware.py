@@ -83,7 +83,10 @@ def test_unknown_type_is_generic_and_says_so() -> None:
 
 
 def test_overrides_of_the_gres_name_win() -> None:
-    overrides = {"a100-80": {"inter_gbs": 12.5, "intra_gbs": 200}, "nvidia_a100-sxm4-80gb": {"inter_gbs": 6}}
+    overrides: dict[str, dict[str, float]] = {
+        "a100-80": {"inter_gbs": 12.5, "intra_gbs": 200},
+        "nvidia_a100-sxm4-80gb": {"inter_gbs": 6},
+    }
     gpu = figures("nvidia_a100-sxm4-80gb", overrides)
     assert (gpu.inter_gbs, gpu.intra_gbs, gpu.peak_tflops) == (6, 200, 312)
     assert figures("h100", overrides) == figures("h100")

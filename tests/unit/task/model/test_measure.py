@@ -4,6 +4,7 @@ import json
 import sys
 import time
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,13 +27,13 @@ from synergyd.task.model.measure import (
 )
 
 
-def made(start: float, rate: float, amounts=(1e9, 1e10, 1e12)) -> tuple[Timing, ...]:
+def made(start: float, rate: float, amounts: tuple[float, ...] = (1e9, 1e10, 1e12)) -> tuple[Timing, ...]:
     return tuple(Timing(a, start + a / rate) for a in amounts)
 
 
 def test_a_line_is_found_again() -> None:
     start, rate = line(made(2e-5, 7e14))
-    assert (start, rate) == (pytest.approx(2e-5), pytest.approx(7e14))
+    assert (start, rate) == pytest.approx((2e-5, 7e14))
     # noise may put it below zero, where no time can start
     start, rate = line([Timing(1.0, 0.9), Timing(10.0, 10.0)])
     assert start == 0.0 and rate == pytest.approx(1.0, rel=0.1)
@@ -47,12 +48,12 @@ def test_a_line_is_found_again() -> None:
         ([Timing(1, 0), Timing(2, 1)], "usable points"),
     ],
 )
-def test_too_little_is_one_line(points, says: str) -> None:
+def test_too_little_is_one_line(points: list[Timing], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         line(points)
 
 
-def test_figures_of_a_known_type_are_efficiencies(tmp_path) -> None:
+def test_figures_of_a_known_type_are_efficiencies(tmp_path: Path) -> None:
     n, rate, latency = 8, 300e9, 1.5e-5
     ring = tuple(Timing(b, 2 * (b * (n - 1) / n / rate + latency * (1 + np.log2(n)) / 2)) for b in (1e4, 1e6, 1e9))
     found, remarks = figures_of(
@@ -109,7 +110,7 @@ def test_figures_of_an_unknown_type_and_between_nodes() -> None:
     assert known.inter_latency_s == pytest.approx(3e-5)
 
 
-def test_the_file_is_read_as_it_was_written(tmp_path) -> None:
+def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "f.toml"
     path.write_text(
         write_figures('odd "type"', {"peak_tflops": 123456.0, "kernel_s": 2e-7}, {"kernel_s": "why"}, "a\n\nb")
@@ -129,7 +130,7 @@ def test_the_file_is_read_as_it_was_written(tmp_path) -> None:
         ("\xff", "not TOML"),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path, text: str, says: str) -> None:
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "f.toml"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=says) as error:
@@ -157,11 +158,11 @@ def test_small_measurements_on_this_machine() -> None:
     assert copied[0].amount == 1 << 13 and 0 < copied[0].seconds < 1
 
 
-def small(torch, device, clock) -> DeviceMeasurement:
+def small(torch: object, device: object, clock: object) -> DeviceMeasurement:
     return DeviceMeasurement(device="CPU", dtype="fp32", gemm=made(1e-6, 5e10), copy=made(1e-6, 8e9))
 
 
-def test_the_command_writes_a_file_that_plan_reads(tmp_path, monkeypatch) -> None:
+def test_the_command_writes_a_file_that_plan_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(command, "one_device", small)
     out = tmp_path / "cpu.toml"
@@ -185,7 +186,7 @@ def test_the_command_writes_a_file_that_plan_reads(tmp_path, monkeypatch) -> Non
         (["--ranks", "0"], "--ranks"),
     ],
 )
-def test_bad_options_are_exit_two(argv, says: str, monkeypatch) -> None:
+def test_bad_options_are_exit_two(argv: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(command, "one_device", small)
@@ -193,7 +194,7 @@ def test_bad_options_are_exit_two(argv, says: str, monkeypatch) -> None:
     assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch) -> None:
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(command.measure, [])
     assert result.exit_code == 2 and "synergy-slurm[training]" in result.output

@@ -1,7 +1,9 @@
 """Learning-rate rules against the limits that their papers state."""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ def test_adascale_without_noise_and_with_noise_alone() -> None:
 @given(base=positive, scale=st.floats(1, 1e4), noise=st.floats(0, 1e9))
 def test_a_step_is_worth_the_gain(base: float, scale: float, noise: float) -> None:
     # efficiency of a sequence times how many more there are: Pollux's EFFICIENCY = r M0 / M
-    share = float(efficiency(base * scale, noise, base))
+    share = float(efficiency(np.asarray(base * scale), noise, base))
     assert adascale(base, base * scale, noise) == pytest.approx(share * scale, rel=1e-9)
 
 
@@ -62,6 +64,6 @@ def test_usual_rules() -> None:
         (lambda: factor("sqrt", 1, math.inf), "must be positive"),
     ],
 )
-def test_bad_input_is_one_line(call, says: str) -> None:
+def test_bad_input_is_one_line(call: Callable[[], object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         call()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -131,7 +132,9 @@ def test_counts_are_those_of_megatron_lm(name: str, flops: int, count: int) -> N
         ("llama3-8b", (4, 2, 4), 1, 9034043904, None),
     ],
 )
-def test_memory_is_that_of_megatron_lm(name: str, degrees, micro: int, state: int, activations: int | None) -> None:
+def test_memory_is_that_of_megatron_lm(
+    name: str, degrees: tuple[int, int, int], micro: int, state: int, activations: int | None
+) -> None:
     """Its activations are a GPT's: gated units and query groups are not in them."""
     tp, pp, dp = degrees
     plan = Plan(tp, pp, dp, micro, 64 * dp * micro, sequence_parallel=True)
@@ -187,7 +190,7 @@ def test_flops_of_a_token_are_six_a_weight_and_attention() -> None:
     assert flops_per_token(model) == pytest.approx(6 * weights + attention, rel=1e-12)
 
 
-def test_hf_config_of_a_llama(tmp_path) -> None:
+def test_hf_config_of_a_llama(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     expected = load_model("llama3-8b")
@@ -197,7 +200,7 @@ def test_hf_config_of_a_llama(tmp_path) -> None:
     assert load_model(str(path), seq=4096).seq == 4096
 
 
-def test_hf_config_of_gpt2(tmp_path) -> None:
+def test_hf_config_of_gpt2(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(
         json.dumps(
@@ -274,7 +277,7 @@ BERT = {"model_type": "bert", "num_hidden_layers": 24, "hidden_size": 1024, "num
         (BERT, "bert-large"),
     ],
 )
-def test_hf_configs_of_other_kinds(tmp_path, config: dict, preset: str) -> None:
+def test_hf_configs_of_other_kinds(tmp_path: Path, config: dict[str, object], preset: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert {**vars(load_model(str(tmp_path))), "name": ""} == {**vars(load_model(preset)), "name": ""}
 
@@ -290,7 +293,7 @@ def test_hf_configs_of_other_kinds(tmp_path, config: dict, preset: str) -> None:
         ({**DEEPSEEK_MOE, "model_type": "deepseek_v2", "kv_lora_rank": 512}, "multi-latent attention is not modelled"),
     ],
 )
-def test_bad_moe_configs(tmp_path, config: dict, says: str) -> None:
+def test_bad_moe_configs(tmp_path: Path, config: dict[str, object], says: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match=says):
         load_model(str(tmp_path))
@@ -319,7 +322,7 @@ def changed(**values: object) -> str:
         ("\x00\xff", "not JSON"),
     ],
 )
-def test_bad_config_is_one_clear_line(tmp_path, text: str, says: str) -> None:
+def test_bad_config_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError) as error:
@@ -345,7 +348,7 @@ ODD = st.one_of(
     base=st.sampled_from([LLAMA, MIXTRAL, QWEN_MOE, DEEPSEEK_MOE, GEMMA, BERT]),
     changes=st.dictionaries(st.sampled_from(sorted({*MIXTRAL, *QWEN_MOE, *DEEPSEEK_MOE, "head_dim"})), ODD, max_size=4),
 )
-def test_any_config_is_a_model_or_one_line(base: dict, changes: dict) -> None:
+def test_any_config_is_a_model_or_one_line(base: dict[str, object], changes: dict[str, object]) -> None:
     try:
         spec = from_hf_config({**base, **changes}, "model x")
     except UsageError as error:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd.records import Plan
+from synergyd.records import ModelSpec, Plan
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.counts import flops_per_step, parameters
-from synergyd.task.model.hardware import figures
+from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import load_model
 from synergyd.task.model.step_time import step_time
@@ -27,7 +27,7 @@ PLANS = [
 ]
 
 
-def seconds(plan: Plan, gpus_per_node: int = 8, gpu=A100, model=GPT) -> dict[str, float]:
+def seconds(plan: Plan, gpus_per_node: int = 8, gpu: GpuFigures = A100, model: ModelSpec = GPT) -> dict[str, float]:
     return step_time(model, gpu, from_plans([plan], gpus_per_node)).parts(0)
 
 
@@ -105,7 +105,9 @@ def test_a_group_that_leaves_the_node_takes_the_network() -> None:
     st.booleans(),
     st.sampled_from(["a100", "v100", "cpu"]),
 )
-def test_recompute_trades_time_for_memory(tp, pp, dp, micro, passes, sequence_parallel, gpu_type) -> None:
+def test_recompute_trades_time_for_memory(
+    tp: int, pp: int, dp: int, micro: int, passes: int, sequence_parallel: bool, gpu_type: str
+) -> None:
     """The search relies on it: less recompute is never slower."""
     gpu = figures(gpu_type)
     plan = Plan(tp, pp, dp, micro, dp * micro * passes, "none", sequence_parallel)

@@ -1,0 +1,21 @@
+"""Hugging Face's Trainer: `from synergy_launch.huggingface import SynergyCallback, apply_plan, resume_from`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from synergy_launch.huggingface.trainer import SynergyCallback as SynergyCallback
+    from synergy_launch.huggingface.trainer import apply_plan as apply_plan
+    from synergy_launch.huggingface.trainer import resume_from as resume_from
+
+__all__ = ["SynergyCallback", "apply_plan", "resume_from"]
+
+
+def __getattr__(name: str) -> Any:
+    """Importing the names imports torch and transformers; importing this folder's other modules does not."""
+    if name in __all__:
+        from synergy_launch.huggingface import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module 'synergy_launch.huggingface' has no attribute {name!r}")

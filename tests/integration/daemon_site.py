@@ -1,0 +1,128 @@
+"""What tests of synergyd on a real cluster share: what its commands show, and what was written to Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from synergyd.cli import explain as explain_cli
+from synergyd.cli import status as status_cli
+from synergyd.cli import synergyctl as synergyctl_cli
+from synergyd.cli import synergyd as synergyd_cli
+from synergyd.daemon import heartbeat
+from synergyd.errors import UsageError
+from synergyd.store.store import open_store
+from synergyd.wire.codec import encode
+from tests.throwaway import light_job
+from tests.throwaway.slurm import SlurmCluster
+
+# as another user to Slurm and munge, who can still read a Python that lies in root's home
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",
+             "--ambient-caps=+dac_override")  # fmt: skip
+MAINS = {"synergyd": synergyd_cli.main, "synergyctl": synergyctl_cli.main}
+ELASTIC = "min_gpus=1 max_gpus=4"
+READS = {"show", "ping", "--version", "write", "-V"}
+
+
+class Shim:
+    """Logs every scontrol and scancel that a process with this environment starts, then runs the real one."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self.folder = cluster.folder / "shim"
+        self.folder.mkdir()
+        self._log = cluster.folder / "shim.log"
+        for name in ("scontrol", "scancel"):
+            real = shutil.which(name, path=cluster.env["PATH"])
+            path = self.folder / name
+            path.write_text(
+                f"#!/bin/bash\nprintf '%s\\x1f' {name} \"$@\" >> {self._log}\nprintf '\\n' >> {self._log}\n"
+                f'exec {real} "$@"\n'
+            )
+            path.chmod(0o755)
+        self.environment = {"PATH": f"{self.folder}:{cluster.env['PATH']}"}
+
+    def writes(self) -> list[list[str]]:
+        """The calls that change something, word by word."""
+        text = self._log.read_text() if self._log.exists() else ""
+        calls = [line.split("\x1f")[:-1] for line in text.splitlines()]
+        return [c for c in calls if c[0] == "scancel" or c[1] not in READS]
+
+    def written(self) -> set[int]:
+        """The job ids that those calls name."""
+        return {int(n) for call in self.writes() for word in call for n in re.findall(r"\A(?:JobId=)?(\d+)", word)}
+
+
+def shown(cluster: SlurmCluster) -> str:
+    """All that Slurm shows of all jobs, without what time and Slurm's own scheduler change."""
+    text = cluster.run("scontrol", "show", "job").stdout
+    return re.sub(r"(RunTime|LastSchedEval|Reason|StartTime|EndTime|SchedNodeList|Scheduler)=\S+", "", text)
+
+
+def status(cluster: SlurmCluster, url: str = "") -> dict[int, dict[str, Any]]:
+    """What `synergyctl status --json` shows, by job id, without starting a process for each look; {} without a database."""
+    try:
+        with open_store(url or f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+            return {j["job_id"]: j for j in encode(status_cli.collect(store))["jobs"]}
+    except UsageError:  # not made yet; a database that is away is an error here
+        return {}
+
+
+def sizes(cluster: SlurmCluster, *job_ids: int) -> list[int | None]:
+    """GPUs that jobs hold, as `synergyctl status` shows them; None for one that is not in the last epoch."""
+    found = status(cluster)
+    return [found[i]["gpus"] if i in found else None for i in job_ids]
+
+
+def explain(cluster: SlurmCluster, job_id: int, url: str = "") -> dict[str, Any]:
+    """What `synergyctl explain --json` shows."""
+    with open_store(url or f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+        return dict(encode(explain_cli.collect(store, job_id)))
+
+
+def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
+    """The job as squeue's JSON has it."""
+    rows = json.loads(cluster.run("squeue", "-t", "all", "--json").stdout)["jobs"]
+    found: dict[str, Any] = next(r for r in rows if r["job_id"] == job_id)
+    return found
+
+
+def until_beat(cluster: SlurmCluster) -> None:
+    """Waits for the daemon's first heartbeat."""
+    try:
+        cluster.wait_for((cluster.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+    except RuntimeError as error:
+        log = (cluster.folder / "log" / "synergyd.log").read_text()
+        raise RuntimeError(f"{error}\nsynergyd: {log[-4000:]}") from None
+
+
+def until_steps(cluster: SlurmCluster, *job_ids: int, steps: int = 2, timeout_s: float = 60) -> None:
+    """Waits until the daemon knows by reports that these jobs train."""
+
+    def trains() -> bool:
+        found = status(cluster)
+        return all((found.get(i) or {}).get("step") is not None and found[i]["step"] >= steps for i in job_ids)
+
+    try:
+        cluster.wait_for(trains, timeout_s, f"reports of {job_ids}")
+    except RuntimeError as error:
+        log = (cluster.folder / "log" / "synergyd.log").read_text()
+        raise RuntimeError(
+            f"{error}\n{log[-4000:]}\n{[light_job.output(cluster, i)[-500:] for i in job_ids]}"
+        ) from None
+
+
+def failed(cluster: SlurmCluster, *argv: str, code: int, **kwargs: Any) -> str:
+    """Runs a command that must fail with `code` and exactly one line on the terminal, which is returned."""
+    done = cluster.run(*argv, check=False, **kwargs)
+    said = done.stderr.splitlines()
+    log = [x for x in said if re.match(r"\d{4}-\d\d-\d\d .* INFO ", x)]
+    said = [x for x in said if x not in log]
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, len(said)) == (code, 1), (argv, done.returncode, done.stdout, done.stderr)
+    return said[0]
+
+
+Here = Callable[..., str]

@@ -1,0 +1,44 @@
+"""An arbiter on a port of its own, and jobs' gates to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from synergy_launch.links.link_gate import LinkGate
+
+from synergyd.daemon.link_arbiter import LinkArbiter, listen
+from synergyd.links.arbiter import ArbiterTerms
+from synergyd.links.disciplines import discipline_named
+from synergyd.wire.link_protocol import Hello
+from tests.unit.daemon.link_arbiter_world import (
+    BOUND_S,
+    MEMBERS,
+    decode,
+    encode,
+    made_gate,
+)
+
+
+@pytest.fixture
+def arbiter() -> Iterator[LinkArbiter]:
+    terms = ArbiterTerms(discipline_named("ada-srsf"), bound_s=BOUND_S)
+    made = LinkArbiter(listen("127.0.0.1", 0), terms, decode=decode, encode=encode)
+    made.follow(MEMBERS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gates(arbiter: LinkArbiter) -> Iterator[Callable[..., LinkGate]]:
+    made: list[LinkGate] = []
+
+    def gate(job_id: int, channel: int = 0, **changes: object) -> LinkGate:
+        hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes, channel), **changes)  # type: ignore[arg-type]
+        made.append(made_gate(arbiter.port, hello))
+        return made[-1]
+
+    yield gate
+    for each in made:
+        each.close()

@@ -1,0 +1,174 @@
+"""What holds of leadership and outages on each database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import text
+
+from synergyd.errors import UnavailableError, UsageError
+from synergyd.records import (
+    Profile,
+)
+from synergyd.store import connect, schema
+from synergyd.store.buffer import BufferedStore
+from synergyd.store.leader import Leader
+from synergyd.store.records import Changes, StoredEvent
+from synergyd.store.store import Store, open_store
+
+# What a stranger may call a job: quotes, SQL, newline, NUL, not UTF-8, more than 16 bits
+from tests.unit.store.store_world import (
+    PROFILE,
+    Clock,
+    epoch,
+    lifecycle,
+)
+
+
+class LeadershipContract:
+    """`url` is a fresh database's, `store` is open on it, `outage` takes it away."""
+
+    # Leadership
+
+    def test_one_leads_the_other_stands_by(self, store: Store, url: str) -> None:
+        clock = Clock()
+        one, two = Leader(url, clock=clock, host="h1", pid=11), Leader(url, clock=clock, host="h2", pid=22)
+        assert one.try_lead() and not two.try_lead()
+        assert one.leads and not two.leads and not two.away
+        clock.now = 2000.0
+        assert one.try_lead()
+        row = store.leader()
+        assert row is not None and (row.host, row.pid, row.heartbeat_s, row.term) == ("h1", 11, 2000.0, 1)
+        one.release()
+        row = store.leader()
+        assert row is not None and row.pid == 0 and not one.leads
+        assert two.try_lead() and not one.try_lead()
+        row = store.leader()
+        assert row is not None and (row.host, row.term, two.term) == ("h2", 2, 2)
+        two.release()
+
+    def test_many_ask_at_once(self, store: Store, url: str) -> None:
+        leaders = [Leader(url, clock=Clock()) for _ in range(4)]
+        start = threading.Barrier(len(leaders))
+        led: list[bool] = []
+
+        def ask(leader: Leader) -> None:
+            start.wait()
+            led.append(leader.try_lead())
+
+        threads = [threading.Thread(target=ask, args=(leader,)) for leader in leaders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(led) == [False, False, False, True]
+        for leader in leaders:
+            leader.release()
+
+    def test_schema_missing_is_said_to_the_leader(self, url: str) -> None:
+        schema.upgrade(url)
+        engine = connect.make_engine(connect.parse_url(url), migrating=True, pooled=False)
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE leader"))
+        with pytest.raises(UsageError, match=r"leader.*synergyctl db upgrade"):
+            Leader(url, clock=Clock()).try_lead()
+
+    def test_an_earlier_leader_can_not_overwrite_the_next_ones_state(self, store: Store, url: str) -> None:
+        one, two = Leader(url, clock=Clock()), Leader(url, clock=Clock())
+        clock = Clock()
+        late = BufferedStore(lambda: open_store(url), clock, term=lambda: one.term)
+        assert one.try_lead() and late.refresh()
+        late.put_lifecycles([lifecycle(1, "HELD")])
+        late.append_events([StoredEvent(1, 1.0, "HELD", "requeued")])
+        one.release()
+        assert two.try_lead()
+        store.apply(Changes(lifecycles=(lifecycle(1, "RUNNING"),), term=two.term))
+        assert late.flush()
+        assert store.lifecycles()[1].state == "RUNNING"  # the next leader's word stands
+        assert [e.event for e in store.story(1)] == ["requeued"]  # what happened is told all the same
+        assert late.dropped.fenced == 1
+        two.release()
+        late.close()
+
+    # A database that is away
+
+    def test_outage(self, store: Store, url: str, outage: Callable[[], Callable[[], None]]) -> None:
+        clock = Clock()
+        buffer = BufferedStore(lambda: open_store(url), clock)
+        assert buffer.refresh() and buffer.healthy and buffer.loaded
+        expected = []
+        bring_back: Callable[[], None] | None = None
+        for n in range(40):
+            if n == 10:
+                bring_back = outage()
+            if n == 30:
+                assert bring_back is not None
+                assert not buffer.healthy and buffer.problem and buffer.lag > 20
+                bring_back()
+            clock.now += 30.0
+            buffer.refresh()
+            expected.append(
+                StoredEvent(1, float(n), "RUNNING", f"step {n}", buffer.remembered.lifecycles[1].state if n else "")
+            )
+            buffer.append_events([expected[-1]])
+            buffer.put_lifecycles([lifecycle(1, f"S{n}")])
+            buffer.save_epoch(epoch(float(n), 1))
+            buffer.flush()
+        clock.now += 120.0
+        assert buffer.flush() and buffer.healthy and buffer.lag == 0 and buffer.problem == ""
+        assert store.story(1) == expected
+        assert [e.detail for e in expected[1:]] == [f"S{n}" for n in range(39)]  # it always knew its own last word
+        assert store.lifecycles()[1].state == "S39"
+        assert [d.at_s for d in store.decisions_of(1, 100)] == [float(n) for n in range(39, -1, -1)]
+        assert buffer.dropped.epochs == buffer.dropped.events == 0
+        buffer.close()
+
+    def test_away_from_the_start(self, store: Store, url: str, outage: Callable[[], Callable[[], None]]) -> None:
+        store.put_lifecycles([lifecycle(1)])
+        store.close()
+        bring_back = outage()
+        clock = Clock()
+        buffer = BufferedStore(lambda: open_store(url), clock)
+        assert not buffer.refresh() and not buffer.loaded and not buffer.healthy
+        buffer.set_paused(3, True, 1.0)
+        assert buffer.remembered.paused == {3}
+        bring_back()
+        clock.now += buffer.retry_in_s
+        assert buffer.refresh() and buffer.loaded
+        assert set(buffer.remembered.lifecycles) == {1} and buffer.remembered.paused == {3}
+        buffer.close()
+
+    def test_a_commit_whose_end_was_not_heard(self, store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = Clock()
+        buffer = BufferedStore(lambda: open_store(url), clock)
+        buffer.append_events([StoredEvent(1, 1.0, "RUNNING", "a"), StoredEvent(1, 1.0, "RUNNING", "a")])
+        buffer.save_epoch(epoch(1.0, 1))
+        apply = Store.apply
+
+        def unheard(self: Store, changes: Changes) -> int:
+            apply(self, changes)
+            raise UnavailableError("database", "connection lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "apply", unheard)
+            assert not buffer.flush()
+        assert buffer.lag == 4 and len(store.story(1)) == 2
+        clock.now += 1.0
+        assert buffer.flush() and buffer.lag == 0
+        assert len(store.story(1)) == 2 and len(store.decisions_of(1)) == 1
+        buffer.close()
+
+    def test_a_refused_row_stops_nothing(self, store: Store, url: str) -> None:
+        buffer = BufferedStore(lambda: open_store(url), Clock())
+        buffer.append_events([StoredEvent(1, 1.0, "RUNNING", "a")])
+        buffer.save_epoch(epoch(1.0, 1, 1))  # two decisions for one job
+        buffer.append_events([StoredEvent(2**70, 1.0, "RUNNING", "no such job id")])
+        buffer.append_events([StoredEvent(1, 2.0, "RUNNING", "b")])
+        buffer.put_profiles({"job:1": Profile(memory=float("inf")), "job:2": PROFILE}, 1.0)
+        assert buffer.flush() and buffer.healthy and buffer.lag == 0
+        assert buffer.dropped.refused == 3 + 1 + 1 and "memory is inf" in buffer.problem
+        assert [e.event for e in store.story(1)] == ["a", "b"]
+        assert set(store.profiles()) == {"job:2"}
+        buffer.close()
