@@ -23,14 +23,14 @@ demo: system venv
 
 # Coverage of the unit tests only: it slows them, most of the others' time passes in processes of their own.
 test: system venv lint
-	$(BIN)/python -m pytest tests/unit --cov --cov-report=html
+	$(BIN)/python -m pytest tests/unit -q -n 2 --cov --cov-report=html
 	@echo "== coverage of the unit tests, in %: $$($(BIN)/coverage report --format=total); by line: htmlcov/index.html"
 	$(BIN)/python -m pytest tests/integration
 
 check: venv lint fast
 
 fast:
-	$(BIN)/python -m pytest tests/unit -q -m "not slurm and not postgres and not training"
+	$(BIN)/python -m pytest tests/unit -q -n 2 -m "not slurm and not postgres and not training"
 
 lint:
 	$(BIN)/ruff check .

@@ -133,24 +133,9 @@ def simulate_verb(
     """
     try:
         chosen = policy_names(names)
-        if bool(trace) == bool(database):
-            raise UsageError("--trace", "give it or --from-database, one of the two")
-        told: dict[str, tuple[int, int]] = groups(types) if types else {}
-        replayed: Replay | None = None
-        if database:
-            told, replayed = recorded_queue(database, told)
-            loaded = Loaded(replayed.jobs)
-        else:
-            own = None if told else cluster_of_trace(trace, profiles)
-            told = told or own_cluster(own or {gpu_type_of(trace): (nodes, gpus_per_node)})
-            first, (_, each) = next(iter(told.items()))
-            loaded = read_trace(trace, profiles, first, sum(n * g for n, g in told.values()), each, seed)
+        loaded, told, replayed = read_workload(trace, database, profiles, types, (nodes, gpus_per_node), seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
-        settings = with_values(Settings(fairness=fairness), "--set", given)
-        for text in given:
-            key = text.partition("=")[0].lower()
-            if key in _OPTIONS:
-                raise UsageError("--set", f"{key} has an option of its own", f"give {_OPTIONS[key]}")
+        settings = settings_of(fairness, given)
         scenario = Scenario(
             loaded.jobs,
             cluster_of(told),
@@ -224,6 +209,36 @@ def as_recorded(replayed: Replay | None) -> dict[str, Any]:
     jcts = replayed.recorded_jcts_s
     recorded = {"jobs": len(jcts), "avg_jct_s": fmean(jcts) if jcts else None}
     return {"left_out": dict(replayed.left_out), "recorded": recorded}
+
+
+def read_workload(
+    trace: str, database: str, profiles: Path | None, types: str, size: tuple[int, int], seed: int
+) -> tuple[Loaded, dict[str, tuple[int, int]], Replay | None]:
+    """The jobs, the cluster's (nodes, GPUs a node) by GPU type, and what a daemon recorded of them where that is the workload.
+
+    `size`: nodes and GPUs a node where neither `types` nor the trace names a cluster. Raises SynergyError.
+    """
+    if bool(trace) == bool(database):
+        raise UsageError("--trace", "give it or --from-database, one of the two")
+    groups_of: dict[str, tuple[int, int]] = groups(types) if types else {}
+    if database:
+        groups_of, replayed = recorded_queue(database, groups_of)
+        return Loaded(replayed.jobs), groups_of, replayed
+    own = None if groups_of else cluster_of_trace(trace, profiles)
+    groups_of = groups_of or own_cluster(own or {gpu_type_of(trace): size})
+    first, (_, each) = next(iter(groups_of.items()))
+    gpus = sum(n * g for n, g in groups_of.values())
+    return read_trace(trace, profiles, first, gpus, each, seed), groups_of, None
+
+
+def settings_of(fairness: float, given: tuple[str, ...]) -> Settings:
+    """Settings with what --fairness and each --set say. Raises UsageError."""
+    settings = with_values(Settings(fairness=fairness), "--set", given)
+    for text in given:
+        key = text.partition("=")[0].lower()
+        if key in _OPTIONS:
+            raise UsageError("--set", f"{key} has an option of its own", f"give {_OPTIONS[key]}")
+    return settings
 
 
 def policy_names(text: str) -> list[str]:

@@ -31,6 +31,13 @@ SMALL = Target(Shape("a100", 1, 2), ("n1",), Plan(dp=2, global_batch=8))
 LARGE = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(tp=2, dp=2, global_batch=8))
 FREE = Target(Shape("a100", 3, 1), (), None)
 TARGETS = (SMALL, LARGE, FREE)
+RESIZING = (
+    ResizeState.CHECKPOINTING,
+    ResizeState.REQUEUING,
+    ResizeState.HELD,
+    ResizeState.RESIZED,
+    ResizeState.RELEASED,
+)
 
 
 class World:
@@ -232,3 +239,14 @@ class World:
 
 
 __all__ = ["FREE", "JOB", "LARGE", "LIMITS", "SMALL", "TARGETS", "Observed", "World"]
+
+
+def sent(world: World, verb: str) -> int:
+    """How many writes of this kind Slurm got."""
+    return sum(call[0] == verb for call in world.slurm.calls)
+
+
+def has(world: World) -> tuple[int, str, str]:
+    """The size that Slurm has for the job."""
+    job = world.slurm.jobs[JOB]
+    return job.num_nodes, job.tres_per_node, world.slurm.required.get(JOB, "")

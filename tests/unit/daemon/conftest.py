@@ -1,9 +1,10 @@
-"""An arbiter on a port of its own, and jobs' gates to it."""
+"""A site of one cluster and its daemon; an arbiter on a port of its own, and jobs' gates to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synergy_launch.links.link_gate import LinkGate
@@ -12,6 +13,7 @@ from synergyd.daemon.link_arbiter import LinkArbiter, listen
 from synergyd.links.arbiter import ArbiterTerms
 from synergyd.links.disciplines import discipline_named
 from synergyd.wire.link_protocol import Hello
+from tests.unit.daemon.daemon_world import Site
 from tests.unit.daemon.link_arbiter_world import (
     BOUND_S,
     MEMBERS,
@@ -19,6 +21,11 @@ from tests.unit.daemon.link_arbiter_world import (
     encode,
     made_gate,
 )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 @pytest.fixture

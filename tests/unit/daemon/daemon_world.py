@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from synergyd.control.resize import JobLifecycle
+from synergyd.control.resize import JobLifecycle, ResizeState
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.report_inbox import ReceivedReport, ReportInbox
 from synergyd.daemon.tools import Tools
@@ -191,3 +191,11 @@ def believed(site: Site, *job_ids: int) -> list[Profile]:
 
 def acted(decisions: dict[int, Decision]) -> dict[int, str]:
     return {i: d.action.value for i, d in decisions.items() if d.action is not Action.KEEP}
+
+
+def grow(site: Site) -> None:
+    """Job 1 runs on two GPUs of n1, and an epoch decides that it shall have four."""
+    site.running(1, "n1")
+    decided = site.epoch(60)[1]
+    assert decided.action is Action.RESIZE and decided.cell is not None and decided.cell.shape.gpus == 4
+    assert site.life(1).state is ResizeState.CHECKPOINTING
