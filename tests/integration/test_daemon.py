@@ -164,7 +164,7 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_goes_on_wh
         (other,) = [i for i in first if i != stopped]
         assert row_of(site, stopped)["job_state"] == "PENDING"
         told = explain(site, stopped)
-        assert any("preemption decided: 4 GPUs" in str(event) for event in told["story"]), told["story"]
+        assert any("preemption decided: 4 cpu GPUs" in str(event) for event in told["story"]), told["story"]
         before = status(site)[stopped]["step"]
         site.run("scancel", str(late))
         site.wait_for(lambda: sizes(site, *first) == [4, 4], 60, "its second start\n" + daemon.tail())
