@@ -58,6 +58,7 @@ from synergyd.control.resize import (
     advance,
 )
 from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, TellBatch, Tracked
+from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.task.learning import update_profile
@@ -262,17 +263,24 @@ class Controller:
         if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
             return []  # of an incarnation that has ended, or that Slurm has not shown yet
         tracked.take_report(latest, now_s)
-        learnt: dict[str, Profile] = {}
-        if self.learns:
-            profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
-            for report in event.reports:
-                profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
-            tracked.profile = profile
-            learnt = {f"job:{latest.job_id}": profile}
-            if tracked.job is not None:
-                learnt |= self.shared_profiles.learn(tracked.job, profile)
-        acknowledged = self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
-        return [Learnt(latest, now_s, learnt), *acknowledged]
+        outputs: list[Output] = []
+        try:
+            outputs.append(Learnt(latest, now_s, self._learn(tracked, event) if self.learns else {}))
+        except Exception as error:  # whatever a job reports costs that job alone
+            text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
+            if tracked.unlearnt != latest.restarts:
+                outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
+            tracked.unlearnt = latest.restarts
+        return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
+
+    def _learn(self, tracked: Tracked, event: Reported) -> dict[str, Profile]:
+        """What the reports teach, by key of the store."""
+        profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
+        for report in event.reports:
+            profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
+        tracked.profile = profile
+        learnt = {f"job:{tracked.lifecycle.job_id}": profile}
+        return learnt if tracked.job is None else learnt | self.shared_profiles.learn(tracked.job, profile)
 
     def _checkpoint_taken(self, job_id: int, restarts: int, count: int, now_s: float) -> list[Output]:
         if job_id in self.jobs:

@@ -77,6 +77,8 @@ class Tracked:
     warned: tuple[int, frozenset[str]] = (0, frozenset())
     #: the incarnation that was kept from starting, with its own size stamped
     parked: int | None = None
+    #: the incarnation whose story says that its reports can't be learnt from
+    unlearnt: int | None = None
 
     def validate(self) -> str:
         """What may never be of one job, and is; "" where all is well."""

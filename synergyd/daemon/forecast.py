@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from synergyd.daemon import user_models
-from synergyd.errors import SynergyError, UsageError
+from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
@@ -26,6 +26,12 @@ class CellsOrWhy:
 
     cells: tuple[Cell, ...]
     why_none: str
+
+
+def own_fault(job_id: int, what: str, error: Exception) -> str:
+    """Logs a fault that is not the job's user's to mend; the line for `explain`."""
+    log.error("job %d: %s failed", job_id, what, exc_info=error)
+    return f"{what} could not be worked out ({type(error).__name__}: {one_line(str(error), 100)}): it is left as it is"
 
 
 class Forecast:
@@ -52,6 +58,8 @@ class Forecast:
             answer = self._like.pop(alike, None) or self._made(job, profile, model, present, cluster)
         except SynergyError as error:
             return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch
+        except Exception as error:  # a fault of ours, or of what the job says: it costs this job alone
+            return CellsOrWhy((), own_fault(job.job_id, "its Cells", error))
         self._kept[job.job_id] = (key, answer)
         self._like[alike] = answer
         while len(self._like) > _LIKE:
@@ -75,6 +83,9 @@ class Forecast:
             )
             return task.predict(job.shape, report.plan)
         except SynergyError:
+            return None
+        except Exception as error:
+            own_fault(job.job_id, "the prediction of its report", error)
             return None
 
     def forget(self, job_id: int) -> None:

@@ -100,6 +100,11 @@ class JobRegistry:
             raise
         except UsageError as problem:
             error = str(problem)
+        except SlurmError:
+            raise
+        except Exception as problem:  # a fault of ours: it costs this job alone
+            log.error("job %d: its directive can't be read", row.job_id, exc_info=problem)
+            error = f"its directive can't be read ({type(problem).__name__}): Synergy leaves the job to Slurm"
         if directive is not None and (row.array or row.het):
             what = "a job array" if row.array else "a heterogeneous job"
             directive, error = None, f"#SYNERGY does not work for {what}; submit single jobs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +12,15 @@ from synergy_launch.launcher.batch_script import ScriptRequest, command_in, rend
 
 from synergyd.control.events import CarriedOut, Refused
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
-from synergyd.slurm.client import SlurmError, SlurmWriter
+from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
 from synergyd.slurm.observe import Known, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
 
+log = logging.getLogger("synergyd")
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
 
@@ -45,6 +47,11 @@ class Actuator:
         except OSError as problem:
             # a full or read-only folder may last: called transient, it would park the job again and again
             return Refused(instruction, f"{problem.filename or self.state_dir}: {problem.strerror}", transient=False)
+        except DeniedError:
+            raise
+        except Exception as problem:  # a fault of ours: it costs this job's resize alone
+            log.error("job %d: %s failed", job_id, type(instruction).__name__, exc_info=problem)
+            return Refused(instruction, f"{type(problem).__name__}: {one_line(str(problem), 200)}", transient=False)
         return Refused(instruction, *error) if error else CarriedOut(instruction)
 
     def adopt(self, job_id: int, plan: Plan | None) -> None:
@@ -67,21 +74,20 @@ class Actuator:
     def _write_script(self, row: JobRow, known: Known, target: Target) -> None:
         """The same plan as a readable script beside the hand-over, for its owner's eyes; never run from here."""
         text = self.slurm.batch_script(row.job_id)
-        try:
-            command = command_in(text or "")
-        except UsageError:
-            return  # no synergy-launch line to render
         folder = (known.directive.checkpoint if known.directive else None) or ""
         path = plan_file.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
-        request = ScriptRequest(
-            job_name=row.name,
-            command=command,
-            shape=target.shape,
-            plan=target.plan,
-            nodes=target.nodes,
-            checkpoint=folder,
-        )
-        shown = render(request)
+        try:
+            request = ScriptRequest(
+                job_name=row.name,
+                command=command_in(text or ""),
+                shape=target.shape,
+                plan=target.plan,
+                nodes=target.nodes,
+                checkpoint=folder,
+            )
+            shown = render(request)
+        except UsageError:
+            return  # no synergy-launch line, or more than is rendered
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
             file.write(shown)
