@@ -92,7 +92,7 @@ def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
 def until_beat(cluster: SlurmCluster) -> None:
     """Waits for the daemon's first heartbeat."""
     try:
-        cluster.wait_for((cluster.state_dir / heartbeat.NAME).exists, 40, "the heartbeat")
+        cluster.wait_for((cluster.state_dir / heartbeat.NAME).exists, 120, "the heartbeat")
     except RuntimeError as error:
         log = (cluster.folder / "log" / "synergyd.log").read_text()
         raise RuntimeError(f"{error}\nsynergyd: {log[-4000:]}") from None

@@ -36,11 +36,11 @@ pytestmark = pytest.mark.slurm
 def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster) -> None:
     jobs = [light_job.submit(bare, f"j{i}", directive=ELASTIC) for i in range(3)]
     plain = light_job.submit(bare, "plain", directive=None)
-    bare.wait_for(lambda: [bare.state(i) for i in jobs] == ["RUNNING", "RUNNING", "PENDING"], 10, "two jobs to run")
+    bare.wait_for(lambda: [bare.state(i) for i in jobs] == ["RUNNING", "RUNNING", "PENDING"], 60, "two jobs to run")
     time.sleep(1)
     before, shim = shown(bare), Shim(bare)
     with synergyd(bare, "--dry-run", environment=shim.environment) as daemon:
-        bare.wait_for(lambda: len(status(bare)) == 3, 15, "epochs")
+        bare.wait_for(lambda: len(status(bare)) == 3, 60, "epochs")
         time.sleep(3)
         assert not (bare.state_dir / heartbeat.NAME).exists()
         assert daemon.process.poll() is None
@@ -65,12 +65,12 @@ def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmClu
     time.sleep(1)
     assert site.state(job_id) == "PENDING"
     assert site.run("synergyd", "--once").returncode == 0
-    site.wait_for(lambda: site.state(job_id) == "RUNNING", 20, "the job to start")
-    site.wait_for(lambda: "synergy: step 0: tp=1 pp=1 dp=4" in light_job.output(site, job_id), 10, "the plan's use")
+    site.wait_for(lambda: site.state(job_id) == "RUNNING", 25, "the job to start")
+    site.wait_for(lambda: "synergy: step 0: tp=1 pp=1 dp=4" in light_job.output(site, job_id), 60, "the plan's use")
     assert not (site.state_dir / heartbeat.NAME).exists()
     # nobody leads any more: a new job runs at once, as a plain one
     plain = light_job.submit(site, directive=ELASTIC, gpus=2)
-    site.wait_for(lambda: site.state(plain) == "RUNNING", 10, "the plain job to start")
+    site.wait_for(lambda: site.state(plain) == "RUNNING", 25, "the plain job to start")
 
 
 # -- who is written to ---------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_no_write_goes_to_jobs_without_a_directive(site: SlurmCluster) -> None:
         plain.append(site.sbatch("#!/bin/bash\nsleep 60\n", "--hold", "--output=/dev/null"))
         shell = subprocess.Popen(["srun", "-n1", "sleep", "60"], env=site.env)
         ours = [light_job.submit(site, f"ours{i}", directive=ELASTIC, gpus=2) for i in range(3)]
-        site.wait_for(lambda: set(ours) <= shim.written(), 30, "all three to be written to\n" + daemon.tail())
+        site.wait_for(lambda: set(ours) <= shim.written(), 90, "all three to be written to\n" + daemon.tail())
         time.sleep(3)
         shell.terminate()
         shell.wait(10)
@@ -100,7 +100,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
     jobs = [light_job.submit(bare, f"j{i}", directive=ELASTIC) for i in range(3)]
     shim = Shim(bare)
     with synergyd(bare, environment=shim.environment) as daemon:
-        bare.wait_for(lambda: set(jobs) <= set(status(bare)), 15, "the jobs to be known")
+        bare.wait_for(lambda: set(jobs) <= set(status(bare)), 60, "the jobs to be known")
         told = explain(bare, wrong)
         assert "tp='0' is not right; tp takes a whole number from 1 to 1024" in told["decision"]["why"]
         rows = json.loads(bare.run("squeue", "--json").stdout)["jobs"]
@@ -111,7 +111,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
                 assert "job array" in explain(bare, member)["decision"]["why"]
         # those that wait do so without a hold, and get GPUs when the others' agents have been told where to report
         bare.wait_for(
-            lambda: all(status(bare)[i]["state"] == "RUNNING" for i in jobs), 45, "all to run\n" + daemon.tail()
+            lambda: all(status(bare)[i]["state"] == "RUNNING" for i in jobs), 135, "all to run\n" + daemon.tail()
         )
     assert not shim.written() & {wrong, *members}
 
@@ -120,7 +120,7 @@ def test_impossible_min_gpus_is_said_and_not_held(site: SlurmCluster) -> None:
     with synergyd(site):
         until_beat(site)
         job_id = light_job.submit(site, directive="min_gpus=64 max_gpus=128", gpus=4)
-        site.wait_for(lambda: job_id in status(site), 15, "the job to be known")
+        site.wait_for(lambda: job_id in status(site), 60, "the job to be known")
         why = explain(site, job_id)["decision"]["why"]
         assert "64" in why and "8" in why, why
         row = row_of(site, job_id)
@@ -167,7 +167,7 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_goes_on_wh
         assert any("preemption decided: 4 cpu GPUs" in str(event) for event in told["story"]), told["story"]
         before = status(site)[stopped]["step"]
         site.run("scancel", str(late))
-        site.wait_for(lambda: sizes(site, *first) == [4, 4], 60, "its second start\n" + daemon.tail())
+        site.wait_for(lambda: sizes(site, *first) == [4, 4], 150, "its second start\n" + daemon.tail())
         until_steps(site, stopped, steps=before + 1)
         found = status(site)
         assert (found[stopped]["restarts"], found[other]["restarts"]) == (1, 0)
@@ -178,7 +178,7 @@ def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> 
         until_beat(site)
         held = light_job.submit(site, "held", directive=ELASTIC, options=("--hold",))
         later = light_job.submit(site, "later", directive=ELASTIC, options=("--begin=now+3600",))
-        site.wait_for(lambda: {held, later} <= set(status(site)), 15, "the jobs to be known")
+        site.wait_for(lambda: {held, later} <= set(status(site)), 60, "the jobs to be known")
         time.sleep(4)
         row = row_of(site, held)
         assert (row["priority"], row["state_reason"]) == (0, "JobHeldUser")
@@ -187,7 +187,7 @@ def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> 
         assert "held" in explain(site, held)["decision"]["why"]
         assert "begin" in explain(site, later)["decision"]["why"]
         site.run("scontrol", "release", str(held))
-        site.wait_for(lambda: site.state(held) == "RUNNING", 45, "the released job to start")
+        site.wait_for(lambda: site.state(held) == "RUNNING", 135, "the released job to start")
 
 
 # -- what it shows -------------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_a_daemon_resizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with make_cluster([NodeGroup("cpu", 1, 4)], epoch_s=3, settings=[FIGURES]) as cluster, synergyd(cluster) as daemon:
-        cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
+        cluster.wait_for((cluster.state_dir / "heartbeat").exists, 90, "the daemon's first epoch")
         folder = cluster.folder / "jobs"
         save, log, output = folder / "save", folder / "save/steps.jsonl", folder / "output"
         save.mkdir(parents=True)

@@ -68,7 +68,7 @@ def job(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
 
 
 def starts_at_once(cluster: SlurmCluster, job_id: int) -> None:
-    cluster.wait_for(lambda: cluster.state(job_id) in ("RUNNING", "COMPLETING", "COMPLETED"), 10, "the job to start")
+    cluster.wait_for(lambda: cluster.state(job_id) in ("RUNNING", "COMPLETING", "COMPLETED"), 60, "the job to start")
 
 
 def waits(cluster: SlurmCluster, job_id: int) -> float:
@@ -153,7 +153,7 @@ def test_stamp_requeue_state_folder_and_comment(slurm: SlurmCluster) -> None:
     assert row["comment"] == '{"reaper": 1} synergy:1'
     assert row["requeue"] is True
     slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-    slurm.wait_for(lambda: out.exists() and slurm.state(job_id) == "COMPLETED", 15, "the job to end")
+    slurm.wait_for(lambda: out.exists() and slurm.state(job_id) == "COMPLETED", 60, "the job to end")
     assert f"SYNERGY_STATE_DIR={slurm.state_dir}" in out.read_text().splitlines()
 
 

@@ -142,7 +142,7 @@ def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
         return ids[key]
 
     def wait(job_id: int, state: str) -> None:
-        c.wait_for(lambda: c.state(job_id) == state, 20, f"job {job_id} to be {state}, it is {c.state(job_id)!r}")
+        c.wait_for(lambda: c.state(job_id) == state, 60, f"job {job_id} to be {state}, it is {c.state(job_id)!r}")
 
     left = {c.sbatch("#!/bin/sh\ntrue\n", "-o", "/dev/null"), c.sbatch("#!/bin/sh\nfalse\n", "-o", "/dev/null")}
     cancelled = c.sbatch(SLEEP, "--hold")
@@ -187,8 +187,8 @@ def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
         submit(f"name {key}", "--hold", f"--job-name={name}")
     if os.getuid() == 0:
         submit("other user", "--hold", "--uid=games", "-D", "/tmp")
-    c.wait_for(lambda: not any(c.state(j) in ("RUNNING", "PENDING", "COMPLETING") for j in left), 20, "jobs to leave")
-    c.wait_for(lambda: "RUNNING" in states_of(c, ids["array running"]), 60, "a task of the array to run")
+    c.wait_for(lambda: not any(c.state(j) in ("RUNNING", "PENDING", "COMPLETING") for j in left), 60, "jobs to leave")
+    c.wait_for(lambda: "RUNNING" in states_of(c, ids["array running"]), 150, "a task of the array to run")
     return ids, left
 
 
@@ -206,7 +206,7 @@ def make_nodes(c: SlurmCluster, ids: dict[str, int]) -> None:
     c.kill("n7")
     for name in ("n5", "n7"):  # said at once: Slurm itself finds out at any moment
         c.run("scontrol", "update", f"NodeName={name}", "State=NoResp")
-    c.wait_for(lambda: "array" in ids, 1, "jobs")
+    c.wait_for(lambda: "array" in ids, 60, "jobs")
 
 
 @pytest.fixture(params=BACKENDS)
