@@ -18,7 +18,7 @@ from synergyd.sim.world import Live, World, results_in_order
 
 # Policies that take a job's size and batch as its user asked for them.
 RIGID = frozenset({"fifo", "first-fit", "srtf", "srsf", "tiresias"})
-REFERENCE = "tiresias"  # plays the artifact's own scheduler, uneven placements and all (rigid.py)
+REFERENCE = "tiresias"  # plays the artifact's own scheduler, uneven placements and all (tiresias_reference.py)
 
 
 def policies() -> tuple[str, ...]:

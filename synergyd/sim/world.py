@@ -1,7 +1,7 @@
 """What truly happens: jobs on GPUs, moved from event to event.
 
 Nothing ticks. Between two events every running job moves at a constant pace, so its next event is known exactly: the end
-of a stage of its training. Who decides what runs is the Director's business (`rigid.py`, `managed.py`).
+of a stage of its training. Who decides what runs is the Director's business (`tiresias_reference.py`, `synergy_director.py`).
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ def plan_path(state_dir: Path, job_id: int) -> Path:
     return state_dir / "plans" / f"{int(job_id)}.json"
 
 
-def write(handover: PlanFile, state_dir: Path) -> Path:
+def write(given: PlanFile, state_dir: Path) -> Path:
     """Writes the file atomically, readable by all (it holds no secret). Raises OSError."""
-    path = plan_path(state_dir, handover.job_id)
+    path = plan_path(state_dir, given.job_id)
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o755)  # mkdir's mode is cut by the umask of a daemon that systemd started
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"format": FORMAT, **encode(handover)}, sort_keys=True) + "\n")
+    fresh.write_text(json.dumps({"format": FORMAT, **encode(given)}, sort_keys=True) + "\n")
     fresh.chmod(0o644)
     fresh.replace(path)
     return path
