@@ -170,7 +170,7 @@ class Controller:
             case JobObserved():
                 return self._observed(event, now_s)
             case QueueRead(here=here):
-                self._unseen = {}
+                self._unseen = {i: t for i, t in self._unseen.items() if i in here}
                 return [o for i in list(self.jobs) if i not in here for o in self._advance(i, Observed("GONE"), now_s)]
             case NodesRead(up=up):
                 return self._give_up_lost(up, now_s)
@@ -203,6 +203,14 @@ class Controller:
             case Ticked(job_id=job_id):
                 return self._advance(job_id, Tick(), now_s)
 
+    def taken_over(self) -> None:
+        """The daemon stood by until now: what it made of the jobs there is no match for what the leader before it wrote. What it
+        saw of them itself (GPU time, what is kept from starting, how long jobs take) stays."""
+        for job_id, tracked in self.jobs.items():
+            tracked.report, tracked.profile, tracked.heard_s, tracked.checkpoints = None, None, 0.0, (0, 0)
+            self._unseen[job_id] = tracked
+        self.jobs = {}
+
     def restore(
         self,
         lifecycles: Iterable[JobLifecycle],
@@ -213,7 +221,9 @@ class Controller:
         which they came) wait for their jobs to be seen. Whether a last instruction was carried out nobody knows: it is sent
         again at once."""
         for lifecycle in lifecycles:
-            self.jobs.setdefault(lifecycle.job_id, Tracked(lifecycle=replace(lifecycle, sent_s=0.0)))
+            job_id, again = lifecycle.job_id, replace(lifecycle, sent_s=0.0)
+            if job_id not in self.jobs:
+                self._track(job_id, again)
         for job_id in profiles.keys() | reports.keys():
             kept = self.jobs.get(job_id) or self._unseen.setdefault(
                 job_id, Tracked(lifecycle=JobLifecycle(job_id, 0.0))
@@ -222,6 +232,10 @@ class Controller:
             if kept.report is None and job_id in reports:
                 kept.take_report(*reports[job_id])
 
+    def _track(self, job_id: int, lifecycle: JobLifecycle) -> None:
+        kept = self._unseen.pop(job_id, None)
+        self.jobs[job_id] = replace(kept, lifecycle=lifecycle) if kept else Tracked(lifecycle=lifecycle)
+
     # -- one function an event -----------------------------------------------------------------------------------------
 
     def _observed(self, event: JobObserved, now_s: float) -> list[Output]:
@@ -229,14 +243,12 @@ class Controller:
         if job_id not in self.jobs:
             if observed.state == "GONE":
                 return []
-            tracked = self._unseen.pop(job_id, None) or Tracked(lifecycle=JobLifecycle(job_id, event.submit_s))
             # whether a job that was restarted before it was seen was requeued just now nobody knows
             ended_s = now_s if observed.restarts else 0.0
-            tracked.lifecycle = JobLifecycle(
-                job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts
-            )
-            self.jobs[job_id] = tracked
-        self.jobs[job_id].eligible_s = observed.begin_s
+            new = JobLifecycle(job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts)
+            self._track(job_id, new)
+        tracked = self.jobs[job_id]
+        tracked.eligible_s, tracked.requeuing = observed.eligible_s, event.requeuing
         return self._advance(job_id, observed, now_s)
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
@@ -264,13 +276,15 @@ class Controller:
             return []  # of an incarnation that has ended, or that Slurm has not shown yet
         tracked.take_report(latest, now_s)
         outputs: list[Output] = []
+        learnt: dict[str, Profile] = {}
         try:
-            outputs.append(Learnt(latest, now_s, self._learn(tracked, event) if self.learns else {}))
+            learnt = self._learn(tracked, event) if self.learns else {}
         except Exception as error:  # whatever a job reports costs that job alone
             text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
             if tracked.unlearnt != latest.restarts:
                 outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
             tracked.unlearnt = latest.restarts
+        outputs.append(Learnt(latest, now_s, learnt))
         return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
 
     def _learn(self, tracked: Tracked, event: Reported) -> dict[str, Profile]:
@@ -315,7 +329,11 @@ class Controller:
         if tracked.lifecycle.state is not ResizeState.QUEUED or job.fixed or job.begin_s is not None:
             return []
         soon_s = now_s + max(30.0, 2 * self.epoch_s)
-        if job.state is not JobState.PENDING or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s):
+        if (
+            job.state is not JobState.PENDING
+            or tracked.requeuing
+            or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s)
+        ):
             return []
         park_s = self.times.park_s
         return [ParkAgain(job.job_id, park_s) if tracked.parked == job.restarts else Park(job.job_id, park_s)]
@@ -352,11 +370,11 @@ class Controller:
         report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
         noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
         plan = better_batch(job, report, event.cells, noise)
-        before, tracked.told = tracked.told, (job.restarts, plan) if plan else None
+        before, tracked.told_plan = tracked.told_plan, (job.restarts, plan) if plan else None
         if plan is None:
             return []
         told: list[Output] = [TellBatch(job.job_id, job.restarts, plan)]
-        if before != tracked.told:
+        if before != tracked.told_plan:
             text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
             told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
         return told

@@ -12,11 +12,12 @@ from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 
 @dataclass(frozen=True)
 class Observed:
-    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue."""
+    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime)."""
 
     state: str
     restarts: int = 0
-    begin_s: float | None = None
+    eligible_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,13 @@ ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedO
 
 @dataclass(frozen=True)
 class JobObserved:
-    """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now."""
+    """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is
+    pending, but still on its way back into the queue."""
 
     job_id: int
     submit_s: float
     observed: Observed
+    requeuing: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,8 @@ class Unblocked:
 
 @dataclass(frozen=True)
 class BatchReviewed:
-    """What the running job could do on the GPUs it holds. `report` and `noise_scale` (sequences), where given, are better
-    known than the latest ones that the controller was told."""
+    """What the running job could do on the GPUs it holds. `report`: in place of its latest one; `noise_scale` (sequences): where
+    no report has told one."""
 
     job_id: int
     cells: tuple[Cell, ...]

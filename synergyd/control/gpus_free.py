@@ -18,7 +18,7 @@ def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
     shape = decision.cell.shape
     if decision.action is Action.RESIZE and shape.gpus < job.shape.gpus:
         return True
-    nodes = {node.name: node for node in snapshot.cluster.nodes}
+    nodes = snapshot.cluster.by_name
     for name in decision.node_names:
         node = nodes.get(name)
         if node is None or not node.up:

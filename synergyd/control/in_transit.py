@@ -28,7 +28,7 @@ def arrived(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
     """The snapshot that `decide` should see while decisions are being carried out.
 
     Each job of `deciding` (`under_way`) runs on its target nodes with its target shape, and is fixed there; one that is to
-    wait waits already. What it still holds elsewhere counts as free: `ready`, asked with the true snapshot,
+    wait waits already. What it still holds elsewhere counts as free: `gpus_free`, asked with the true snapshot,
     keeps others from acting on those GPUs before they are.
     """
     change: Counter[str] = Counter()

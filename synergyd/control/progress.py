@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from synergyd.records import Job, JobState, Report
+from synergyd.records import Job, Report
 from synergyd.scheduler.problem.records import Progress
 
 
@@ -22,13 +22,3 @@ def progress_of(
                 left = float(round(report.total - done))
         found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), left, done)
     return found
-
-
-def attained(before: Mapping[int, float], jobs: Iterable[Job], passed_s: float) -> dict[int, float]:
-    """GPU seconds by job id after another `passed_s` in which the jobs that run now had what they have; of those that have
-    left nothing is kept."""
-    return {
-        job.job_id: before.get(job.job_id, 0.0)
-        + (job.shape.gpus * max(0.0, passed_s) if job.state is JobState.RUNNING else 0.0)
-        for job in jobs
-    }

@@ -184,9 +184,13 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
             # from RESIZED: the release took effect, only its answer was lost
             size = "its new size" if life.target else "the size Slurm had for it"
             return _runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
-        case ResizeState.HELD if event.state == "PENDING" and event.begin_s is not None and event.begin_s < soon_s:
+        case ResizeState.HELD if (
+            event.state == "PENDING" and event.eligible_s is not None and event.eligible_s < soon_s
+        ):
             return Step(_pending(life, event, now_s), (Park(life.job_id, limits.park_s),))
-        case ResizeState.RESIZED if event.state == "PENDING" and event.begin_s is not None and event.begin_s <= now_s:
+        case ResizeState.RESIZED if (
+            event.state == "PENDING" and event.eligible_s is not None and event.eligible_s <= now_s
+        ):
             return _to(_pending(life, event, now_s), ResizeState.RELEASED, now_s, "released")
         case _:
             return Step(_pending(life, event, now_s) if event.state == "PENDING" else life)

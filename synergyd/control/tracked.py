@@ -58,6 +58,8 @@ class Tracked:
     job: Job | None = None
     #: when a pending job may start by itself, as Slurm said last
     eligible_s: float | None = None
+    #: it is on its way back into the queue, where Slurm takes no update
+    requeuing: bool = False
     #: the latest, and when it came
     report: Report | None = None
     heard_s: float = 0.0
@@ -71,8 +73,8 @@ class Tracked:
     slowdown: float = 1.0
     #: of the latest epoch, while others still hold its GPUs
     blocked: Decision | None = None
-    #: (restarts, the plan it was told to go on with)
-    told: tuple[int, Plan] | None = None
+    #: (restarts, the plan that it was told to go on with)
+    told_plan: tuple[int, Plan] | None = None
     #: (restarts, kinds of warnings that are in its story)
     warned: tuple[int, frozenset[str]] = (0, frozenset())
     #: the incarnation that was kept from starting, with its own size stamped
@@ -101,8 +103,8 @@ class Tracked:
         self.count_checkpoints(report.restarts, report.checkpoint_requests)
 
     def count_checkpoints(self, restarts: int, count: int) -> None:
-        before = self.checkpoints[1] if self.checkpoints[0] == restarts else 0
-        self.checkpoints = (restarts, max(before, count))
+        # a second launcher in one script counts from 0 again
+        self.checkpoints = (restarts, count)
 
     @property
     def checkpoints_taken(self) -> int:

@@ -33,6 +33,10 @@ class Executor:
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
 
+    def begin(self) -> None:
+        """A new epoch's outputs follow: what an earlier one left undone is void."""
+        self.batches, self._again = {}, {}
+
     def do(self, output: Output) -> Answered | None:
         """The answer to an instruction; None where there is none. Raises DeniedError where this daemon may not write to jobs."""
         match output:

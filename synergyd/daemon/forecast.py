@@ -1,4 +1,4 @@
-"""SynergyTask for each job of the queue, computed again only when something it depends on has changed."""
+"""Cells of each job of the queue, computed again only when something it depends on has changed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ class CellsOrWhy:
     why_none: str
 
 
-def own_fault(job_id: int, what: str, error: Exception) -> str:
-    """Logs a fault that is not the job's user's to mend; the line for `explain`."""
-    log.error("job %d: %s failed", job_id, what, exc_info=error)
-    return f"{what} could not be worked out ({type(error).__name__}: {one_line(str(error), 100)}): it is left as it is"
-
-
 class Forecast:
     """Caches by job; the answers are those of pure functions. Raises UsageError for a Profile that can't be read."""
 
@@ -44,6 +38,7 @@ class Forecast:
         self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
         self._like: dict[object, CellsOrWhy] = {}  # what like jobs have been given, the latest last
         self._models: dict[tuple[str, int], ModelSpec] = {}
+        self._faults: set[tuple[int, str]] = set()  # logged, by job
 
     def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
         """All Cells of one job on this cluster; `present` is the plan it runs with."""
@@ -59,7 +54,7 @@ class Forecast:
         except SynergyError as error:
             return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch
         except Exception as error:  # a fault of ours, or of what the job says: it costs this job alone
-            return CellsOrWhy((), own_fault(job.job_id, "its Cells", error))
+            return CellsOrWhy((), self._own_fault(job.job_id, "its Cells", error))
         self._kept[job.job_id] = (key, answer)
         self._like[alike] = answer
         while len(self._like) > _LIKE:
@@ -85,12 +80,23 @@ class Forecast:
         except SynergyError:
             return None
         except Exception as error:
-            own_fault(job.job_id, "the prediction of its report", error)
+            self._own_fault(job.job_id, "the prediction of its report", error)
             return None
 
     def forget(self, job_id: int) -> None:
         """Of a job that is gone."""
         self._kept.pop(job_id, None)
+        self._faults = {fault for fault in self._faults if fault[0] != job_id}
+
+    def _own_fault(self, job_id: int, what: str, error: Exception) -> str:
+        """Logs a fault that is not the job's user's to mend, once; the line for `explain`."""
+        text = (
+            f"{what} could not be worked out ({type(error).__name__}: {one_line(str(error), 100)}): it is left as it is"
+        )
+        if (job_id, text) not in self._faults:
+            log.error("job %d: %s", job_id, text, exc_info=error)
+            self._faults.add((job_id, text))
+        return text
 
     def _all_figures(self, cluster: Cluster) -> dict[str, GpuFigures]:
         for gpu_type in cluster.gpu_types():

@@ -1,6 +1,6 @@
 """The link arbiter's shell: a port where running jobs ask before their all-reduces, one thread, no decision.
 
-Who may send is said by scheduler/arbiter.py. Here: connections, credentials (checked in threads that may block, as munged may),
+Who may send is said by links/arbiter.py. Here: connections, credentials (checked in threads that may block, as munged may),
 and what a job's several reduction groups (channels) come to: the first that asks asks for the job, the last that ends ends its
 message. The daemon says by `follow` which jobs there are; whoever it does not name is turned away, and then is not gated.
 """

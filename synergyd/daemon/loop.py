@@ -1,7 +1,6 @@
 """The daemon's loop: a shell over the controller. observe -> model -> allocate -> plan -> act, and ticks between two epochs.
 
-What happens to a job is the controller's (control/controller.py); formulas live in task/ and scheduler/. Here is what is asked
-of whom, and in which order.
+What happens to a job is the controller's; formulas live in task/ and scheduler/. Here is what is asked of whom, in which order.
 """
 
 from __future__ import annotations
@@ -126,7 +125,8 @@ class Daemon:
         store.refresh()
         if self.acts and not self._acted and store.loaded:
             # it stood by until now: what it saw from there is no match for what the leader before it wrote
-            self.controller, self._loaded = Controller(self.times, self.settings.epoch_s), False
+            self.controller.taken_over()
+            self._loaded = False
             self.adoption.forget_all()
         self._acted = self.acts
         if store.loaded and not self._loaded:
@@ -153,7 +153,7 @@ class Daemon:
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
         inbox, links, acts = self.tools.inbox, self.tools.links, self.acts
-        self.executor.batches = {}
+        self.executor.begin()
         if links is not None:
             links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
         if acts:
@@ -161,15 +161,16 @@ class Daemon:
             self.adoption.adopt(self.controller.jobs[j.job_id].lifecycle for j in jobs)
             for job_id, forecast in forecasts.items():
                 self._run(BatchReviewed(job_id, forecast.cells))
+        if inbox is not None:
+            uids = {j.job_id: j.uid for j in snapshot.jobs}
+            inbox.answers = {key: (uids[key[0]], plan) for key, plan in self.executor.batches.items()}
+        if acts:
             self._run(HealthReviewed())
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
             self.executor.park_again()
             self.heartbeat.completed(self.tools.clock())
-        if inbox is not None:
-            uids = {j.job_id: j.uid for j in snapshot.jobs}
-            inbox.answers = {key: (uids[key[0]], plan) for key, plan in self.executor.batches.items()}
 
     def _take_reports(self) -> None:
         if self.tools.inbox is None:

@@ -59,7 +59,7 @@ class Observer:
     def queue_events(self) -> Iterator[JobObserved | QueueRead]:
         """What the last read showed of each job, and who has left."""
         for job_id, row in self.rows.items():
-            yield JobObserved(job_id, row.submit_s, _observed(row))
+            yield _seen(job_id, row)
         yield QueueRead(self._here)
 
     def snapshot(self, controller: Controller, paused: frozenset[int], now_s: float) -> Snapshot:
@@ -82,7 +82,7 @@ class Observer:
             everything = {r.job_id: r for r in self.reader.jobs()}
             now = {i: everything.get(i) for i in moving}
         for job_id, row in now.items():
-            yield JobObserved(job_id, row.submit_s if row else 0.0, _observed(row))
+            yield _seen(job_id, row)
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
@@ -105,6 +105,8 @@ class Observer:
         if row.uid != received.uid:
             log.warning("report for job %d by uid %d refused: not its owner's", report.job_id, received.uid)
             return
+        if report.restarts != max(tracked.lifecycle.restarts, row.restarts):
+            return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
         predicted = predict(report, running, tracked.profile or Profile())
@@ -120,7 +122,9 @@ class Observer:
         return self._leaves
 
 
-def _observed(row: JobRow | None) -> Observed:
+def _seen(job_id: int, row: JobRow | None) -> JobObserved:
     if row is None or (state := state_of(row)) is JobState.DONE:
-        return Observed("GONE")
-    return Observed(state.value, row.restarts, row.eligible_s if state is JobState.PENDING else None)
+        return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
+    pending = state is JobState.PENDING
+    observed = Observed(state.value, row.restarts, row.eligible_s if pending else None)
+    return JobObserved(job_id, row.submit_s, observed, requeuing=pending and row.state != "PENDING")

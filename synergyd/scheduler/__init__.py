@@ -1,1 +1,1 @@
-"""SynergyScheduler: which GPUs each job gets, and on which nodes."""
+"""Which GPUs each job gets, and on which nodes."""

@@ -1,4 +1,4 @@
-"""What the scheduler believes of the simulated jobs: the daemon's own SynergyTask, taught by reports; or, where a run asks
+"""What the scheduler believes of the simulated jobs: the daemon's own JobPlanner, taught by reports; or, where a run asks
 for an oracle, the truth itself in the same form."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
 
 @dataclass
 class LearntBelief:
-    """Jobs report as their agents would, and SynergyTask goes by nothing else. `figures` by GPU type."""
+    """Jobs report as their agents would, and JobPlanner goes by nothing else. `figures` by GPU type."""
 
     figures: dict[str, GpuFigures] = field(default_factory=dict)
     seed: int = 0

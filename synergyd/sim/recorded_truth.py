@@ -1,6 +1,6 @@
 """Ground truth of a job that a daemon has watched: its own profile, as that daemon had learnt it by the end.
 
-A plan that was measured on a shape takes as long there as was measured; any other as SynergyTask expects it after all of
+A plan that was measured on a shape takes as long there as was measured; any other as JobPlanner expects it after all of
 the profile's measurements. Statistical efficiency is that of the profile's noise scale, over the batches that the job was
 seen with; without a noise scale, or with one batch alone, the batch is fixed. The simulated scheduler sees none of this: it
 learns again, from the reports of this truth.

@@ -41,7 +41,6 @@ class Live:
     ready_s: float = math.inf
     granted_s: float = 0.0
     started_s: float | None = None
-    finished_s: float | None = None
     saved_s: float = 0.0  # when its last checkpoint was asked for, or this incarnation began
     starts: int = 0
     gpu_s: float = 0.0
@@ -295,7 +294,6 @@ class World:
             self._plan_stage(live)
             return
         live.stage = truth.stages - 1
-        live.finished_s = self.now_s
         live.synced_s, live.pace = self.now_s, None
         self.halt(live)
         del self.jobs[live.job_id]

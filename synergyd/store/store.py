@@ -205,14 +205,6 @@ class Store:
         with self._reading() as connection:
             return reads.reports(connection)
 
-    def forget_jobs(self, job_ids: Iterable[int]) -> None:
-        """Deletes the present of jobs that are gone (lifecycle, report, pause); their history stays until `prune`."""
-        gone = tuple(job_ids)
-        with self._writing() as connection:
-            writes.delete_jobs(connection, LifecycleRow, gone)
-            writes.delete_jobs(connection, ReportRow, gone)
-            writes.delete_jobs(connection, JobFlagRow, gone)
-
     def leader(self) -> LeaderRecord | None:
         """Who leads, or led last; None if nobody ever did."""
         with self._reading() as connection:

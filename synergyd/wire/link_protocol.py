@@ -2,7 +2,7 @@
 
 | from the job | from the arbiter |
 |---|---|
-| a munge credential around a Hello in JSON | `hello CREDENTIAL`, munge's around `Welcome` words, or `no REASON` and the end |
+| a munge credential around a Hello in JSON | `hello CREDENTIAL`, munge's around the welcome's words, or `no REASON` and the end |
 | `ask N MB EXPOSED_S` (0: not known yet) | `go N` at once, or `wait N` at once and `go N` later |
 | `done N` | nothing |
 

@@ -78,7 +78,6 @@ class Engine:
         self.look = False  # admissions are to be looked at
         self.freed = False  # memory came free or a job arrived: the queue is to be looked at
         self.changed = False  # a job with links has started or ended
-        self.events_done = 0
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +137,6 @@ class Engine:
                 else:
                     self.queue.append(index)
                     self.freed = True
-                self.events_done += 1
             if self.queue and self.freed:
                 self._place_queue()
             self.freed = False

@@ -17,7 +17,7 @@ What is assumed:
     0.9 of the target's. Types: a10 24 GB, v100 32, a100 40, a40 48. Of 39 times lent so, against the optima of the artifact's
     own database: at the median 8 % too short, nine in ten within 26 %, the worst (10 B parameters on 16 a40) 48 % too short;
   - the time on more nodes than need be: as measured or estimated; else that of the fastest known placement that fits into it
-    (sim/placements.py). What is known nowhere does not fit;
+    (sim/placement_truth.py). What is known nowhere does not fit;
   - a job that asks for fewer GPUs of its type than it is known to fit on asks for the fewest that it does fit on; if it fits on
     that type at no size, for that many of another;
   - a start costs 40 s on the GPUs, the artifact's largest search overhead with pruning (it charges 10 s a GPU up to

@@ -1,5 +1,5 @@
 """Arrivals and lengths as clusters log them: philly.csv (Microsoft's trace) and sacct's output. How the jobs scale is not in
-them: see sim/scaling.py for what is assumed."""
+them: see sim/scaling_truth.py for what is assumed."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ arrivals: a Poisson process over HOURS (8), its rate through the day 1 + 0.5 sin
 GPUs asked for: 1, 2, 4, 8, 16, 32 with chances .50 .15 .16 .12 .05 .02 (close to Jeon et al., ATC 2019, figure 2),
   capped to half of the cluster;
 seconds at that size: log-normal, median 15 min, sigma 1.5 (that paper's spread of run times), from 60 s to 3 days;
-parallel share: uniform in [0.95, 0.999]; network cost: log-uniform in [0.01, 0.3] (see sim/scaling.py);
+parallel share: uniform in [0.95, 0.999]; network cost: log-uniform in [0.01, 0.3] (see sim/scaling_truth.py);
 batch: 32 sequences a GPU at the size asked for, fixed; a step of 0.2 to 2 s there, log-uniform.
 """
 

@@ -8,7 +8,7 @@ What is assumed:
   - the cluster of the paper: 8 nodes of 8 A800 (here a800); one GPU type;
   - a job is over after `steps` iterations of its fixed global batch, as in the artifact's simulator; `duration` is only the
     same said for one plan, and is not used;
-  - on the GPUs it gets it runs the fastest plan measured there (see sim/placements.py). The artifact's scheduler, too, chooses
+  - on the GPUs it gets it runs the fastest plan measured there (see sim/placement_truth.py). The artifact's scheduler, too, chooses
     among the measured plans; its rigid peers keep exec_plan, so rigid policies are better off here than in the paper;
   - a placement that was not measured: the fastest measured one that fits into it. The artifact interpolates the means over
     all plans, which exist for no plan at all;

@@ -6,7 +6,7 @@ What its database keeps of a job, and what is made of it:
   - size asked for: of jobs in the last epoch as sbatch said; of others the first size that they were given;
   - work: of a job that has left, what its last report says it had done (examples, else tokens / sequence length, else steps x
     batch); of one that is still there, the total that it says it has;
-  - speed: its profile, see sim/recorded.py; batch range: the smallest and largest batch it was seen with;
+  - speed: its profile, see sim/recorded_truth.py; batch range: the smallest and largest batch it was seen with;
   - a directive's bounds (min_gpus, max_gpus, gpu_types, weight, deadline) are not kept: every job is as free as one that
     states none; one without a model takes no larger micro-batch than it was seen with.
 Jobs of which that is not enough are left out, and counted by reason: one that is still there and states no total, one that

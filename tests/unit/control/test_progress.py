@@ -1,8 +1,11 @@
 """What the daemon believes of how far jobs have come."""
 
+from synergyd.control.controller import Controller
+from synergyd.control.events import GpuTimeKnown, JobObserved, Observed, SnapshotTaken
 from synergyd.control.job_durations import JobDurations
-from synergyd.control.progress import attained, progress_of
-from synergyd.records import JobState, Report
+from synergyd.control.progress import progress_of
+from synergyd.control.resize import ResizeTimes
+from synergyd.records import Cluster, JobState, Report, Snapshot
 from synergyd.scheduler.problem.records import Progress
 from tests.unit.scheduler.builders import job
 
@@ -27,8 +30,13 @@ def test_progress_is_what_reports_and_the_clock_tell() -> None:
 def test_gpu_seconds_add_up_while_a_job_runs() -> None:
     runs, waits = job(1, nodes=("n0",), gpus=4), job(2)
     assert runs.state is JobState.RUNNING and waits.state is JobState.PENDING
-    assert attained({1: 10.0, 2: 5.0, 9: 1.0}, [runs, waits], 3.0) == {1: 22.0, 2: 5.0}
-    assert attained({}, [runs], -1.0) == {1: 0.0}
+    controller = Controller(ResizeTimes(), 60.0)
+    for one, gpu_s in ((1, 10.0), (2, 5.0)):
+        controller.handle(JobObserved(one, 0.0, Observed("PENDING")), 0.0)
+        controller.handle(GpuTimeKnown(one, gpu_s), 0.0)
+    for passed_s in (3.0, -1.0):  # a clock set back takes nothing away
+        controller.handle(SnapshotTaken(Snapshot(5.0, Cluster(()), (runs, waits)), passed_s), 5.0)
+        assert controller.attained_gpu_s == {1: 22.0, 2: 5.0}
 
 
 def test_typical_is_the_median_of_those_that_ended_once_they_are_enough() -> None:
