@@ -239,16 +239,6 @@ class StoreContract(LeadershipContract):
         assert list(read.profiles) == ["job:2"]
         assert read.unreadable == ("profile job:1: model: name is 3; expected text",)
 
-    def test_the_present_of_jobs_that_are_gone_is_deleted_and_their_past_kept(self, store: Store) -> None:
-        store.put_lifecycles([lifecycle(1), lifecycle(2)])
-        store.put_reports([StoredReport(replace(REPORT, job_id=1), 1.0)])
-        store.set_paused(1, True, 1.0)
-        store.append_events([StoredEvent(1, 2.0, "DONE", "ended")])
-        store.apply(Changes(gone=(1,)))
-        assert list(store.lifecycles()) == [2]
-        assert store.paused() == set() and store.reports() == {}
-        assert len(store.story(1)) == 1
-
     def test_prune(self, store: Store) -> None:
         # more than one transaction's worth
         store.apply(Changes(history=tuple(Keyed(f"e{at_s}", epoch(float(at_s), 1)) for at_s in range(450))))
