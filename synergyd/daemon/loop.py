@@ -47,7 +47,6 @@ class Daemon:
 
     def __init__(self, settings: Settings, tools: Tools, times: ResizeTimes | None = None) -> None:
         self.settings, self.tools = settings, tools
-        self.times = times or times_of(settings)
         # longest that a new job waits for a daemon that has stopped deciding
         self.grace_s = max(30.0, 3 * settings.epoch_s)
         self.registry = JobRegistry(tools.writer, self.grace_s)
@@ -58,7 +57,7 @@ class Daemon:
         self.executor = Executor(tools.store, self.actuator, settings.state_dir, tools.clock)
         self.forecast = Forecast(settings)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s)
-        self.controller = Controller(self.times, settings.epoch_s)
+        self.controller = Controller(times or times_of(settings), settings.epoch_s)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decision_log = DecisionLog()
         self._looked_s: float | None = None

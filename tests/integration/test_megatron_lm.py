@@ -60,13 +60,14 @@ RIVAL = (
 # synergy-launch, but that its reports go into a file: job 9 has no daemon
 LAUNCH = """
 import sys
-from synergy_launch import launcher, report
+from synergy_launch.launcher import command
+from synergyd.wire import report
 reports = sys.argv.pop(1)
 def send(said, address, by=None, timeout_s=5.0):
     with open(reports, "ab") as file:
         file.write(report.to_json(said) + b"\\n")
 report.send = send
-launcher.main()
+command.main()
 """
 
 
