@@ -78,15 +78,15 @@ class Played:
         return self.tale(true, self)
 
 
-def played(job_id: int, *, uid: int = 0, asked: int = 4, total: float = 5e7, **changes: object) -> Played:
+def played(job_id: int, **changes: object) -> Played:
     """A plain PyTorch job of a user of its own; no two have quite the same pace."""
-    shape = Shape("a100", 1, asked)
+    shape = Shape("a100", 1, 4)
     directive = replace(Directive(global_batch=(64, 1024), max_micro_batch=64), **changes)  # type: ignore[arg-type]
     job = Job(
         job_id=job_id,
         name=f"run{chr(96 + job_id)}",
-        user=f"user{uid or job_id}",
-        uid=uid or 1000 + job_id,
+        user=f"user{job_id}",
+        uid=1000 + job_id,
         partition="",
         state=JobState.PENDING,
         reason="",
@@ -99,7 +99,7 @@ def played(job_id: int, *, uid: int = 0, asked: int = 4, total: float = 5e7, **c
         directive=directive,
     )
     pace = ThroughputModel(sample_flops=25e9 * (1 + 0.03 * job_id), overhead_s=0.01 + 0.0005 * job_id)
-    return Played(job=job, pace=pace, total=total, noise_scale=500.0 + 10 * job_id)
+    return Played(job=job, pace=pace, total=5e7, noise_scale=500.0 + 10 * job_id)
 
 
 @dataclass
