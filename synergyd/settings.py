@@ -158,6 +158,25 @@ class Settings:
             "yes: a job that can still meet its deadline= gets what it needs for it before others gain anything.",
         ),
     )
+    deadline_share: float = field(
+        default=1.0,
+        metadata=_about(
+            "DeadlineShare",
+            number(1, 1024, "0 (no bound), or 1 and more, such as 2", or_zero=True),
+            "The most that a deadline= gets a job first: the largest of its sizes within so many equal shares of the GPUs. An "
+            "equal share is all GPUs over all jobs. A deadline costs its user nothing to write, so at 1 it takes no share "
+            "of others. 0: no bound.",
+        ),
+    )
+    max_weight: float = field(
+        default=1.0,
+        metadata=_about(
+            "MaxWeight",
+            number(0.001, 1000, "a number from 0.001 to 1000, such as 4"),
+            "The most that a job's weight= counts as. The weights of a user's jobs are also divided by their mean where it is "
+            "above 1: a higher weight= of one job lowers the others of the same user, not those of other users.",
+        ),
+    )
     priority_weight: bool = field(
         default=False,
         metadata=_about(

@@ -48,6 +48,7 @@ from synergyd.control.health import warnings
 from synergyd.control.in_transit import arrived, under_way
 from synergyd.control.instructions import Park, Target
 from synergyd.control.job_durations import JobDurations
+from synergyd.control.progress import progress_of
 from synergyd.control.rebatch import better_batch
 from synergyd.control.resize import (
     IN_TRANSIT,
@@ -61,6 +62,7 @@ from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember,
 from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
+from synergyd.scheduler.problem.records import Progress
 from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 from synergyd.words import size_words
@@ -97,6 +99,11 @@ class Controller:
     @property
     def reports(self) -> dict[int, Report]:
         return self._of_jobs(lambda t: t.report)
+
+    def progress(self, jobs: Iterable[Job]) -> dict[int, Progress]:
+        """By job id: how far each has come, by its reports as far as its own steps do not refute them."""
+        refuted = frozenset(i for i, t in self.jobs.items() if t.claim is not None and t.claim.refuted)
+        return progress_of(jobs, self.reports, self.attained_gpu_s, refuted)
 
     @property
     def in_transit(self) -> list[int]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from synergyd.records import Job, Report
 from synergyd.scheduler.problem.records import Progress
 
 
 def progress_of(
-    jobs: Iterable[Job], reports: Mapping[int, Report], attained_gpu_s: Mapping[int, float]
+    jobs: Iterable[Job],
+    reports: Mapping[int, Report],
+    attained_gpu_s: Mapping[int, float],
+    refuted: Container[int] = frozenset(),
 ) -> dict[int, Progress]:
-    """By job id. What a job says of its own end is believed as far as it makes sense: done examples of more in all."""
+    """By job id. What a job says of its own end is believed as far as it makes sense: done examples of more in all; and not
+    of those whose steps have `refuted` it (credibility.py)."""
     found = {}
     for job in jobs:
         report = reports.get(job.job_id)
         done, left = None, None
+        if job.job_id in refuted:
+            found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), refuted=True)
+            continue
         if report is not None and report.done is not None:
             done = float(round(report.done))  # whole examples: a stranger's denormal divides by nothing
             if report.total is not None and report.total >= done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from synergyd.control.credibility import LengthClaim, follow
 from synergyd.control.instructions import Instruction
 from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, validate
 from synergyd.records import Decision, Job, Plan, Profile, Report
@@ -63,6 +64,8 @@ class Tracked:
     #: the latest, and when it came
     report: Report | None = None
     heard_s: float = 0.0
+    #: what it said was left to do, against its own steps
+    claim: LengthClaim | None = None
     #: what its reports have taught
     profile: Profile | None = None
     #: (restarts, checkpoints that were asked for and are complete)
@@ -99,6 +102,8 @@ class Tracked:
         return ""
 
     def take_report(self, report: Report, heard_s: float) -> None:
+        low = self.job.directive.global_batch if self.job is not None and self.job.directive is not None else None
+        self.claim = follow(self.claim, report, low[0] if low else None, heard_s)
         self.report, self.heard_s = report, heard_s
         self.count_checkpoints(report.restarts, report.checkpoint_requests)
 

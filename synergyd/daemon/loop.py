@@ -21,7 +21,6 @@ from synergyd.control.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.progress import progress_of
 from synergyd.control.resize import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Remember
 from synergyd.daemon.adoption import Adoption
@@ -85,7 +84,7 @@ class Daemon:
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
             self.controller.plans(),
             self.controller.ages_s(began),
-            progress=progress_of(snapshot.jobs, self.controller.reports, self.controller.attained_gpu_s),
+            progress=self.controller.progress(snapshot.jobs),
             typical_s=self.controller.durations.typical_s,
         )
         self._run(EpochDecided(self.decisions))

@@ -18,6 +18,7 @@ from synergyd.scheduler.preemption import without_stopping, without_wasteful_sto
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.priorities import (
+    disbelief,
     gpu_limits_of,
     objective_of,
     weights,
@@ -111,12 +112,15 @@ def decide(
         away=answer.away,
     )
     by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
-    return tuple(
-        _untouched(job.job_id, sorted_job, shared.get(job.job_id))
-        if isinstance(sorted_job, UntouchedJob)
-        else _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
-        for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True)
-    )
+    decisions = []
+    for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
+        if isinstance(sorted_job, UntouchedJob):
+            decisions.append(_untouched(job.job_id, sorted_job, shared.get(job.job_id)))
+            continue
+        found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
+        note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
+        decisions.append(replace(found, why=found.why + note) if note else found)
+    return tuple(decisions)
 
 
 def _problem(

@@ -64,7 +64,9 @@ def simulate(
         director = TiresiasReference(scenario.costs.first_start_s)
     else:
         told = settings or Settings()
-        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s)
+        # a trace's weights are its own, not a user's wish
+        most = max(told.max_weight, *(job.weight for job in scenario.jobs))
+        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s, max_weight=most)
         belief = OracleBelief() if oracle else LearntBelief(seed=scenario.seed, lengths=scenario.lengths_known)
         director = SynergyDirector(told, policy_named(policy), belief, scenario.costs, policy in RIGID)
     yardsticks = ideals or Ideals(scenario)

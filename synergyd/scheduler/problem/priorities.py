@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 
 from synergyd.errors import UsageError
 from synergyd.records import Job, JobState
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
-from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective
+from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective, Progress
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.settings import OBJECTIVES, Settings
 
@@ -39,18 +39,40 @@ def objective_of(settings: Settings) -> Objective:
 
 
 def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
-    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on."""
+    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on.
+
+    A directive's weight counts as MaxWeight at most. Those of a user's jobs are divided by their mean where it is above 1, so
+    that all of a user's jobs together weigh no more than jobs without weights.
+    """
     jobs = tuple(jobs)
+    told = {job.job_id: _told_weight(job, settings.max_weight) for job in jobs}
+    of_user: dict[int, list[float]] = {}
+    for job in jobs:
+        of_user.setdefault(job.uid, []).append(told[job.job_id])
+    means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
     weight_of: dict[int, float] = {}
     for job in jobs:
-        weight = job.directive.weight if job.directive else 1.0
-        weight = weight if math.isfinite(weight) and weight > 0 else 1.0
+        weight = told[job.job_id] / means[job.uid]
         weight *= settings.qos_weights.get(job.qos, 1.0)
         if settings.priority_weight and job.priority > 0:
             weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
         weight_of[job.job_id] = weight
     return weight_of
+
+
+def _told_weight(job: Job, most: float) -> float:
+    weight = job.directive.weight if job.directive else 1.0
+    return min(weight, most) if math.isfinite(weight) and weight > 0 else 1.0
+
+
+def disbelief(job: Job, progress: Progress, settings: Settings) -> str:
+    """Sentences about what the job says and does not count as it says it; "" where all does."""
+    said = job.directive.weight if job.directive else 1.0
+    note = f" weight={said:g} counts as {settings.max_weight:g} (MaxWeight)." if said > settings.max_weight else ""
+    if progress.refuted:
+        note += " It has trained for longer than it said was left, so it counts as the longest job."
+    return note
 
 
 def gpu_limits_of(requests: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
@@ -103,6 +125,8 @@ def with_claims(
         share = shares.get(id(job.cells), 0.0)
         relative = _relative(job, terms, share)
         need = _deadline(job, now_s, settings.restart_cost_s) if settings.deadlines else (0.0, 0.0, "")
+        if need[0] and settings.deadline_share > 0:
+            need = _within_share(job, need, settings.deadline_share * sum(capacity.values()) / len(jobs))
         goodput = 0.0 if job.current is None else job.cells[job.current].goodput
         rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
@@ -137,16 +161,19 @@ def _short(
     times: dict[int, float] = {}
     for job in jobs:
         share, left = shares.get(id(job.cells), 0.0), job.progress.remaining
+        if job.progress.refuted:
+            continue
         if left is not None and share > 0:
             times[job.job_id] = left / share
         elif left is None and typical_s is not None:
             cells = CellIndex.of(job.cells)
             at = next((c for c in (job.current, job.asked) if c is not None), cells.smallest)
             times[job.job_id] = max(typical_s, job.progress.attained_gpu_s / cells[at].shape.gpus)
+    refuted = {job.job_id: 1 / _SHORT_REACH for job in jobs if job.progress.refuted}
     if not times:
-        return {}
+        return refuted
     middle = max(median(times.values()), _LEAST_TIME_S)
-    return {
+    return refuted | {
         job_id: min(max((middle / max(left, _LEAST_TIME_S)) ** exponent, 1 / _SHORT_REACH), _SHORT_REACH)
         for job_id, left in times.items()
     }
@@ -203,6 +230,16 @@ def _deadline(job: JobRequest, now_s: float, restart_cost_s: float) -> tuple[flo
     now = job.cells[job.current].goodput if job.current is not None else 0.0
     reachable = best >= (need if job.current is None else anew) or now >= need
     return (need, anew, why) if reachable else (0.0, 0.0, "")
+
+
+def _within_share(job: JobRequest, need: tuple[float, float, str], gpus: float) -> tuple[float, float, str]:
+    """The need, at most the best goodput on `gpus` GPUs; none where each Cell is larger. Interpolation as in `equal_share`
+    would need the next larger size, which is more than the share."""
+    most = max((cell.goodput for cell in job.cells if cell.shape.gpus <= gpus), default=0.0)
+    if most >= need[1]:
+        return need
+    why = f"{need[2]}, as far as its share of the GPUs goes"
+    return (min(need[0], most), most, why) if most > 0 else (0.0, 0.0, "")
 
 
 def _reachable(job: JobRequest, need: float, why: str) -> tuple[float, float, str]:

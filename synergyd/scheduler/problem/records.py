@@ -56,6 +56,8 @@ class Progress:
     remaining: float | None = None
     #: sequences trained
     done: float | None = None
+    #: what it said of its length was not so: it counts as the longest
+    refuted: bool = False
 
 
 @dataclass(frozen=True)

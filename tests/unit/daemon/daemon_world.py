@@ -122,7 +122,8 @@ class Site:
         self.post = Post()
         self.leads = True
         self.away = False
-        self.settings = replace(Settings(state_dir=folder, epoch_s=60.0, restart_cost_s=1.0), **settings)  # type: ignore[arg-type]
+        usual = Settings(state_dir=folder, epoch_s=60.0, restart_cost_s=1.0, max_weight=1000.0)
+        self.settings = replace(usual, **settings)  # type: ignore[arg-type]
         self.url = self.settings.database_url()
         folder.mkdir(exist_ok=True)
         (folder / "synergy.db").write_bytes(_empty_database())

@@ -33,11 +33,33 @@ def test_weights_are_directive_times_qos_times_priority() -> None:
         job(3, qos="", priority=1e9),
         job(4, directive=Directive(weight=math.nan), priority=0.0),
     ]
-    assert weights(jobs, PLAIN) == {1: 2.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    assert weights(jobs, Settings(qos_weights={"high": 3.0})) == {1: 6.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    jobs = [replace(one, uid=one.job_id) for one in jobs]
+    trusting = Settings(max_weight=2.0)
+    assert weights(jobs, PLAIN) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert weights(jobs, replace(trusting, qos_weights={"high": 3.0})) == {1: 3.0, 2: 1.0, 3: 1.0, 4: 1.0}
     # the median priority is 300; the third is cut at ten times it, and a held job (0) keeps its own weight
-    by_priority = weights(jobs, Settings(priority_weight=True))
-    assert by_priority == {1: pytest.approx(2 / 3), 2: 1.0, 3: 10.0, 4: 1.0}
+    by_priority = weights(jobs, replace(trusting, priority_weight=True))
+    assert by_priority == {1: pytest.approx(1 / 3), 2: 1.0, 3: 10.0, 4: 1.0}
+
+
+def test_a_weight_moves_gpus_between_the_jobs_of_one_user_alone() -> None:
+    told = {1: 1000.0, 2: 1.0, 3: 0.5, 4: 1.0}
+    jobs = [job(i, uid=1 if i < 4 else 2, directive=Directive(weight=w)) for i, w in told.items()]
+    assert weights(jobs, PLAIN) == {1: 1.0, 2: 1.0, 3: 0.5, 4: 1.0}
+    found = weights(jobs, Settings(max_weight=6.0))
+    assert found == {1: pytest.approx(2.4), 2: pytest.approx(0.4), 3: pytest.approx(0.2), 4: 1.0}
+    assert sum(found[i] for i in (1, 2, 3)) == pytest.approx(3.0)
+    light = [replace(one, directive=Directive(weight=0.1)) for one in jobs]
+    assert weights(light, PLAIN) == dict.fromkeys(told, 0.1)
+
+
+def test_what_does_not_count_as_it_is_said_is_told() -> None:
+    jobs = [job(i, 1, uid=i, directive=Directive(weight=w)) for i, w in ((1, 1000.0), (2, 1.0))]
+    decided = decide(snapshot([node("n0", 4)], jobs), PLAIN, {i: cells(1.0, 1.8, 3.2) for i in (1, 2)}, {})
+    assert decided[0].why.endswith(" weight=1000 counts as 1 (MaxWeight).") and "MaxWeight" not in decided[1].why
+    assert {d.cell.shape.gpus for d in decided if d.cell} == {2}
+    lied = decide(snapshot([node("n0", 4)], jobs[1:]), PLAIN, {2: cells(1.0)}, {}, progress={2: Progress(refuted=True)})
+    assert "longer than it said was left" in lied[0].why
 
 
 # -- deadlines ---------------------------------------------------------------------------------------------------------
@@ -72,6 +94,27 @@ def test_a_restart_makes_the_deadline_nearer() -> None:
     assert (found.need, found.need_anew) == pytest.approx((1.2, 3.0))
 
 
+def test_a_deadline_needs_no_more_than_an_equal_share_gives() -> None:
+    one = due(1, 300.0, 100.0)  # needs 3.0; on 8 GPUs for 4 jobs it has 1.8 at 2 GPUs
+    others = [ask(i, cells(1.0, 1.8, 3.2)) for i in (2, 3, 4)]
+    needs = {
+        share: with_claims([one, *others], ROOMS, Objective(), Settings(deadline_share=share), NOW)[0][0].need
+        for share in (1.0, 1.9, 2.0, 0.0)
+    }
+    assert needs == {1.0: 1.8, 1.9: 1.8, 2.0: 3.0, 0.0: 3.0}
+    large = replace(one, cells=one.cells[2:], relative=(1.0,), asked=0)  # its only size is more than an equal share
+    assert with_claims([large, *others], ROOMS, Objective(), PLAIN, NOW)[0][0].need == 0.0
+
+
+def test_a_job_whose_word_was_refuted_counts_as_the_longest() -> None:
+    jobs = [ask(i, cells(1.0, 1.8), progress=Progress(remaining=100.0)) for i in (1, 2)]
+    lied = ask(3, cells(1.0, 1.8), progress=Progress(refuted=True))
+    found, _ = with_claims([*jobs, lied], ROOMS, Objective(), PLAIN, NOW)
+    assert [one.short for one in found] == pytest.approx([1.0, 1.0, 1 / 3])
+    assert with_claims([lied], ROOMS, Objective(), PLAIN, NOW)[0][0].short == pytest.approx(1 / 3)
+    assert with_claims([lied], ROOMS, Objective(), Settings(short_first=0), NOW)[0][0].short == 1.0
+
+
 def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
     site = snapshot(
         [node("n0", 4)], [job(i, 1, directive=Directive(deadline_s=NOW + 100 if i == 9 else None)) for i in (1, 2, 9)]
@@ -83,7 +126,10 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
         for d in decide(site, Settings(deadlines=False), offers, {}, progress=late)
     }
     assert sorted(g or 0 for g in plain.values()) == [1, 1, 2]
-    first = {d.job_id: d for d in decide(site, PLAIN, offers, {}, progress=late)}
+    within = {d.job_id: d for d in decide(site, PLAIN, offers, {}, progress=late)}
+    assert sorted(d.cell.shape.gpus if d.cell else 0 for d in within.values()) == [1, 1, 2]
+    assert "as far as its share of the GPUs goes" in within[9].why
+    first = {d.job_id: d for d in decide(site, Settings(deadline_share=0), offers, {}, progress=late)}
     assert first[9].cell is not None and first[9].cell.shape.gpus == 4
     assert first[1].action is first[2].action is Action.WAIT
     assert "deadline" in first[9].why and dict(first[9].worth)["need"] > 3 * math.log(32)

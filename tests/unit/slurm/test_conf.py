@@ -66,7 +66,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
-        "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0\n"
+        "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
     )
@@ -96,6 +96,8 @@ def test_every_key(folder: Path) -> None:
         fairness_bound=1.5,
         short_first=0.25,
         deadlines=False,
+        deadline_share=2,
+        max_weight=4,
         priority_weight=True,
         qos_weights={"high": 4.0, "low": 0.5},
         account_limits={"chem": 64},
