@@ -26,7 +26,7 @@ PREFIX = "#SYNERGY"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
 MAX_FILES = 100
 MAX_FILE_BYTES = 4 * 2**20
-MAX_LINES = 100_000  # of all files together
+MAX_LINES = 50_000  # of all files together
 MAX_PROBLEMS = 100  # that are looked for; what follows is not read
 
 
@@ -242,8 +242,10 @@ def _lines(
     for number, raw in enumerate(text.split("\n"), 1):
         line = ConfLine(path, number, raw)
         yield line
+        if len(problems) >= MAX_PROBLEMS:
+            continue
         match = re.match(r"\s*include\s+(.*)$", raw, re.IGNORECASE)
-        if not match or len(problems) >= MAX_PROBLEMS:
+        if not match:
             continue
         name = match[1].split("#")[0].strip().strip('"')
         target = folder / name

@@ -1,4 +1,4 @@
-"""Traces of the six kinds that are files, and the tables that come with four of them: 700 inputs a file, 10,500 in all.
+"""Traces of the six kinds that are files, and the tables that come with four of them: 400 inputs a file, 6,000 in all.
 
 A trace with its tables is slower to read than the other files, by a factor of ten."""
 
@@ -18,7 +18,7 @@ from tests.unit.fuzz.generators import json_mutations, mutations
 from tests.unit.sim.test_placement_truth import crius, rubick
 from tests.unit.sim.test_traces import application, workload
 
-COUNT = 700
+COUNT = 400
 Read = Callable[[], object]
 OTHERS = {
     "optimal": {"bert_1B_128": {"1_l20_1_n_4_d": [5, 9, 0.5, 9, 9, 10.0], "1_l20_1_n_8_d": [5, 9, 0.2, 9, 9, 10.0]}}

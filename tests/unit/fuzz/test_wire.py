@@ -62,7 +62,7 @@ def test_reports() -> None:
 def test_status_files() -> None:
     """A training process's own file: whatever it holds, a report comes out."""
     examples = [{**encode(REPORT), "time": 1.0}]
-    for text in json_mutations(examples, 2_000, 12):
+    for text in json_mutations(examples, 1_000, 12):
         try:
             status = json.loads(text)
         except ValueError:
@@ -122,7 +122,7 @@ def test_plan_files(tmp_path: Path) -> None:
         path.write_bytes(content)
         plan_file.read(path, 7)
 
-    check(read, "plan_file", json_mutations(examples, 3_000, 17))  # a file each
+    check(read, "plan_file", json_mutations(examples, 2_000, 17))  # a file each
 
 
 def test_stored_records() -> None:
