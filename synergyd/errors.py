@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_MAX_BITS = 13_288  # 4000 digits; Python refuses to write out more than 4300
+
 
 class SynergyError(Exception):
     """An error to be shown as one line, never as a traceback.
@@ -28,5 +30,17 @@ class UnavailableError(SynergyError):
 
 def one_line(text: str, limit: int = 500) -> str:
     """`text` with control characters shown as escapes, cut to `limit` characters: safe for a terminal and a log line."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+    begin = text[: limit + 1]  # what is cut away is not walked through
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in begin)
+    return safe if len(safe) <= limit else safe[: limit - 3] + "..."
+
+
+def shown(value: object) -> str:
+    """A wrong value for an error: its beginning, without walking through what a stranger nested."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return "a number of over 4000 digits"
+    if isinstance(value, str | int | float | None):
+        return repr(value[:40] if isinstance(value, str) else value)[:40]
+    return (
+        "a list" if isinstance(value, list | tuple) else "a table" if isinstance(value, dict) else type(value).__name__
+    )

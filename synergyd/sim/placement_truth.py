@@ -20,6 +20,7 @@ from synergyd.records import Plan, Shape
 from synergyd.sim.records import Floats, Pace, Placed, placed_on
 
 BATCH = 6720  # 64 x 3 x 5 x 7
+MOST_NODES = 1000  # of a placement
 Placement = tuple[int, ...]  # GPUs a node, most first
 
 

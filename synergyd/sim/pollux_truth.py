@@ -30,6 +30,7 @@ from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
+from synergyd.sim.placement_truth import MOST_NODES
 from synergyd.sim.records import Floats, Pace, Placed
 from synergyd.sim.tables import read_table
 
@@ -212,7 +213,7 @@ def read_application(folder: Path, gpu_type: str) -> PolluxTruth:
     grouped: dict[tuple[int, ...], list[tuple[int, float, float]]] = defaultdict(list)
     for row in read_table(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
         text = row.text("placement")
-        if not text.isascii() or not text.isdecimal() or "0" in text:
+        if not text.isascii() or not text.isdecimal() or "0" in text or len(text) > MOST_NODES:
             raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
         times = row.whole("local_bsz", 1), row.number("step_time", 1e-9), row.number("sync_time", 0)
         grouped[tuple(int(c) for c in text)].append(times)
@@ -258,6 +259,9 @@ def _validation(folder: Path) -> dict[int, Validation]:
         if not rows:
             raise UsageError(str(path), "has no rows")
         progress = tuple(row.number("progress", 0) for row in rows)
+        for row, before, now in zip(rows, (0.0, *progress), progress, strict=False):
+            if now <= before:
+                raise row.wrong("progress", f"{now:g} is not above {before:g}", "each row is a later stage")
         sqr = tuple(row.number("grad_sqr", 0) for row in rows)
         found[int(text)] = Validation(progress, sqr, tuple(row.number("grad_var", 0) for row in rows))
     if not found:

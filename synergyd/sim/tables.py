@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergyd.errors import UsageError
+from synergyd.ordinary_file import read_lines
 
-MAX_ROWS = 5_000_000
+MAX_ROWS = 1_000_000
+LIMIT_BYTES = 64 << 20  # of a table
+JSON_LIMIT_BYTES = 4 << 20  # in memory it is up to 25 times as large
 
 
 @dataclass(frozen=True)
@@ -68,21 +71,20 @@ def read_table(path: Path, columns: Sequence[str], delimiter: str = ",") -> list
 
 def _rows(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[TableRow]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=delimiter)
-            header = [name.strip() for name in next(reader, [])]
-            missing = [name for name in columns if name not in header]
-            if missing:
-                raise UsageError(f"{path}:1", f"no column {missing[0]}", f"it must have {', '.join(columns)}")
-            for values in reader:
-                if not values:
-                    continue
-                if len(values) != len(header):
-                    what = f"{len(values)} columns where the header has {len(header)}"
-                    raise UsageError(f"{path}:{reader.line_num}: column {min(len(values), len(header)) + 1}", what)
-                if reader.line_num > MAX_ROWS:
-                    raise UsageError(f"{path}:{reader.line_num}", "too long", f"at most {MAX_ROWS} rows")
-                yield TableRow(path, reader.line_num, dict(zip(header, values, strict=True)))
+        reader = csv.reader(read_lines(path, LIMIT_BYTES), delimiter=delimiter)
+        header = [name.strip() for name in next(reader, [])]
+        missing = [name for name in columns if name not in header]
+        if missing:
+            raise UsageError(f"{path}:1", f"no column {missing[0]}", f"it must have {', '.join(columns)}")
+        for values in reader:
+            if reader.line_num > MAX_ROWS:
+                raise UsageError(f"{path}:{reader.line_num}", "too long", f"at most {MAX_ROWS} rows")
+            if not values:
+                continue
+            if len(values) != len(header):
+                what = f"{len(values)} columns where the header has {len(header)}"
+                raise UsageError(f"{path}:{reader.line_num}: column {min(len(values), len(header)) + 1}", what)
+            yield TableRow(path, reader.line_num, dict(zip(header, values, strict=True)))
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -18,13 +18,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from synergyd.errors import UsageError, one_line
+from synergyd.ordinary_file import read_bytes
 from synergyd.settings import FIGURES, GPU_TYPE, SETTINGS, TABLE, Settings
 from synergyd.slurm.tokenizer import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
 MAX_FILES = 100
-MAX_FILE_BYTES = 16 * 2**20
+MAX_FILE_BYTES = 4 * 2**20
+MAX_LINES = 50_000  # of all files together
+MAX_PROBLEMS = 100  # that are looked for; what follows is not read
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class LoadedSettings:
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be many of them
 class ConfLine:
     """One line of slurm.conf or of a file that it Includes, without its line end."""
 
@@ -92,6 +95,10 @@ def load_settings(path: Path) -> LoadedSettings:
     lines, problems = read_lines(path)
     reading = _Reading(problems=list(problems))
     for line in lines:
+        if len(reading.problems) >= MAX_PROBLEMS:
+            right = "mend those above first"
+            reading.problems.append(Lint(line.where, f"{MAX_PROBLEMS} problems: the rest is not read", right))
+            break
         _read_line(line, reading)
     values = reading.values
     report_port = values.get("report_port", Settings.report_port)
@@ -146,7 +153,7 @@ def _read_line(line: ConfLine, reading: _Reading) -> None:
     if any(key.lower() == "gputype" for key, _ in pairs):
         _read_gpu(line.where, pairs, reading)
         return
-    for key, value in pairs:
+    for key, value in pairs[:MAX_PROBLEMS]:
         _read_pair(line.where, key, value, reading)
 
 
@@ -216,7 +223,7 @@ def read_lines(path: Path) -> tuple[list[ConfLine], tuple[Lint, ...]]:
     """
     problems: list[Lint] = []
     try:
-        return list(_lines(path, path.parent, (), problems, [0])), tuple(problems)
+        return list(_lines(path, path.parent, (), problems, [0, 0])), tuple(problems)
     except OSError as error:
         right = "set SLURM_CONF, or give --conf, to a slurm.conf that this user can read"
         raise UsageError(str(path), f"can't be read ({error.strerror or error})", right) from None
@@ -226,14 +233,17 @@ def _lines(
     path: Path, folder: Path, above: tuple[Path, ...], problems: list[Lint], opened: list[int]
 ) -> Iterator[ConfLine]:
     opened[0] += 1
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise OSError(0, f"larger than {MAX_FILE_BYTES >> 20} MiB")
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise OSError(0, "not a file")
-    text = path.read_bytes().decode("utf-8", "surrogateescape")
+    text = read_bytes(path, MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
+    opened[1] += text.count("\n")
+    if opened[1] > MAX_LINES:
+        raise OSError(0, f"more than {MAX_LINES} lines in all")
     for number, raw in enumerate(text.split("\n"), 1):
         line = ConfLine(path, number, raw)
         yield line
+        if len(problems) >= MAX_PROBLEMS:
+            continue
         match = re.match(r"\s*include\s+(.*)$", raw, re.IGNORECASE)
         if not match:
             continue

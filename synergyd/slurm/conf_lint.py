@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synergyd.slurm.conf import ConfLine, Lint, LoadedSettings, read_lines
+from synergyd.ordinary_file import read_bytes
+from synergyd.slurm.conf import MAX_FILE_BYTES, ConfLine, Lint, LoadedSettings, read_lines
 from synergyd.slurm.tokenizer import nearest
 
-_PAIR = re.compile(r'([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
+_PAIR = re.compile(r'(?<![A-Za-z0-9_])([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
+_MAX_JOINED = 1 << 14  # characters of lines that end with a backslash
 _LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "include")
 
 
@@ -47,7 +49,7 @@ def read_slurm_conf(path: Path, lines: Sequence[ConfLine]) -> SlurmConf:
     carried = ""
     for line in lines:
         text = carried + re.split(r"(?<!\\)#", line.text, maxsplit=1)[0].rstrip()
-        if text.endswith("\\"):
+        if text.endswith("\\") and len(text) < _MAX_JOINED:
             carried = text[:-1] + " "
             continue
         carried = ""
@@ -77,7 +79,7 @@ def _not_in(conf: SlurmConf, key: str, token: str) -> bool:
 
 def _below(conf: SlurmConf, key: str, least: int) -> bool:
     value = conf.get(key)
-    return value.isdecimal() and int(value) < least
+    return value.isdecimal() and len(value) < 10 and int(value) < least
 
 
 # (key, is it wrong?, what, what would be right); a key that is absent has Slurm's default.
@@ -155,7 +157,7 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
 
 def _of_slurm(conf: SlurmConf) -> list[Lint]:
     found = [Lint(conf.where(key), what, right, "warning") for key, wrong, what, right in _RULES if wrong(conf)]
-    match = re.search(r"cred_expire=([0-9]+)", conf.get("AuthInfo"))
+    match = re.search(r"cred_expire=([0-9]{1,9})", conf.get("AuthInfo"))
     if match and int(match[1]) > 120:
         what = f"cred_expire={match[1]} lengthens the wait of a requeued job wherever Synergy can't clear its StartTime"
         found.append(Lint(conf.where("AuthInfo"), what, "leave cred_expire at its default, 120", "warning"))
@@ -195,7 +197,7 @@ def _of_files(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
     if not {"lua", "job_submit/lua"} & set(conf.tokens("JobSubmitPlugins")):
         return found
     try:
-        text = script.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(script, MAX_FILE_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         what, right = "JobSubmitPlugins has lua, but this file is absent", "install slurm_plugins/job_submit.hook.lua"
         return [*found, Lint(str(script), what, right, "warning")]

@@ -20,8 +20,14 @@ class WordError(Exception):
 
 
 def as_bytes(text: str) -> str:
-    """`text` with one character per byte of its UTF-8, so that lengths are those that Lua sees. Never fails."""
-    return text.encode("utf-8", "surrogatepass").decode("latin-1")
+    """`text` with one character per byte of its UTF-8, so that lengths are those that Lua sees. Never fails.
+
+    A byte that was no UTF-8, kept by "surrogateescape", is that byte again.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("latin-1")
+    except UnicodeEncodeError:  # other lone surrogates
+        return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def as_text(value: str) -> str:
@@ -100,6 +106,8 @@ def nearest(word: str, names: Iterable[str]) -> str:
         return ""
     folded = word.lower().replace("-", "_")
     for name in names:
+        if abs(len(folded) - len(name)) >= least:
+            continue
         distance = _distance(folded, name.lower())
         if distance < least and distance < len(name):
             best, least = name, distance

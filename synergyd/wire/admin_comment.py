@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from urllib.parse import unquote_to_bytes
 
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, shown
 from synergyd.records import Plan, Shape
-from synergyd.wire.codec import shown
 from synergyd.wire.plan import plan_from_text, plan_text
 
 MARK = "synergy:1"

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, shown
 
 T = TypeVar("T")
 # By type of record: what is wrong with one whose types are right ("FIELD is ..."), "" if nothing is.
@@ -28,15 +28,6 @@ def clean(text: str) -> str:
     if text.isascii() and "\x00" not in text:
         return text
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-
-
-def shown(value: object) -> str:
-    """A wrong value for an error: its beginning, without walking through what a stranger nested."""
-    if isinstance(value, str | int | float | None):
-        return repr(value[:40] if isinstance(value, str) else value)[:40]
-    return (
-        "a list" if isinstance(value, list | tuple) else "a table" if isinstance(value, dict) else type(value).__name__
-    )
 
 
 def encode(value: object) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from synergyd.errors import UsageError
-from synergyd.wire.codec import shown
+from synergyd.errors import UsageError, shown
 
 _PART = re.compile(r"([^,\[\]]*)(?:\[([0-9,\-]+)\])?([^,\[\]]*)")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?\Z")
@@ -27,6 +26,8 @@ def expand(text: str, where: str = "host list") -> tuple[str, ...]:
             if ranges is None:
                 names.append(prefix)
                 continue
+            if ranges.count(",") > MAX_NAMES:
+                raise ValueError
             for low, high in map(_range, ranges.split(",")):
                 if not 0 <= int(high) - int(low) <= MAX_NAMES - len(names):
                     raise ValueError

@@ -17,8 +17,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from synergyd.errors import UsageError
-from synergyd.wire.codec import decode, encode, shown
+from synergyd.errors import UsageError, shown
+from synergyd.wire.codec import decode, encode
 
 MAX_HELLO_BYTES = 256 * 1024  # a credential with thousands of node names
 MAX_LINE_BYTES = 200
@@ -65,6 +65,8 @@ def hello_json(hello: Hello) -> bytes:
 
 def hello_from(payload: bytes) -> Hello:
     """Reads what a stranger sent. Raises UsageError naming the field."""
+    if len(payload) > MAX_HELLO_BYTES:
+        raise UsageError("hello", f"has {len(payload)} bytes", f"expected at most {MAX_HELLO_BYTES}")
     try:
         data = json.loads(payload)
     except (ValueError, RecursionError):
@@ -114,7 +116,7 @@ def done_line(number: int) -> bytes:
 
 def question(line: bytes) -> Asking | Ended:
     """A job's line. Raises UsageError for any other."""
-    words = line.decode("ascii", "replace").split()
+    words = _words(line)
     if len(words) == 2 and words[0] == "done" and _WHOLE.match(words[1]):
         return Ended(int(words[1]))
     if len(words) == 4 and words[0] == "ask" and _WHOLE.match(words[1]) and all(_DECIMAL.match(w) for w in words[2:]):
@@ -131,7 +133,12 @@ def answer_line(word: str, number: int) -> bytes:
 
 def answer(line: bytes) -> tuple[str, int] | None:
     """(go or wait, number); None for any other line."""
-    words = line.decode("ascii", "replace").split()
+    words = _words(line)
     if len(words) == 2 and words[0] in ("go", "wait") and _WHOLE.match(words[1]):
         return words[0], int(words[1])
     return None
+
+
+def _words(line: bytes) -> list[str]:
+    """The words of a line, none of one that is too long."""
+    return line.decode("ascii", "replace").split() if len(line) <= MAX_LINE_BYTES else []

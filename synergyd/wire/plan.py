@@ -6,9 +6,9 @@ import dataclasses
 import re
 from typing import Any
 
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, shown
 from synergyd.records import Plan
-from synergyd.wire.codec import Checks, decode, shown
+from synergyd.wire.codec import Checks, decode
 
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
 RECOMPUTES = ("none", "selective", "full")

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergyd.errors import UsageError
+from synergyd.ordinary_file import read_bytes
 from synergyd.records import Plan
 from synergyd.wire import admin_comment
 from synergyd.wire.codec import decode, encode
 from synergyd.wire.plan import PLAN_CHECKS
 
 FORMAT = 1
+_LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def write(given: PlanFile, state_dir: Path) -> Path:
 def read(path: Path, job_id: int) -> PlanFile:
     """Reads a hand-over file; raises UsageError when it is not one for this job."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_bytes(path, _LIMIT_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(str(path), f"can't be read as a plan ({error})") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("job_id") != job_id:

@@ -9,10 +9,10 @@ import time
 from dataclasses import fields, replace
 from typing import Any
 
-from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
 from synergyd.records import ModelSpec, Plan, Report
 from synergyd.wire import munge
-from synergyd.wire.codec import Checks, decode, encode, shown
+from synergyd.wire.codec import Checks, decode, encode
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
-BASE = "synergyd.errors synergyd.records synergyd.words synergyd.rates synergyd.link_names synergyd.settings"
+BASE = "synergyd.errors synergyd.ordinary_file synergyd.records synergyd.words synergyd.rates synergyd.link_names synergyd.settings"
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
 PLACEMENT = f"{PROBLEM} synergyd.scheduler.placement"
@@ -24,6 +24,7 @@ ALLOCATION = f"{POLICIES} synergyd.scheduler"
 ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd", ""),
     ("synergyd.errors", ""),
+    ("synergyd.ordinary_file", ""),
     ("synergyd.records", ""),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
@@ -31,7 +32,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.setting_types", "synergyd.link_names"),
     ("synergyd.settings", "synergyd.setting_types"),
     ("synergyd.settings_text", "synergyd.settings"),
-    ("synergyd.wire", "synergyd.errors synergyd.records"),
+    ("synergyd.wire", "synergyd.errors synergyd.ordinary_file synergyd.records"),
     ("synergyd.links", BASE),
     ("synergyd.task.model", BASE),
     ("synergyd.task.fit", f"{BASE} synergyd.task.model"),

@@ -34,9 +34,10 @@ from statistics import median
 from typing import NamedTuple
 
 from synergyd.errors import UsageError
+from synergyd.ordinary_file import read_bytes
 from synergyd.sim.placement_truth import BATCH, Placement, PlacementTruth, Times
 from synergyd.sim.records import Costs, TraceJob
-from synergyd.sim.tables import TableRow, read_table
+from synergyd.sim.tables import JSON_LIMIT_BYTES, TableRow, read_table
 
 COLUMNS = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size", "num_gpu", "gpu_type")
 COSTS = Costs(first_start_s=40.0, checkpoint_s=8.0, requeue_s=2.0, start_s=40.0)
@@ -44,6 +45,7 @@ GPUS_A_NODE = {"a100": 4, "v100": 16, "a40": 2, "a10": 2, "h100": 8, "l20": 8}
 MEMORY_GB = {"a10": 24.0, "v100": 32.0, "a100": 40.0, "a40": 48.0}
 ITERATIONS_SCALE = 5  # the artifact's ITER_NUM_SCALE_FACTOR_SIM
 MOST_GPUS = 16
+_MOST_NODES = 100_000
 _SIZES = (1, 2, 4, 8, 16)
 _USABLE = 0.9
 _NEVER_S = 1e6  # estimates of a billion seconds stand for what does not fit
@@ -131,15 +133,15 @@ def read_cluster(folder: Path) -> dict[str, tuple[int, int]]:
     """sim_cluster_spec.json: GPU type -> (nodes, GPUs a node). Raises UsageError."""
     path = folder / "sim_cluster_spec.json"
     try:
-        (spec,) = json.loads(path.read_text(encoding="utf-8"))
+        (spec,) = json.loads(read_bytes(path, JSON_LIMIT_BYTES))
         found = {str(name): (int(entry["node_num"]), GPUS_A_NODE[name]) for name, entry in spec.items()}
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}", "give --types TYPE=NODESxGPUS,...") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"is no cluster ({type(error).__name__}: {error})"
         raise UsageError(str(path), what, 'such as [{"a100": {"node_num": 80}}]') from None
-    if not found or any(nodes < 1 for nodes, _ in found.values()):
-        raise UsageError(str(path), "has no nodes", "node_num of each type at least 1")
+    if not found or not all(1 <= nodes <= _MOST_NODES for nodes, _ in found.values()):
+        raise UsageError(str(path), "has no nodes, or too many", f"node_num of each type from 1 to {_MOST_NODES}")
     return found
 
 
@@ -177,7 +179,7 @@ def read_others(path: Path) -> dict[Model, dict[tuple[str, int], Lent]]:
         return {}
     found: dict[Model, dict[tuple[str, int], Lent]] = {}
     try:
-        for name, entries in json.loads(path.read_text(encoding="utf-8"))["optimal"].items():
+        for name, entries in json.loads(read_bytes(path, JSON_LIMIT_BYTES))["optimal"].items():
             family, parameters, batch = name.rsplit("_", 2)
             for place, values in entries.items():
                 _, gpu_type, nodes, _, each, _ = place.split("_")
@@ -187,7 +189,7 @@ def read_others(path: Path) -> dict[Model, dict[tuple[str, int], Lent]]:
                     found.setdefault(Model(family, parameters, int(batch)), {})[key] = Lent(seconds, memory_gb)
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(str(path), f"is no profile database ({type(error).__name__}: {error})") from None
     return found
 

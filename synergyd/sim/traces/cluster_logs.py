@@ -18,6 +18,7 @@ PHILLY = ("timestamp", "duration", "num_gpus")
 SACCT = ("JobID", "Submit", "ElapsedRaw", "AllocTRES")
 _SEQUENCES = 32  # a GPU at the size asked for: what a fixed batch is taken to be
 _GPUS = re.compile(r"(?:^|,)gres/gpu(?::[^=,]+)?=(\d+)")
+_MOST_GPUS = 1_000_000  # of a job
 
 
 def read_philly(path: Path, gpu_type: str, gpus_per_node: int, most: int | None = None) -> tuple[TraceJob, ...]:
@@ -25,7 +26,7 @@ def read_philly(path: Path, gpu_type: str, gpus_per_node: int, most: int | None 
     rows = [row for row in read_table(path, PHILLY)[:most] if row.number("duration", 0) > 0]
     rows.sort(key=lambda row: _when(row, "timestamp"))  # the published file is in no order
     return _jobs(
-        rows, "timestamp", "duration", lambda row: row.whole("num_gpus", 1, 1_000_000), gpu_type, gpus_per_node
+        rows, "timestamp", "duration", lambda row: row.whole("num_gpus", 1, _MOST_GPUS), gpu_type, gpus_per_node
     )
 
 
@@ -38,14 +39,17 @@ def read_sacct(path: Path, gpu_type: str, gpus_per_node: int) -> tuple[TraceJob,
 
 def _gpus(row: TableRow) -> int:
     # a typed and an untyped count of the same GPUs may both stand there
-    return max((int(n) for n in _GPUS.findall(row.values.get("AllocTRES") or "")), default=0)
+    counts = _GPUS.findall(row.values.get("AllocTRES") or "")
+    if any(len(n) > 9 or int(n) > _MOST_GPUS for n in counts):
+        raise row.wrong("AllocTRES", "too many GPUs", f"at most {_MOST_GPUS}")
+    return max(map(int, counts), default=0)
 
 
 def _when(row: TableRow, column: str) -> float:
     text = row.text(column)
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):  # a year that this machine's clock does not know
         raise row.wrong(column, f"{text!r} is not a time", "such as 2026-03-01T12:00:00") from None
 
 

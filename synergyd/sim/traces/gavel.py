@@ -12,6 +12,7 @@ change their batch is not in the tables.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +21,17 @@ from pathlib import Path
 import numpy as np
 
 from synergyd.errors import UsageError
+from synergyd.ordinary_file import read_bytes, read_lines
 from synergyd.records import Plan, Shape
 from synergyd.sim.records import Floats, Pace, Placed, TraceJob
-from synergyd.sim.tables import TableRow, in_order
+from synergyd.sim.tables import JSON_LIMIT_BYTES, LIMIT_BYTES, TableRow, in_order
 
 FIELDS = (
     *("job_type", "command", "folder", "steps_argument", "needs_data", "steps", "scale_factor", "mode"),
     *("weight", "deadline", "duration", "arrival"),
 )
-_KEY = re.compile(r"^\('(.+)', (\d+)\)$")
-_BATCH = re.compile(r"\(batch size (\d+)\)")
+_KEY = re.compile(r"^\('(.+)', (\d{1,6})\)$")
+_BATCH = re.compile(r"\(batch size ([1-9][0-9]{0,8})\)")
 _WORKERS = 8  # whose batches are one optimizer step's
 Rates = Mapping[tuple[str, int], float]  # (GPU type, GPUs) -> steps/s
 
@@ -85,7 +87,7 @@ class Tabled:
 def read_rates(path: Path) -> dict[str, dict[tuple[str, int], float]]:
     """Job type -> Rates. Raises UsageError."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_bytes(path, JSON_LIMIT_BYTES))
         found: dict[str, dict[tuple[str, int], float]] = {}
         for gpu_type, table in data.items():
             for key, values in table.items():
@@ -93,12 +95,12 @@ def read_rates(path: Path) -> dict[str, dict[tuple[str, int], float]]:
                 if match is None:
                     raise UsageError(str(path), f"{gpu_type}: {key!r} is not ('job type', GPUs)")
                 rate = float(values["null"])
-                if rate > 0:
+                if 0 < rate < math.inf:
                     found.setdefault(match[1], {})[gpu_type, int(match[2])] = rate
         return found
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(str(path), f"is no table of throughputs ({type(error).__name__}: {error})") from None
 
 
@@ -149,7 +151,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str) -> tuple[TraceJob, ..
 
 def _rows(path: Path) -> list[TableRow]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = list(read_lines(path, LIMIT_BYTES))
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -157,7 +159,7 @@ def _rows(path: Path) -> list[TableRow]:
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            values = line.split("\t")
+            values = line.rstrip("\r\n").split("\t")
             if len(values) != len(FIELDS):
                 what = f"{len(values)} fields instead of {len(FIELDS)}"
                 raise UsageError(f"{path}:{number}: column {min(len(values), len(FIELDS))}", what, "tabs between them")

@@ -23,7 +23,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from synergyd.errors import UsageError
-from synergyd.sim.placement_truth import BATCH, Placement, PlacementTruth, Times
+from synergyd.sim.placement_truth import BATCH, MOST_NODES, Placement, PlacementTruth, Times
 from synergyd.sim.records import Costs, Placed, TraceJob
 from synergyd.sim.tables import TableRow, application_folder, in_order, read_table
 from synergyd.task.unknown_model import largest_divisor
@@ -85,7 +85,7 @@ def read_times(path: Path) -> dict[Placement, float]:
     found: dict[Placement, float] = {}
     for row in read_table(path, ("exec_plan", "placement", "iter_time")):
         text = row.text("placement")
-        if not text.isascii() or not text.isdecimal() or "0" in text:
+        if not text.isascii() or not text.isdecimal() or "0" in text or len(text) > MOST_NODES:
             raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
         placement = tuple(sorted(map(int, text), reverse=True))
         seconds = row.number("iter_time", 0)

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergyd.errors import UsageError
+from synergyd.ordinary_file import read_lines
 from synergyd.records import ModelSpec, Plan
 from synergyd.task.model.hardware import canonical, known_types
 from synergyd.task.model.spec import checked
 
-_FILE_LIMIT = 256 << 20  # bytes
+_FILE_LIMIT = 8 << 20  # bytes: some 40,000 rows
 _MODEL = ("model", "layers", "hidden", "heads", "seq")
 _DEGREES = ("n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch", "recompute")
 _NEEDED = ("row_id", "source", *_MODEL, "gpu_type", "gpus_per_node", *_DEGREES, "iter_time_s")
@@ -100,14 +101,7 @@ def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[Measure
     only add their line to it.
     """
     where = str(path)
-    try:
-        if path.stat().st_size > _FILE_LIMIT:
-            raise UsageError(where, "larger than 256 MiB", "give a CSV file of measured rows")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(where, f"cannot be read: {what}", "give a CSV file of measured rows") from None
-    reader = csv.DictReader(text.splitlines(), strict=False)
+    reader = csv.DictReader(read_lines(path, _FILE_LIMIT), strict=False)
     try:
         columns = reader.fieldnames or []
         missing = [name for name in _NEEDED if name not in columns]
@@ -133,6 +127,9 @@ def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[Measure
                 )
             seen[row.row_id] = row.line
             rows.append(row)
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(where, f"cannot be read: {what}", "give a CSV file of measured rows") from None
     except csv.Error as error:
         raise UsageError(f"{where}:{reader.line_num}", f"not CSV: {error}", "give a CSV file") from None
     return tuple(rows)

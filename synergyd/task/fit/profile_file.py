@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, shown
+from synergyd.ordinary_file import read_bytes
 from synergyd.task.fit import residual
 from synergyd.task.fit.parameters import MEMORY, TIME, Effects, Parameter, family
 from synergyd.task.fit.predictor import LearntCorrection, Predictor
@@ -17,7 +17,7 @@ from synergyd.task.fit.residual import PlanFeatures
 from synergyd.task.model.hardware import known_types
 
 _VERSION = 1
-_FILE_LIMIT = 64 << 20  # bytes
+_FILE_LIMIT = 16 << 20  # bytes
 _POINTS_LIMIT = 5000  # the posterior's matrix has this many rows
 _RIGHT = "give a file that `synergyctl profiles fit` wrote"
 
@@ -82,16 +82,16 @@ def read_profile(path: Path) -> Predictor:
     numbers that no fit gives."""
     where = str(path)
     try:
-        if path.stat().st_size > _FILE_LIMIT:
-            raise UsageError(where, "larger than any profile", _RIGHT)
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_bytes(path, _FILE_LIMIT))
     except (OSError, ValueError, RecursionError) as error:
         what = error.strerror if isinstance(error, OSError) else "not JSON"
         raise UsageError(where, f"cannot be read: {what}", _RIGHT) from None
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError(where, "not a profile", _RIGHT)
     if data["version"] != _VERSION:
-        raise UsageError(where, f"version {data['version']!r}", f"this Synergy reads version {_VERSION}: fit it again")
+        raise UsageError(
+            where, f"version {shown(data['version'])}", f"this Synergy reads version {_VERSION}: fit it again"
+        )
     try:
         return Predictor(_read(data["time"], TIME), _read(data["memory"], MEMORY))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -99,8 +99,8 @@ def read_profile(path: Path) -> Predictor:
 
 
 def _finite(value: object, limit: float = 1e6) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > limit:
-        raise ValueError(f"{value!r} is no number that a fit gives")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= limit:
+        raise ValueError(f"{shown(value)} is no number that a fit gives")
     return float(value)
 
 

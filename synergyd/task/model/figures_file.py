@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from synergyd.errors import UsageError
+from synergyd.ordinary_file import read_bytes
 from synergyd.task.model.hardware import figures
 
 _LIMIT = 1 << 20  # bytes
@@ -19,9 +20,7 @@ def read_figures(path: Path) -> dict[str, dict[str, float]]:
     """
     where = str(path)
     try:
-        if path.stat().st_size > _LIMIT:
-            raise UsageError(where, "larger than any file of figures", "give what `profiles measure` wrote")
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_bytes(path, _LIMIT).decode("utf-8"))
     except OSError as error:
         raise UsageError(where, f"cannot be read: {error.strerror}", "give what `profiles measure` wrote") from None
     except (ValueError, RecursionError) as error:

@@ -11,9 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from synergyd.errors import UsageError
+from synergyd.errors import UsageError, one_line, shown
+from synergyd.ordinary_file import read_bytes
 from synergyd.records import ModelSpec
 
+_LARGEST = 100_000_000  # of each number of a model
 _CONFIG_LIMIT = 1 << 20  # bytes: a config.json is a few kilobytes, so anything larger is some other file
 
 
@@ -108,9 +110,7 @@ def _from_file(text: str) -> ModelSpec:
             path = path / "config.json"
         if not path.is_file():
             raise UsageError(where, "neither a preset nor a file", known)
-        if path.stat().st_size > _CONFIG_LIMIT:
-            raise UsageError(where, "larger than any config.json", known)
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_bytes(path, _CONFIG_LIMIT))
     except (OSError, ValueError, RecursionError) as error:
         what = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
         raise UsageError(where, f"cannot be read: {what}", "give a Hugging Face config.json") from None
@@ -127,7 +127,9 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
         raise UsageError(where, "not a JSON object", "give a Hugging Face config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-        raise UsageError(where, f"unknown architecture model_type={kind!r}", f"known are {', '.join(_ARCHITECTURES)}")
+        raise UsageError(
+            where, f"unknown architecture model_type={shown(kind)}", f"known are {', '.join(_ARCHITECTURES)}"
+        )
     about = _ARCHITECTURES[kind]
     if config.get("kv_lora_rank") is not None:
         raise UsageError(where, "kv_lora_rank: multi-latent attention is not modelled", "give a model without it")
@@ -152,7 +154,7 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
     label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
     tie = config.get("tie_word_embeddings")
     tied = about.tied if tie is None else bool(tie)
-    spec = ModelSpec(label, **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)
+    spec = ModelSpec(one_line(label, 100), **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)
     return checked(spec, where)
 
 
@@ -163,7 +165,9 @@ def _whole(config: Mapping[str, Any], keys: Sequence[str], where: str, fallback:
     if value is None:
         raise UsageError(where, f"key {keys[0]} is missing", "give a complete config.json")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(where, f"{key} is {value!r}", "it must be a whole number")
+        raise UsageError(where, f"{key} is {shown(value)}", "it must be a whole number")
+    if abs(value) > _LARGEST:  # before anything is multiplied
+        raise UsageError(where, f"{key} is {shown(value)}", f"it must be at most {_LARGEST:,}")
     return value
 
 
@@ -192,8 +196,8 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
         value = getattr(spec, item.name)
         least = 0 if item.name in _MAY_BE_ZERO else 1
         # a bool is an int too: the flags and the name are left out here
-        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= 100_000_000:
-            raise UsageError(where, f"{item.name} is {value}", f"it must lie between {least} and 100,000,000")
+        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= _LARGEST:
+            raise UsageError(where, f"{item.name} is {shown(value)}", f"it must lie between {least} and {_LARGEST:,}")
     if not spec.head_dim and spec.hidden % spec.heads:
         raise UsageError(where, f"hidden {spec.hidden} is not a multiple of heads {spec.heads}", "heads must divide it")
     if spec.heads % spec.kv_heads:
