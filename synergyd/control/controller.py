@@ -45,7 +45,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.health import warnings
-from synergyd.control.in_transit import arrived, under_way
+from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import Park, Target
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.progress import progress_of
@@ -314,7 +314,7 @@ class Controller:
         job = tracked.job if tracked else None
         if tracked is None or job is None:
             return []
-        if tracked.lifecycle.stopping and (job.paused or _stays(decision, job)):
+        if tracked.lifecycle.stopping and (job.paused or stays(decision, job)):
             why = "it is paused" if job.paused else "nobody needs its GPUs any more"
             return self._advance(job.job_id, Unwanted(why), now_s)
         if job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
@@ -445,8 +445,3 @@ class Controller:
     def story(self, job_id: int | None = None) -> list[Entry]:
         """What happened lately, to all jobs or to one: the newest HISTORY events that changed something."""
         return [entry for entry in self.log if job_id in (None, entry.job_id)]
-
-
-def _stays(decision: Decision, job: Job) -> bool:
-    """Is a job that is to make way decided to have what it has?"""
-    return decision.cell is not None and decision.cell.shape == job.shape and decision.node_names == job.node_names

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from synergyd.control.resize import IN_TRANSIT, JobLifecycle
-from synergyd.records import Action, Cell, Cluster, Decision, JobState, Plan, Snapshot
+from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Snapshot
 
 
 def under_way(lives: Mapping[int, JobLifecycle]) -> dict[int, Decision]:
@@ -63,3 +63,8 @@ def arrived(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
         )
     nodes = tuple(replace(n, gpus_used=max(0, n.gpus_used + change[n.name])) for n in snapshot.cluster.nodes)
     return replace(snapshot, cluster=Cluster(nodes), jobs=tuple(jobs))
+
+
+def stays(decision: Decision, job: Job) -> bool:
+    """Is a job that is to make way decided to have what it has?"""
+    return decision.cell is not None and decision.cell.shape == job.shape and decision.node_names == job.node_names
