@@ -41,7 +41,9 @@ class Node:
 
 
 def pip(python: Path | str, *words: str) -> None:
-    done = subprocess.run([str(python), "-m", "pip", *words], capture_output=True, text=True, timeout=400)
+    # with the checkout on PYTHONPATH, pip would take its egg-info for an installed package
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run([str(python), "-m", "pip", *words], capture_output=True, text=True, timeout=400, env=clean)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
