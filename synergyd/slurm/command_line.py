@@ -34,7 +34,9 @@ JOB_WIDE = {
     "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096, "tres-per-task": 4096, "NodeList": 65536,
 }  # fmt: skip
 NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
-SIGNAL_TIMEOUT_S = 4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
+SIGNAL_TIMEOUT_S = (
+    4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
+)
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster

@@ -21,7 +21,9 @@ from synergy_launch.agent.settings import AgentSettings
 
 from synergyd.records import Plan
 
-GPU_STEP_S = 0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
+GPU_STEP_S = (
+    0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
+)
 CHECKPOINT_EVERY = 20  # steps
 
 
