@@ -18,6 +18,7 @@ WORDS = {
     "Observed RUNNING": "seen running",
     "Observed SUSPENDED": "seen suspended",
     "Observed GONE": "left the queue",
+    "Not started": "not started by Slurm",
     "CarriedOut Update": "size set and read back",
     "CarriedOut Release": "released",
     "Refused AskCheckpoint": "can't be asked",
@@ -68,6 +69,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Unwanted", r.Unwanted("cause")
     yield "Acknowledged", r.Acknowledged(0, 1)
     yield "Tick", r.Tick()
+    yield "Not started", r.Observed("PENDING", 0, None, "BadConstraints")
+    yield "Not started", r.Tick(True, "Priority")
     instructions: list[Any] = [r.AskCheckpoint(1, 0), r.Requeue(1, 0), r.Release(1)]
     if life.target is not None:
         instructions.append(r.Update(1, life.target, r.ResizeTimes().park_s))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from synergyd.control.believed import believed
+from synergyd.control.decidable import as_decided_about
 from synergyd.control.events import (
     Acknowledged,
     Answered,
@@ -58,6 +59,7 @@ from synergyd.control.resize import (
     ResizeTimes,
     advance,
 )
+from synergyd.control.start_refusal import has_room
 from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, TellBatch, Tracked
 from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
@@ -133,13 +135,8 @@ class Controller:
         return report is not None and report.restarts == restarts
 
     def as_decided_about(self, job: Job, now_s: float) -> Job:
-        """The job as an epoch may decide about it: not resized before it has reported, nor soon after a failed resize."""
-        if job.state is not JobState.RUNNING or job.fixed or job.directive is None:
-            return job
-        if not self.reported(job.job_id, job.restarts):
-            return replace(job, fixed="its agent has not reported yet, so nobody could be asked for a checkpoint")
-        again_s = self.jobs[job.job_id].lifecycle.retry_after_s - now_s
-        return replace(job, fixed=f"its last resize failed; tried again in {again_s:.0f} s") if again_s > 0 else job
+        """The job as an epoch may decide about it."""
+        return as_decided_about(job, self.jobs.get(job.job_id), now_s)
 
     def plans(self) -> dict[int, Plan]:
         """Plans of running jobs: the one that the job reports, else the one that Synergy gave it."""
@@ -182,8 +179,7 @@ class Controller:
             case NodesRead(up=up):
                 return self._give_up_lost(up, now_s)
             case SnapshotTaken():
-                self._take_snapshot(event)
-                return []
+                return self._take_snapshot(event, now_s)
             case EpochDecided(decisions=decisions):
                 slowdowns = slowdowns_of(decisions)
                 for job_id, tracked in self.jobs.items():
@@ -208,7 +204,7 @@ class Controller:
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
             case Ticked(job_id=job_id):
-                return self._advance(job_id, Tick(), now_s)
+                return self._advance(job_id, self._tick(self.jobs.get(job_id)), now_s)
 
     def taken_over(self) -> None:
         """The daemon stood by until now: what it made of the jobs there is no match for what the leader before it wrote. What it
@@ -255,7 +251,7 @@ class Controller:
             new = JobLifecycle(job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts)
             self._track(job_id, new)
         tracked = self.jobs[job_id]
-        tracked.eligible_s, tracked.requeuing = observed.eligible_s, event.requeuing
+        tracked.eligible_s, tracked.requeuing, tracked.reason = observed.eligible_s, event.requeuing, observed.reason
         return self._advance(job_id, observed, now_s)
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
@@ -266,13 +262,20 @@ class Controller:
                 outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
         return outputs
 
-    def _take_snapshot(self, event: SnapshotTaken) -> None:
+    def _tick(self, tracked: Tracked | None) -> Tick:
+        target = tracked.lifecycle.target if tracked is not None else None
+        if tracked is None or target is None or tracked.lifecycle.state is not ResizeState.RELEASED:
+            return Tick()
+        return Tick(has_room(target, self._cluster), tracked.reason)
+
+    def _take_snapshot(self, event: SnapshotTaken, now_s: float) -> list[Output]:
         self._cluster = event.snapshot.cluster
         jobs = {job.job_id: job for job in event.snapshot.jobs}
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
+        return [o for t in self.jobs.values() if t.lifecycle.refusals for o in t.forget_refusals(self._cluster, now_s)]
 
     def _reported(self, event: Reported, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None
@@ -367,7 +370,8 @@ class Controller:
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
         target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
-        return self._advance(job.job_id, Wanted(target, cause, tracked.checkpoints_taken, present), now_s)
+        wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
+        return self._advance(job.job_id, wanted, now_s)
 
     def _review_batch(self, event: BatchReviewed) -> list[Output]:
         tracked = self.jobs.get(event.job_id)

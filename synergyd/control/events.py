@@ -13,11 +13,12 @@ from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 @dataclass(frozen=True)
 class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
-    `eligible_s`: when a pending job may start (Slurm's EligibleTime)."""
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `reason`: why it has not started, in Slurm's words."""
 
     state: str
     restarts: int = 0
     eligible_s: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Wanted:
     cause: str
     acks: int = 0  # checkpoint acknowledgements of this incarnation so far
     present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
+    asked: Target | None = None  # what its sbatch line asks for
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. `room`: as far as the nodes show, the GPUs are free that a pending job was released for."""
+
+    room: bool = False
+    reason: str = ""  # Slurm's, as it was seen last
 
 
 ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick

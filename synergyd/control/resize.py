@@ -30,6 +30,15 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.start_refusal import (
+    STALE_REASON_S,
+    Refusal,
+    Rung,
+    next_try,
+    refuses,
+    remembered,
+    waits_its_turn,
+)
 from synergyd.records import Plan
 from synergyd.settings import Settings
 from synergyd.words import size_words
@@ -101,6 +110,11 @@ class JobLifecycle:
     ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
     unanswered: int = 0  # times in a row that it was to make way and took no checkpoint
     stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
+    asked: Target | None = None  # what its sbatch line asks for, as the last decision knew it
+    rung: Rung = Rung.AS_DECIDED  # of the present start
+    refusals: tuple[Refusal, ...] = ()  # that hold still
+    refused: int = 0  # starts that Slurm refused so far
+    left: str = ""  # Slurm's reason for which the job was left to Slurm; "": it was not
 
 
 @dataclass(frozen=True)
@@ -132,7 +146,7 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
         case Refused():
             return _refused(life, event, now_s, limits)
         case Tick():
-            return _tick(life, now_s, limits)
+            return _tick(life, event, now_s, limits)
 
 
 def validate(life: JobLifecycle) -> str:
@@ -192,6 +206,10 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
             event.state == "PENDING" and event.eligible_s is not None and event.eligible_s <= now_s
         ):
             return _to(_pending(life, event, now_s), ResizeState.RELEASED, now_s, "released")
+        case ResizeState.RELEASED if (
+            event.state == "PENDING" and refuses(event.reason) and now_s >= life.since_s + STALE_REASON_S
+        ):
+            return _not_started(_pending(life, event, now_s), event.reason, now_s, limits)
         case _:
             return Step(_pending(life, event, now_s) if event.state == "PENDING" else life)
 
@@ -202,13 +220,18 @@ def _pending(life: JobLifecycle, event: Observed, now_s: float) -> JobLifecycle:
 
 
 def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes) -> Step:
-    if now_s < life.retry_after_s:
+    if now_s < life.retry_after_s or life.left:
         return Step(life)
-    aimed = replace(life, target=event.target, cause=event.cause, attempts=0)
+    target, rung = event.target, Rung.AS_DECIDED
+    if any(set(r.nodes) == set(target.nodes) for r in life.refusals):
+        if life.state is ResizeState.RUNNING:
+            return Step(life)
+        target, rung = replace(target, nodes=()), Rung.ANY_NODES
+    aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked)
     match life.state:
         case ResizeState.QUEUED:
             return _to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
-        case ResizeState.RELEASED if life.target != event.target:
+        case ResizeState.RELEASED if life.target != target:
             return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
         case ResizeState.RUNNING:
             asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present)
@@ -308,7 +331,7 @@ def _awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]
             return ()
 
 
-def _tick(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> Step:
+def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) -> Step:
     over = now_s >= wait_ends_s(life, limits)
     sent = replace(life, sent_s=now_s)
     match life.state:
@@ -337,6 +360,8 @@ def _tick(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> Step:
             not life.sent_s or now_s >= life.sent_s + limits.resend_s
         ):
             return Step(sent, _awaited(life, limits))
+        case ResizeState.RELEASED if over and event.room and (refuses(event.reason) or waits_its_turn(event.reason)):
+            return _not_started(life, event.reason, now_s, limits)
         case ResizeState.RELEASED if over:
             # its GPUs went to someone else or a node is away: decide anew
             return _to(
@@ -344,6 +369,20 @@ def _tick(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> Step:
             )
         case _:
             return Step(life)
+
+
+def _not_started(life: JobLifecycle, reason: str, now_s: float, limits: ResizeTimes) -> Step:
+    """Slurm does not start the job as it was released: one rung down."""
+    if life.target is None:
+        return Step(life)
+    rung, choice = next_try(life.target, life.rung, life.origin, life.asked)
+    refusals = remembered(life.refusals, life.target, reason, now_s)
+    down = replace(life, target=choice, rung=rung, refusals=refusals, refused=life.refused + 1)
+    said = f"Slurm did not start it with {_words(life.target)} (its reason: {reason or 'none'})"
+    if choice is None:
+        left = replace(down, left=reason or "None", origin=None)
+        return _to(left, ResizeState.QUEUED, now_s, f"{said}: left to Slurm")
+    return _to_held(down, now_s, limits, f"{said}: {_words(choice)} on nodes of Slurm's choice is tried")
 
 
 # -- moves ---------------------------------------------------------------------------------------------------------
@@ -357,7 +396,9 @@ def _to(
 
 
 def _runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
+    left = "" if waits_its_turn(life.left) else life.left
     now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
+    now = replace(now, rung=Rung.AS_DECIDED, left=left)
     return _to(now, ResizeState.RUNNING, now_s, text)
 
 

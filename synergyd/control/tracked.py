@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from synergyd.control.credibility import LengthClaim, follow
 from synergyd.control.instructions import Instruction
 from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, validate
-from synergyd.records import Decision, Job, Plan, Profile, Report
+from synergyd.control.start_refusal import still_refused
+from synergyd.records import Cluster, Decision, Job, Node, Plan, Profile, Report
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Tracked:
     lifecycle: JobLifecycle
     #: as the latest snapshot had it; None before the first
     job: Job | None = None
+    #: why it is pending, as Slurm said last
+    reason: str = ""
+    #: nodes that it was refused, as they were then
+    refused_on: dict[str, Node] = field(default_factory=dict)
     #: when a pending job may start by itself, as Slurm said last
     eligible_s: float | None = None
     #: it is on its way back into the queue, where Slurm takes no update
@@ -110,6 +115,17 @@ class Tracked:
     def count_checkpoints(self, restarts: int, count: int) -> None:
         # a second launcher in one script counts from 0 again
         self.checkpoints = (restarts, count)
+
+    def forget_refusals(self, cluster: Cluster, now_s: float) -> list[Output]:
+        """Refusals that no longer hold, in the light of what the nodes are now."""
+        life = self.lifecycle
+        kept = still_refused(life.refusals, life.refused, self.refused_on, cluster, now_s)
+        names = {name for refusal in kept for name in refusal.nodes}
+        self.refused_on = {n: self.refused_on.get(n, cluster.by_name[n]) for n in names if n in cluster.by_name}
+        if kept == life.refusals:
+            return []
+        self.lifecycle = replace(life, refusals=kept)
+        return [Remember(self.lifecycle, life.state, "RefusalsForgotten")]
 
     @property
     def checkpoints_taken(self) -> int:

@@ -126,5 +126,5 @@ def _seen(job_id: int, row: JobRow | None) -> JobObserved:
     if row is None or (state := state_of(row)) is JobState.DONE:
         return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
     pending = state is JobState.PENDING
-    observed = Observed(state.value, row.restarts, row.eligible_s if pending else None)
+    observed = Observed(state.value, row.restarts, row.eligible_s if pending else None, row.reason if pending else "")
     return JobObserved(job_id, row.submit_s, observed, requeuing=pending and row.state != "PENDING")

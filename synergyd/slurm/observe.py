@@ -157,7 +157,8 @@ def job_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], *, pa
         shape=shape,
         asked=known.asked if known.asked.gpu_type else replace(known.asked, gpu_type=shape.gpu_type),
         node_names=row.node_names,
-        held=state is JobState.PENDING and row.priority == 0,
+        # Slurm takes the priority of a job whose constraints it can't meet, and gives it back at the next update
+        held=state is JobState.PENDING and row.priority == 0 and row.reason != "BadConstraints",
         paused=paused,
         directive=directive,
         directive_error=error,

@@ -1,0 +1,37 @@
+"""A job as an epoch may decide about it: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from synergyd.control.resize import JobLifecycle
+from synergyd.control.tracked import Tracked
+from synergyd.records import Job, JobState
+
+
+def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
+    """The job: not touched where Slurm refused all that Synergy could choose for it, and not resized where it can't be asked for
+    a checkpoint, where a resize has failed lately, or where Slurm has refused it other nodes lately."""
+    if job.directive is None or tracked is None:
+        return job
+    lifecycle = tracked.lifecycle
+    if job.state is JobState.PENDING and lifecycle.left:
+        return replace(job, directive=None, directive_error=_left(lifecycle))
+    if job.state is not JobState.RUNNING or job.fixed:
+        return job
+    if lifecycle.left:
+        return replace(job, fixed=_left(lifecycle))
+    if tracked.report is None or tracked.report.restarts != job.restarts:
+        return replace(job, fixed="its agent has not reported yet, so nobody could be asked for a checkpoint")
+    again_s = lifecycle.retry_after_s - now_s
+    if again_s > 0:
+        return replace(job, fixed=f"its last resize failed; tried again in {again_s:.0f} s")
+    if lifecycle.refusals:
+        last = lifecycle.refusals[-1]
+        words = f"Slurm did not start it on {', '.join(last.nodes)} (its reason: {last.reason or 'none'})"
+        return replace(job, fixed=f"{words}; tried again when these nodes have changed")
+    return job
+
+
+def _left(lifecycle: JobLifecycle) -> str:
+    return f"left to Slurm, which did not start it with any size or nodes that Synergy chose (Slurm's reason: {lifecycle.left})"

@@ -1,0 +1,233 @@
+"""A released job that Slurm does not start: one rung down at a time, never pinned twice to what was refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synergyd.control.controller import Controller
+from synergyd.control.decidable import as_decided_about
+from synergyd.control.events import CarriedOut, Observed, ResizeEvent, SnapshotTaken, Tick, Wanted
+from synergyd.control.instructions import Release, Target, Update
+from synergyd.control.resize import JobLifecycle, ResizeState, Step, advance
+from synergyd.control.start_refusal import STALE_REASON_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
+from synergyd.control.tracked import Tracked
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot
+from tests.unit.control.resize_world import LIMITS
+
+PINNED = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(dp=4, global_batch=8))
+RAN = Target(Shape("a100", 1, 2), ("n1",), Plan(dp=2, global_batch=8))
+ASKED = Target(Shape("a100", 1, 4))
+NODES = tuple(Node(f"n{i}", "a100", 4) for i in (1, 2, 3))
+
+
+def released(life: JobLifecycle, target: Target, now_s: float) -> JobLifecycle:
+    """`life`, pending, on its way to `target`: updated and released."""
+    life = advance(life, CarriedOut(Update(1, target, LIMITS.park_s)), now_s, LIMITS).life
+    step = advance(life, CarriedOut(Release(1)), now_s, LIMITS)
+    assert step.life.state is ResizeState.RELEASED, step
+    return step.life
+
+
+def wanted(life: JobLifecycle, target: Target, now_s: float, present: Target = ASKED) -> Step:
+    return advance(life, Wanted(target, "x", present=present, asked=ASKED), now_s, LIMITS)
+
+
+def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
+    return advance(life, Observed("PENDING", reason=reason), now_s, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "reason", ["BadConstraints", "AssocGrpGRES", "(ReqNodeNotAvail, UnavailableNodes:n1)", "PartitionConfig"]
+)
+def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
+    life, tried, now_s = JobLifecycle(1, 0.0), [PINNED], 100.0
+    step = wanted(life, PINNED, now_s)
+    while step.life.state is ResizeState.HELD:
+        assert step.life.target is not None
+        life = released(step.life, step.life.target, now_s)
+        assert refused(life, reason, now_s + STALE_REASON_S - 1).life.state is ResizeState.RELEASED, (
+            "a reason of before"
+        )
+        now_s += STALE_REASON_S
+        step = refused(life, reason, now_s)
+        tried += [step.life.target] if step.life.target else []
+    assert tried == [PINNED, replace(PINNED, nodes=()), ASKED]
+    assert step.life.state is ResizeState.QUEUED and step.life.left == reason
+    assert "left to Slurm" in step.story[0] and reason in step.story[0]
+    assert now_s <= 100 + 3 * STALE_REASON_S
+    assert wanted(step.life, PINNED, now_s + 1e6).life.state is ResizeState.QUEUED, "for good"
+    runs = advance(step.life, Observed("RUNNING"), now_s, LIMITS).life
+    assert runs.left == reason and wanted(runs, PINNED, now_s + 1e6).life.state is ResizeState.RUNNING
+
+
+def test_a_job_that_ran_gets_the_size_back_that_it_had() -> None:
+    running = replace(JobLifecycle(1, 0.0), state=ResizeState.RUNNING)
+    step = wanted(running, PINNED, 0.0, present=RAN)
+    step = advance(step.life, Observed("PENDING", restarts=1), 1.0, LIMITS)
+    life = released(replace(step.life, ended_s=-10), PINNED, 2.0)
+    step = refused(life, "BadConstraints", 10.0)
+    assert step.life.target == replace(PINNED, nodes=())
+    step = refused(released(step.life, replace(PINNED, nodes=()), 11.0), "BadConstraints", 20.0)
+    assert step.life.target == replace(RAN, nodes=())
+    started = advance(released(step.life, replace(RAN, nodes=()), 21.0), Observed("RUNNING", 1), 22.0, LIMITS).life
+    assert started.plan == RAN.plan and started.rung is Rung.AS_DECIDED and not started.left
+
+
+def test_nodes_that_were_refused_are_not_pinned_again() -> None:
+    life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)
+    life = refused(life, "BadConstraints", 10.0).life
+    life = released(life, replace(PINNED, nodes=()), 11.0)
+    # others take the GPUs: a new decision, on the same nodes in another order
+    life = advance(life, Tick(room=False, reason="Resources"), 11.0 + LIMITS.release_timeout_s, LIMITS).life
+    assert life.state is ResizeState.QUEUED and not life.left
+    again = wanted(life, replace(PINNED, nodes=("n2", "n1")), 50.0).life
+    assert again.target == replace(PINNED, nodes=()) and again.rung is Rung.ANY_NODES
+    running = replace(life, state=ResizeState.RUNNING)
+    assert wanted(running, PINNED, 50.0, RAN).life == running, "a job that runs is not stopped for them"
+    other = replace(PINNED, nodes=("n2", "n3"))
+    assert wanted(life, other, 50.0).life.target == other
+
+
+@pytest.mark.parametrize("reason", ["Resources", "Priority", "None", ""])
+def test_a_job_whose_turn_it_is_not_waits_like_a_plain_one(reason: str) -> None:
+    life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)
+    assert refused(life, reason, 10.0).life == life
+    life = advance(life, Tick(True, reason), LIMITS.release_timeout_s, LIMITS).life
+    assert life.target == replace(PINNED, nodes=())
+    life = released(life, replace(PINNED, nodes=()), 30.0)
+    life = advance(life, Tick(True, reason), 30 + LIMITS.release_timeout_s, LIMITS).life
+    life = released(life, ASKED, 60.0)
+    step = advance(life, Tick(True, reason), 60 + LIMITS.release_timeout_s, LIMITS)
+    assert step.life.left and step.life.state is ResizeState.QUEUED
+    # left to Slurm for this start alone: it was not the choice that was wrong
+    assert advance(step.life, Observed("RUNNING"), 200.0, LIMITS).life.left == ""
+
+
+@pytest.mark.parametrize("reason", ["Dependency", "BeginTime", "JobHeldUser", "PartitionDown", "Licenses"])
+def test_what_is_not_of_size_or_nodes_is_no_refusal(reason: str) -> None:
+    life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)
+    assert refused(life, reason, 10.0).life == life
+    step = advance(life, Tick(True, reason), LIMITS.release_timeout_s, LIMITS)
+    assert step.life.state is ResizeState.QUEUED and not step.life.refusals and not step.life.left
+
+
+_targets = st.builds(
+    Target,
+    st.builds(Shape, st.just("a100"), st.integers(1, 2), st.integers(1, 2)),
+    st.sampled_from([(), ("n1",), ("n1", "n2")]),
+    st.none(),
+)
+
+
+@given(_targets, st.none() | _targets, st.none() | _targets)
+def test_the_ladder_ends_and_tries_nothing_twice(tried: Target, origin: Target | None, asked: Target | None) -> None:
+    rung, seen, target = Rung.AS_DECIDED, [(tried.shape, tried.nodes)], tried
+    while True:
+        below, choice = next_try(target, rung, origin, asked)
+        assert below > rung
+        if choice is None:
+            assert below is Rung.LEFT
+            return
+        assert choice.nodes == () and (choice.shape, choice.nodes) != seen[-1]
+        seen.append((choice.shape, choice.nodes))
+        rung, target = below, choice
+
+
+def test_room_is_seen_on_named_nodes_and_on_any() -> None:
+    cluster = Cluster((replace(NODES[0], gpus_used=3), NODES[1], replace(NODES[2], up=False)))
+    assert not has_room(PINNED, cluster) and has_room(replace(PINNED, nodes=("n2",)), cluster)
+    assert not has_room(replace(PINNED, nodes=("n9", "n2")), cluster) and not has_room(
+        replace(PINNED, nodes=("n3", "n2")), cluster
+    )
+    assert has_room(Target(Shape("a100", 1, 4)), cluster) and not has_room(Target(Shape("a100", 2, 2)), cluster)
+    assert has_room(Target(Shape("", 2, 1)), cluster) and not has_room(Target(Shape("v100", 1, 1)), cluster)
+
+
+# -- what the controller makes of it -------------------------------------------------------------------------------
+
+
+def _job(state: JobState) -> Job:
+    shape = Shape("a100", 1, 2)
+    return Job(1, "train", "ann", 1000, "main", state, "", 0.0, None, None, 0, shape, shape, directive=Directive())
+
+
+def _controller(life: JobLifecycle) -> Controller:
+    report = Report(1, 0, 5)
+    return Controller(LIMITS, 15.0, jobs={1: Tracked(lifecycle=life, report=report)})
+
+
+def _look(controller: Controller, now_s: float, nodes: tuple[Node, ...] = NODES) -> list[str]:
+    job = _job(JobState.RUNNING)
+    outputs = controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(nodes), (job,)), 15.0), now_s)
+    assert controller.validate() == ""
+    return [type(o).__name__ for o in outputs]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_refusal_holds_until_a_node_changes_and_an_hour_at_most(count: int) -> None:
+    life = JobLifecycle(
+        1, 0.0, ResizeState.RUNNING, refusals=(Refusal(("n1", "n2"), "BadConstraints", 0.0),), refused=count
+    )
+    shortest_s = 300.0 * 2 ** (count - 1)
+    controller = _controller(life)
+    changed = (NODES[0], replace(NODES[1], gpus_used=1), NODES[2])
+    assert _look(controller, 1.0) == [] and _look(controller, 2.0, changed) == [], "not tried again at every change"
+    job = as_decided_about(_job(JobState.RUNNING), controller.jobs[1], 2.0)
+    assert "Slurm did not start it on n1, n2 (its reason: BadConstraints)" in job.fixed
+    assert _look(controller, shortest_s + 1, changed) == ["Remember"]
+    assert as_decided_about(_job(JobState.RUNNING), controller.jobs[1], shortest_s + 1).fixed == ""
+    controller = _controller(life)
+    assert _look(controller, 1.0) == [] and _look(controller, 3599.0) == []
+    assert _look(controller, 3600.0) == ["Remember"] and controller.jobs[1].lifecycle.refusals == ()
+
+
+def test_a_job_left_to_slurm_is_touched_no_more() -> None:
+    tracked = Tracked(lifecycle=JobLifecycle(1, 0.0, left="AssocGrpGRES"))
+    pending = as_decided_about(_job(JobState.PENDING), tracked, 5.0)
+    assert pending.directive is None and "Slurm's reason: AssocGrpGRES" in pending.directive_error
+    running = as_decided_about(_job(JobState.RUNNING), tracked, 5.0)
+    assert running.directive is not None and "AssocGrpGRES" in running.fixed
+
+
+def test_slurms_words_are_told_apart() -> None:
+    assert refuses("BadConstraints") and not waits_its_turn("BadConstraints")
+    assert waits_its_turn("(Priority)") and not refuses("(Priority)")
+    assert not refuses("JobHeldUser") and not waits_its_turn("JobHeldUser")
+
+
+def test_a_stored_ladder_reads_back() -> None:
+    from synergyd.wire.codec import decode, encode
+
+    life = JobLifecycle(
+        1, 0.0, asked=ASKED, rung=Rung.AS_ASKED, refusals=(Refusal(("n1",), "x", 1.0),), refused=2, left="y"
+    )
+    assert decode(JobLifecycle, encode(life)) == life
+    old = {k: v for k, v in encode(life).items() if k not in ("asked", "rung", "refusals", "refused", "left")}
+    assert decode(JobLifecycle, old) == JobLifecycle(1, 0.0)
+
+
+_ANY: tuple[ResizeEvent, ...] = (
+    Observed("PENDING", reason="BadConstraints"),
+    Observed("PENDING", reason="Priority"),
+    Tick(True, "Priority"),
+    Tick(True, "BadConstraints"),
+    Wanted(PINNED, "x", present=RAN, asked=ASKED),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(_ANY), st.floats(0.5, 40)), max_size=40))
+def test_no_history_pins_twice_to_what_was_refused(history: list[tuple[ResizeEvent, float]]) -> None:
+    life, now_s, was_refused = JobLifecycle(1, 0.0), 0.0, False
+    for event, passed_s in history:
+        now_s += passed_s
+        step = advance(life, event, now_s, LIMITS)
+        was_refused |= step.life.refused > life.refused
+        life = step.life
+        if was_refused:
+            assert life.target is None or life.target.nodes != PINNED.nodes
+        if life.state is ResizeState.HELD and life.target is not None:
+            life = released(life, life.target, now_s)
