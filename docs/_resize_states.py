@@ -69,8 +69,9 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Unwanted", r.Unwanted("cause")
     yield "Acknowledged", r.Acknowledged(0, 1)
     yield "Tick", r.Tick()
-    yield "Not started", r.Observed("PENDING", 0, None, "BadConstraints")
-    yield "Not started", r.Tick(True, "Priority")
+    if life.state is r.ResizeState.RELEASED:  # what Slurm's reason is asked about
+        yield "Not started", r.Observed("PENDING", 0, None, "BadConstraints")
+        yield "Not started", r.Tick(True, "Priority")
     instructions: list[Any] = [r.AskCheckpoint(1, 0), r.Requeue(1, 0), r.Release(1)]
     if life.target is not None:
         instructions.append(r.Update(1, life.target, r.ResizeTimes().park_s))
