@@ -2,6 +2,7 @@
 #   make demo     the main job end to end on a throwaway Slurm cluster
 #   make test     all tests (real Slurm, PostgreSQL, torchrun)
 #   make check    fast tests, ruff, mypy
+#   make coverage lines that the unit tests reach, in htmlcov
 #   make venv     .venv alone; another Python: PYTHON=python3.13 VENV=.venv313 make check
 #   make hooks    ruff, mypy and the layering test before each commit
 #   make lock     requirements-dev.txt anew
@@ -16,16 +17,19 @@ TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 TORCH_INDEX ?=
 
-.PHONY: demo test check venv system cluster clean lint fast hooks lock docs
+.PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs
 
 demo: system venv
 	$(BIN)/python -m tests.demo
 
-# Coverage of the unit tests only: it slows them, most of the others' time passes in processes of their own.
 test: system venv lint
+	$(BIN)/python -m pytest tests/unit -q -n 2
+	$(BIN)/python -m pytest tests/integration
+
+# Of the unit tests only: it makes them three times slower, and most of the others' time passes in processes of their own.
+coverage: venv
 	$(BIN)/python -m pytest tests/unit -q -n 2 --cov --cov-report=html
 	@echo "== coverage of the unit tests, in %: $$($(BIN)/coverage report --format=total); by line: htmlcov/index.html"
-	$(BIN)/python -m pytest tests/integration
 
 check: venv lint fast
 

@@ -166,7 +166,9 @@ LIFE = JobLifecycle(
     ],
 )  # fmt: skip
 def test_what_the_store_keeps(record: Any, text: str) -> None:
-    assert json.dumps(codec.encode(record)) == text
+    """A field may be added with a default; none of those that a store may hold already changes."""
+    encoded = codec.encode(record)
+    assert json.dumps({name: encoded[name] for name in json.loads(text)}) == text
     assert codec.decode(type(record), json.loads(text)) == record
 
 
