@@ -24,7 +24,7 @@ demo: system venv
 
 test: system venv lint
 	$(BIN)/python -m pytest tests/unit -q -n 2
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/integration -q -n 2 --dist loadfile
 
 # Of the unit tests only: it makes them three times slower, and most of the others' time passes in processes of their own.
 coverage: venv

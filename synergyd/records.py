@@ -267,6 +267,7 @@ class Job:
     qos: str = ""
     features: str = ""  # that its nodes must have (--constraint): names joined by & or by |
     priority: float = 0.0  # Slurm's, of a pending job
+    gives_back: bool = False  # it runs on more GPUs than it may keep: plain jobs wait for GPUs in its partition
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.scheduler.explain import ExplanationContext, explain
+from synergyd.scheduler.give_back import as_resize, give_back
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
@@ -71,6 +72,8 @@ def decide(
     the GPUs that they hold are not handed out, like those of other users of Slurm.
     """
     policy = policy or policy_named(settings.policy)
+    held_jobs, given = snapshot.jobs, give_back(snapshot, cells, current_plans or {})
+    snapshot, current_plans = given.snapshot, given.plans
     weight = weights(snapshot.jobs, settings)
     sorted_jobs: list[JobRequest | UntouchedJob] = []
     for job in snapshot.jobs:
@@ -81,7 +84,7 @@ def decide(
                 snapshot,
                 cells.get(job.job_id, ()),
                 no_cell_reasons.get(job.job_id, ""),
-                (current_plans or {}).get(job.job_id),
+                current_plans.get(job.job_id),
                 age,
                 settings.restart_cost_s,
                 (progress or {}).get(job.job_id, _UNKNOWN),
@@ -120,7 +123,7 @@ def decide(
         found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
         note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
         decisions.append(replace(found, why=found.why + note) if note else found)
-    return tuple(decisions)
+    return tuple(as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True))
 
 
 def _problem(

@@ -126,7 +126,9 @@ def held_to_asked(job: Job) -> Job:
     if job.directive is None:
         return job
     most = max(job.asked.gpus, job.directive.min_gpus or 1)
-    return replace(job, directive=replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most)))
+    gives_back = job.state is JobState.RUNNING and job.shape.gpus > most
+    directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
+    return replace(job, directive=directive, gives_back=gives_back)
 
 
 def job_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], *, paused: bool) -> Job:

@@ -94,6 +94,20 @@ def test_no_write_goes_to_jobs_without_a_directive(site: SlurmCluster) -> None:
     assert all(not text for i, text in comments.items() if i not in ours)
 
 
+def test_jobs_that_grew_give_back_what_plain_jobs_wait_for(site: SlurmCluster) -> None:
+    with synergyd(site):
+        until_beat(site)
+        grown = [light_job.submit(site, f"grown{i}", gpus=1, directive=ELASTIC) for i in range(2)]
+        site.wait_for(lambda: sizes(site, *grown) == [4, 4], 120, "both jobs to have all GPUs")
+        until_steps(site, *grown)
+        plain = [light_job.submit(site, f"plain{i}", directive=None, gpus=3) for i in range(2)]
+        site.wait_for(lambda: {site.state(i) for i in plain} == {"RUNNING"}, 120, "the plain jobs to start")
+        site.wait_for(lambda: sizes(site, *grown) == [1, 1], 120, "both jobs to go on with what they asked for")
+        assert any("Gives back 3 GPUs" in d["why"] for d in (explain(site, i)["decision"] for i in grown)) or all(
+            "1 cpu GPU" in e["detail"] for i in grown for e in explain(site, i)["story"][-1:]
+        )
+
+
 def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmCluster) -> None:
     wrong = light_job.submit(bare, "wrong", directive="tp=0", gpus=1)
     array = light_job.submit(bare, "array", directive=ELASTIC, gpus=1, options=("--array=1-2",))

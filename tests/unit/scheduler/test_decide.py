@@ -18,6 +18,7 @@ from synergyd.records import Action, Decision, Directive, Job, JobState, Shape, 
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
+from synergyd.slurm.observe import held_to_asked
 from tests.unit.scheduler.builders import NOW, Cells, cell, cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
@@ -388,3 +389,35 @@ def test_a_decided_epoch_is_left_alone_by_the_next(epoch: tuple[Snapshot, dict[i
     plans = {d.job_id: d.cell.plan for d in first.values() if d.cell is not None}
     again = run(snapshot(nodes, jobs), offers, current_plans=plans)
     assert all(d.action in (Action.KEEP, Action.WAIT) for d in again.values())
+
+
+@pytest.mark.parametrize("policy", ["synergy", "sia", "pollux", "fifo"])
+def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy: str) -> None:
+    """Whatever its restart costs: others have asked for these GPUs, and it has not."""
+    offers = cells(1.0, 1.9, 3.6, 7.0)
+    nodes = [node("n0", 8), node("n1", 8, used=8), node("n2", 8)]
+    grown = job(1, asked=2, nodes=("n0",), gpus=8, restarts=3)
+    waiting = job(2, asked=8)
+    taken = {1: offers, 2: offers}
+    settings = Settings(policy=policy, restart_cost_s=600.0)
+    free = decide(snapshot(nodes, [grown, waiting]), settings, taken, {})
+    assert free[0].action is not Action.RESIZE or policy == "fifo"
+    limited = held_to_asked(grown)
+    taken = {1: tuple(c for c in offers if c.shape.gpus <= 2), 2: offers}
+    found = decide(snapshot(nodes, [limited, waiting]), settings, taken, {})
+    assert (found[0].action, found[0].cell and found[0].cell.shape.gpus, found[0].node_names) == (
+        Action.RESIZE,
+        2,
+        ("n0",),
+    )
+    assert found[0].why.startswith("Gives back 6 GPUs: jobs without a directive wait for GPUs in its partition.")
+    assert "n0" not in found[1].node_names, "what is given back is Slurm's to hand out"
+    for left_alone in (replace(limited, paused=True), replace(limited, fixed="it is so")):
+        kept = decide(snapshot(nodes, [left_alone]), settings, taken, {})[0]
+        assert kept.action is Action.KEEP
+
+
+def test_a_job_without_a_smaller_cell_keeps_what_it_holds() -> None:
+    grown = held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8))
+    found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 2.0, kind="v100")}, {})[0]
+    assert found.action is Action.KEEP and "Gives back" not in found.why
