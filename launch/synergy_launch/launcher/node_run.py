@@ -17,6 +17,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
 from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.preemption import give_way
 from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.launcher.status_reports import StatusReports
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -74,6 +75,8 @@ class _NodeRun:
             reports.poll()
             time.sleep(POLL_S)
         reports.close()
+        if self._ending and self._allocation.job_id is not None:
+            give_way(self._allocation.job_id, self._allocation.node_rank)
         status = run_folder.read_status(self._run_dir) or {}
         shutil.rmtree(self._run_dir, ignore_errors=True)
         # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
