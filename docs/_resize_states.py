@@ -18,6 +18,7 @@ WORDS = {
     "Observed RUNNING": "seen running",
     "Observed SUSPENDED": "seen suspended",
     "Observed GONE": "left the queue",
+    "Launch failed": "its start failed",
     "CarriedOut Update": "size set and read back",
     "CarriedOut Release": "released",
     "Refused AskCheckpoint": "can't be asked",
@@ -62,6 +63,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     states = ("PENDING", "RUNNING", "SUSPENDED", "GONE")
     for state, restarts, begin_s in product(states, (0, 1), (None, NOW_S - 1, NOW_S + 1e5)):
         yield f"Observed {state}", r.Observed(state, restarts, begin_s)
+    for restarts in (0, 1):
+        yield "Launch failed", r.Observed("PENDING", restarts, NOW_S + 120, launch_failed=True)
     other = r.Target(Shape("a100", 2, 2))
     yield "Wanted", r.Wanted(other, "cause", 0, other)
     yield "Preempted", r.Preempted("cause")
@@ -80,7 +83,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
 
 def transitions() -> dict[tuple[str, str], list[str]]:
     """(from, to) -> the events that lead there, in words."""
-    from synergyd.control.resize import ResizeState, ResizeTimes, advance
+    from synergyd.control.resize import ResizeState, ResizeTimes
+    from synergyd.control.starts import advance
 
     found: dict[tuple[str, str], list[str]] = {}
     for state in ResizeState:

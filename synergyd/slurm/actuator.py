@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
 
 from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.instructions import (
+    AskCheckpoint,
+    Instruction,
+    LiftHold,
+    Park,
+    Release,
+    Requeue,
+    Target,
+    Update,
+)
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
-from synergyd.slurm.observe import Known, not_resizable, state_of
+from synergyd.slurm.observe import Known, launch_failed, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
 
@@ -26,13 +35,15 @@ CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
 @dataclass(frozen=True)
 class Actuator:
-    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address."""
+    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address.
+    `put_off(row)`: has somebody else put off the start of this pending job?"""
 
     slurm: SlurmWriter
     state_dir: Path
     report: str
     known: Mapping[int, Known]
     links: str = ""
+    put_off: Callable[[JobRow], bool] = lambda _: False
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
@@ -108,6 +119,8 @@ class Actuator:
         if row.array or row.het:
             return "it is part of a job array or a heterogeneous job: its id names several jobs", False
         state = state_of(row)
+        if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
+            return "its start was put off meanwhile", True  # the next observation says so too
         match instruction:
             case AskCheckpoint(restarts=restarts):
                 if state is not JobState.RUNNING or row.restarts != restarts:
@@ -141,6 +154,11 @@ class Actuator:
             case Release():
                 if state is JobState.PENDING:
                     self.slurm.update(job_id, {"StartTime": "now"})
+            case LiftHold(restarts=restarts, park_s=park_s):
+                if row.restarts == restarts and launch_failed(row):
+                    # parked first: without its hold it would start by itself, on the same nodes
+                    self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
+                    self.slurm.release(job_id)
         return None
 
     def _fields(self, target: Target, known: Known) -> dict[str, str]:

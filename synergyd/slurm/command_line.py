@@ -168,6 +168,9 @@ class CommandLine:
             # it says a line for each of those that have left, and puts off the others
             self._write("scontrol", "update", f"JobId={ids}", f"StartTime=now+{int(seconds)}", fine=NOT_PENDING)
 
+    def release(self, job_id: int) -> None:
+        self._write("scontrol", "release", str(int(job_id)))
+
     def requeue(self, job_id: int) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
         self._write("scontrol", "requeue", "incomplete", str(int(job_id)))
