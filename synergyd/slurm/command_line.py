@@ -50,6 +50,7 @@ TRANSIENT = re.compile(
 )
 _BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
+NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
@@ -149,10 +150,10 @@ class CommandLine:
                 .replace("\0", "")
             )
         except SlurmError as error:
-            if error.transient:
-                raise
             _check_denied(error)
-            return None
+            if NO_SCRIPT.search(error.what):
+                return None
+            raise  # nothing is known of its script
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
