@@ -19,6 +19,7 @@ WORDS = {
     "Observed SUSPENDED": "seen suspended",
     "Observed GONE": "left the queue",
     "Not started": "not started by Slurm",
+    "Launch failed": "its start failed",
     "CarriedOut Update": "size set and read back",
     "CarriedOut Release": "released",
     "Refused AskCheckpoint": "can't be asked",
@@ -63,6 +64,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     states = ("PENDING", "RUNNING", "SUSPENDED", "GONE")
     for state, restarts, begin_s in product(states, (0, 1), (None, NOW_S - 1, NOW_S + 1e5)):
         yield f"Observed {state}", r.Observed(state, restarts, begin_s)
+    for restarts in (0, 1):
+        yield "Launch failed", r.Observed("PENDING", restarts, NOW_S + 120, launch_failed=True)
     other = r.Target(Shape("a100", 2, 2))
     yield "Wanted", r.Wanted(other, "cause", 0, other)
     yield "Preempted", r.Preempted("cause")
@@ -70,7 +73,7 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Acknowledged", r.Acknowledged(0, 1)
     yield "Tick", r.Tick()
     if life.state is r.ResizeState.RELEASED:  # what Slurm's reason is asked about
-        yield "Not started", r.Observed("PENDING", 0, None, "BadConstraints")
+        yield "Not started", r.Observed("PENDING", reason="BadConstraints")
         yield "Not started", r.Tick(True, "Priority")
     instructions: list[Any] = [r.AskCheckpoint(1, 0), r.Requeue(1, 0), r.Release(1)]
     if life.target is not None:
@@ -84,7 +87,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
 
 def transitions() -> dict[tuple[str, str], list[str]]:
     """(from, to) -> the events that lead there, in words."""
-    from synergyd.control.resize import ResizeState, ResizeTimes, advance
+    from synergyd.control.resize import ResizeState, ResizeTimes
+    from synergyd.control.starts import advance
 
     found: dict[tuple[str, str], list[str]] = {}
     for state in ResizeState:

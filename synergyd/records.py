@@ -257,7 +257,7 @@ class Job:
     shape: Shape
     asked: Shape
     node_names: tuple[str, ...] = ()
-    held: bool = False  # priority 0: held by the user or an admin
+    held: bool = False  # priority 0: held by the user, an admin, or (`launch_failed`) by Slurm after a failed start
     paused: bool = False  # `synergyctl pause`: Synergy leaves it as it is
     admin_comment: str = ""
     directive: Directive | None = None
@@ -268,6 +268,8 @@ class Job:
     features: str = ""  # that its nodes must have (--constraint): names joined by & or by |
     priority: float = 0.0  # Slurm's, of a pending job
     gives_back: bool = False  # it runs on more GPUs than it may keep: plain jobs wait for GPUs in its partition
+    launch_failed: bool = False
+    avoid: tuple[str, ...] = ()  # nodes that it may not have for now: its last start failed there
 
 
 @dataclass(frozen=True)

@@ -45,22 +45,23 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.gpus_free import gpus_free
-from synergyd.control.health import warnings
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import Park, Target
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.progress import progress_of
-from synergyd.control.rebatch import better_batch
 from synergyd.control.resize import (
     IN_TRANSIT,
     LEAVING,
+    STARTING,
     JobLifecycle,
     ResizeState,
     ResizeTimes,
-    advance,
 )
+from synergyd.control.reviews import review_batch, review_health
 from synergyd.control.start_refusal import has_room
-from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, TellBatch, Tracked
+from synergyd.control.start_time import after_writing, put_off_until_s
+from synergyd.control.starts import advance
+from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, Tracked
 from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
@@ -198,9 +199,9 @@ class Controller:
             case Unblocked(job_id=job_id, job=job):
                 return self._unblocked(self.jobs.get(job_id), job, now_s)
             case BatchReviewed():
-                return self._review_batch(event)
+                return review_batch(self.jobs.get(event.job_id), event)
             case HealthReviewed():
-                return [o for t in self.jobs.values() for o in self._review_health(t, now_s)]
+                return [o for t in self.jobs.values() for o in review_health(t, now_s)]
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
             case Ticked(job_id=job_id):
@@ -252,7 +253,20 @@ class Controller:
             self._track(job_id, new)
         tracked = self.jobs[job_id]
         tracked.eligible_s, tracked.requeuing, tracked.reason = observed.eligible_s, event.requeuing, observed.reason
-        return self._advance(job_id, observed, now_s)
+        tracked.begin_s = put_off_until_s(
+            tracked.lifecycle.written, observed.restarts, observed.eligible_s, event.begin_s, now_s
+        )
+        outputs: list[Output] = []
+        if tracked.begin_s is not None and tracked.lifecycle.state in STARTING:
+            cause = f"its start was put off for {tracked.begin_s - now_s:.0f} s by its user or an admin"
+            outputs += self._advance(job_id, Unwanted(cause), now_s)
+        return outputs + self._advance(job_id, observed, now_s)
+
+    def put_off(self, job_id: int, restarts: int, eligible_s: float | None, now_s: float) -> bool:
+        """Has the job's user or an admin put off its start since it was observed? Asked just before it is written to."""
+        tracked = self.jobs.get(job_id)
+        written = tracked.lifecycle.written if tracked else None
+        return put_off_until_s(written, restarts, eligible_s, None, now_s) is not None
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
         outputs: list[Output] = []
@@ -345,8 +359,13 @@ class Controller:
             or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s)
         ):
             return []
-        park_s = self.times.park_s
-        return [ParkAgain(job.job_id, park_s) if tracked.parked == job.restarts else Park(job.job_id, park_s)]
+        park_s, life = self.times.park_s, tracked.lifecycle
+        tracked.lifecycle = replace(life, written=after_writing(life.written, job.restarts, now_s + park_s))
+        again = tracked.parked == job.restarts
+        return [
+            Remember(tracked.lifecycle, life.state, "Park"),
+            ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s),
+        ]
 
     def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
         if tracked is None or tracked.blocked is None:
@@ -372,35 +391,6 @@ class Controller:
         target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
         return self._advance(job.job_id, wanted, now_s)
-
-    def _review_batch(self, event: BatchReviewed) -> list[Output]:
-        tracked = self.jobs.get(event.job_id)
-        job = tracked.job if tracked else None
-        if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
-            return []
-        report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
-        noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
-        plan = better_batch(job, report, event.cells, noise)
-        before, tracked.told_plan = tracked.told_plan, (job.restarts, plan) if plan else None
-        if plan is None:
-            return []
-        told: list[Output] = [TellBatch(job.job_id, job.restarts, plan)]
-        if before != tracked.told_plan:
-            text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
-            told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
-        return told
-
-    def _review_health(self, tracked: Tracked, now_s: float) -> list[Output]:
-        report, job = tracked.report, tracked.job
-        running = tracked.lifecycle.state is ResizeState.RUNNING
-        if report is None or job is None or not running or report.restarts != job.restarts:
-            tracked.warned = (0, frozenset())
-            return []
-        present = warnings(report, tracked.heard_s, now_s)
-        known = tracked.warned[1] if tracked.warned[0] == job.restarts else frozenset()
-        fresh = tuple(w.text for w in present if w.kind not in known)
-        tracked.warned = (job.restarts, frozenset(w.kind for w in present))
-        return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 

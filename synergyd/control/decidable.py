@@ -10,13 +10,21 @@ from synergyd.records import Job, JobState
 
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
-    """The job: not touched where Slurm refused all that Synergy could choose for it, and not resized where it can't be asked for
-    a checkpoint, where a resize has failed lately, or where Slurm has refused it other nodes lately."""
-    if job.directive is None or tracked is None:
+    """The job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
+    nor where a start has just failed; not resized where it can't be asked for a checkpoint, where a resize has failed lately,
+    or where Slurm has refused it other nodes lately."""
+    if tracked is None:
         return job
     lifecycle = tracked.lifecycle
-    if job.state is JobState.PENDING and lifecycle.left:
-        return replace(job, directive=None, directive_error=_left(lifecycle))
+    if job.state is JobState.PENDING:
+        failures = lifecycle.failures
+        avoid = failures.nodes if now_s < failures.until_s else ()
+        job = replace(job, begin_s=tracked.begin_s, avoid=avoid)
+        return (
+            replace(job, directive=None, directive_error=_left(lifecycle)) if lifecycle.left and job.directive else job
+        )
+    if job.directive is None:
+        return job
     if job.state is not JobState.RUNNING or job.fixed:
         return job
     if lifecycle.left:

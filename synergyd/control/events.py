@@ -13,11 +13,13 @@ from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 @dataclass(frozen=True)
 class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
-    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `reason`: why it has not started, in Slurm's words."""
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `reason`: why it has not started, in Slurm's words;
+    `launch_failed`: Slurm holds it since its last start failed."""
 
     state: str
     restarts: int = 0
     eligible_s: float | None = None
+    launch_failed: bool = False
     reason: str = ""
 
 
@@ -87,12 +89,13 @@ ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedO
 @dataclass(frozen=True)
 class JobObserved:
     """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is
-    pending, but still on its way back into the queue."""
+    pending, but still on its way back into the queue. `begin_s`: its user's own start time, as long as Synergy has written none."""
 
     job_id: int
     submit_s: float
     observed: Observed
     requeuing: bool = False
+    begin_s: float | None = None
 
 
 @dataclass(frozen=True)

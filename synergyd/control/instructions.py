@@ -59,4 +59,14 @@ class Release:
     job_id: int
 
 
-Instruction = AskCheckpoint | Requeue | Park | Update | Release
+@dataclass(frozen=True)
+class LiftHold:
+    """End the hold that Slurm put on the pending incarnation `restarts` because its start failed; parks it first. Nothing
+    where somebody else holds it."""
+
+    job_id: int
+    restarts: int
+    park_s: float
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release | LiftHold

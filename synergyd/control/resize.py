@@ -30,6 +30,7 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.launch_failure import NO_FAILURES, LaunchFailures, Started
 from synergyd.control.start_refusal import (
     STALE_REASON_S,
     Refusal,
@@ -39,6 +40,7 @@ from synergyd.control.start_refusal import (
     remembered,
     waits_its_turn,
 )
+from synergyd.control.start_time import WrittenStart
 from synergyd.records import Plan
 from synergyd.settings import Settings
 from synergyd.words import size_words
@@ -62,6 +64,8 @@ IN_TRANSIT = frozenset(
 )
 # Those of them in which it still holds GPUs that it is to give back.
 LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
+# Those in which it is pending, and is about to start.
+STARTING = IN_TRANSIT - LEAVING
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class JobLifecycle:
     ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
     unanswered: int = 0  # times in a row that it was to make way and took no checkpoint
     stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
+    started: Started | None = None  # by Synergy, last
+    failures: LaunchFailures = NO_FAILURES
+    written: WrittenStart | None = None  # the start time that Synergy gave it
     asked: Target | None = None  # what its sbatch line asks for, as the last decision knew it
     rung: Rung = Rung.AS_DECIDED  # of the present start
     refusals: tuple[Refusal, ...] = ()  # that hold still
@@ -262,7 +269,7 @@ def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING:
         back = replace(life, target=None, stopping=False)
         return _to(back, ResizeState.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
-    if life.state in (ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED) and life.target is not None:
+    if life.state in STARTING:
         back = replace(life, target=None, origin=None, attempts=0)
         return _to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
     return Step(life)

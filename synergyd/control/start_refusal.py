@@ -30,6 +30,7 @@ _TURN = frozenset({"", "None", "Resources", "Priority"})
 _ELSEWHERE = frozenset(
     {"BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "JobArrayTaskLimit", "Licenses"}
     | {"PartitionDown", "PartitionInactive", "Reservation", "Cleaning", "Prolog"}
+    | {"launch_failed_requeued_held"}
 )  # fmt: skip
 
 

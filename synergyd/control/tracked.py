@@ -64,6 +64,8 @@ class Tracked:
     refused_on: dict[str, Node] = field(default_factory=dict)
     #: when a pending job may start by itself, as Slurm said last
     eligible_s: float | None = None
+    #: until when its user or an admin has put off its start
+    begin_s: float | None = None
     #: it is on its way back into the queue, where Slurm takes no update
     requeuing: bool = False
     #: the latest, and when it came

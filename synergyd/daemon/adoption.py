@@ -68,5 +68,6 @@ def remove_plan(state_dir: Path, job_id: int) -> None:
     try:
         path.unlink(missing_ok=True)
         path.with_suffix(".sh").unlink(missing_ok=True)
+        plan_file.fresh_path(state_dir, job_id).unlink(missing_ok=True)
     except OSError as error:
         log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)

@@ -29,7 +29,7 @@ class JobRegistry:
         self._again_s: dict[tuple[int, float], float] = {}
         self._grace_s = report_grace_s
         self.known: dict[int, Known] = {}
-        self.begin_s: dict[int, float] = {}  # the user's own begin time, where there is one
+        self._stamped: set[int] = set()  # had been parked by a daemon before when they were first seen
         self.plain: set[tuple[int, float]] = set()
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
@@ -41,7 +41,7 @@ class JobRegistry:
         here = {r.job_id for r in rows}
         for gone in [i for i in self.known if i not in here]:
             del self.known[gone]
-            self.begin_s.pop(gone, None)
+            self._stamped.discard(gone)
         present = {(r.job_id, r.submit_s) for r in rows}
         began_s = self._clock()
         self.plain -= {key for key, again_s in self._again_s.items() if began_s >= again_s}
@@ -75,11 +75,15 @@ class JobRegistry:
             self.known[row.job_id] = known
             for mistake in stamp.mistakes.values() if stamp is not None else ():
                 log.warning("job %d: AdminComment: %s", row.job_id, mistake)
-            own = stamp is not None and stamp.asked is not None  # parked by a daemon before
-            if not own and row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5:
-                self.begin_s[row.job_id] = row.eligible_s
+            if stamp is not None and stamp.asked is not None:
+                self._stamped.add(row.job_id)
         self.plain |= found
         return found
+
+    def begin_s(self, row: JobRow) -> float | None:
+        """The start time that the user of a pending job has set, of a job that no daemon has written to."""
+        late = row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5
+        return row.eligible_s if late and row.job_id not in self._stamped and not row.restarts else None
 
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]

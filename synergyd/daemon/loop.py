@@ -36,6 +36,7 @@ from synergyd.records import Decision, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.rows import JobRow
 from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
@@ -51,7 +52,9 @@ class Daemon:
         self.registry = JobRegistry(tools.writer, self.grace_s)
         self.observer = Observer(settings, tools.reader, tools.writer, self.registry)
         addresses = tools.report_address, tools.links_address
-        self.actuator = Actuator(tools.writer, settings.state_dir, addresses[0], self.registry.known, addresses[1])
+        self.actuator = Actuator(
+            tools.writer, settings.state_dir, addresses[0], self.registry.known, addresses[1], self._put_off
+        )
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
         self.executor = Executor(tools.store, self.actuator, settings.state_dir, tools.clock)
         self.forecast = Forecast(settings)
@@ -184,6 +187,9 @@ class Daemon:
             for job_id in self.controller.unblockable(self.observer.read_nodes(), self.tools.clock()):
                 job = self.controller.jobs[job_id].job
                 self._run(Unblocked(job_id, job if self.observer.unchanged(job_id) else None))
+
+    def _put_off(self, row: JobRow) -> bool:
+        return self.controller.put_off(row.job_id, row.restarts, row.eligible_s, self.tools.clock())
 
     def _run(self, event: ControlEvent) -> None:
         """One event, and all that follows from it."""

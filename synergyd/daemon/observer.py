@@ -13,7 +13,15 @@ from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
-from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
+from synergyd.slurm.observe import (
+    cluster_of,
+    crowded_partitions,
+    held_to_asked,
+    job_of,
+    launch_failed,
+    node_of,
+    state_of,
+)
 from synergyd.slurm.rows import JobRow
 
 log = logging.getLogger("synergyd")
@@ -59,7 +67,7 @@ class Observer:
     def queue_events(self) -> Iterator[JobObserved | QueueRead]:
         """What the last read showed of each job, and who has left."""
         for job_id, row in self.rows.items():
-            yield _seen(job_id, row)
+            yield self._seen(job_id, row)
         yield QueueRead(self._here)
 
     def snapshot(self, controller: Controller, paused: frozenset[int], now_s: float) -> Snapshot:
@@ -67,8 +75,6 @@ class Observer:
         jobs = []
         for job_id, row in sorted(self.rows.items()):
             job = job_of(row, self.registry.known[job_id], self._gpu_types, paused=job_id in paused)
-            begin_s = self.registry.begin_s.get(job_id)
-            job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
             job = controller.as_decided_about(job, now_s)
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
@@ -82,7 +88,7 @@ class Observer:
             everything = {r.job_id: r for r in self.reader.jobs()}
             now = {i: everything.get(i) for i in moving}
         for job_id, row in now.items():
-            yield _seen(job_id, row)
+            yield self._seen(job_id, row)
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
@@ -112,6 +118,16 @@ class Observer:
         predicted = predict(report, running, tracked.profile or Profile())
         yield Reported((report,), row.restarts, predicted, running.shape if running else None)
 
+    def _seen(self, job_id: int, row: JobRow | None) -> JobObserved:
+        if row is None or (state := state_of(row)) is JobState.DONE:
+            return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
+        pending = state is JobState.PENDING
+        observed = Observed(state.value, row.restarts)
+        if pending:
+            observed = replace(observed, eligible_s=row.eligible_s, launch_failed=launch_failed(row), reason=row.reason)
+        requeuing = pending and row.state != "PENDING"
+        return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row))
+
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
         """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""
         if names != self._switched:
@@ -120,11 +136,3 @@ class Observer:
             except SlurmError as problem:
                 log.warning("topology: %s", problem)
         return self._leaves
-
-
-def _seen(job_id: int, row: JobRow | None) -> JobObserved:
-    if row is None or (state := state_of(row)) is JobState.DONE:
-        return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
-    pending = state is JobState.PENDING
-    observed = Observed(state.value, row.restarts, row.eligible_s if pending else None, row.reason if pending else "")
-    return JobObserved(job_id, row.submit_s, observed, requeuing=pending and row.state != "PENDING")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import random
@@ -117,6 +118,9 @@ def prepare(settings: Settings) -> None:
         probe.unlink()
     except OSError as error:
         where = f"StateDir {settings.state_dir}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log.warning("%s: %s; jobs are not resized until there is room", where, error.strerror)
+            return
         raise UsageError(
             where, f"can't be written ({error.strerror})", "name a folder that synergyd's user owns"
         ) from None

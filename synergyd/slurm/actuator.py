@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
 
 from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.instructions import (
+    AskCheckpoint,
+    Instruction,
+    LiftHold,
+    Park,
+    Release,
+    Requeue,
+    Target,
+    Update,
+)
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
-from synergyd.slurm.observe import Known, not_resizable, state_of
+from synergyd.slurm.observe import Known, launch_failed, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
 
@@ -26,13 +35,15 @@ CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
 @dataclass(frozen=True)
 class Actuator:
-    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address."""
+    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address.
+    `put_off(row)`: has somebody else put off the start of this pending job?"""
 
     slurm: SlurmWriter
     state_dir: Path
     report: str
     known: Mapping[int, Known]
     links: str = ""
+    put_off: Callable[[JobRow], bool] = lambda _: False
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
@@ -71,15 +82,20 @@ class Actuator:
             return str(problem)
         return ""
 
-    def _write_script(self, row: JobRow, known: Known, target: Target) -> None:
-        """The same plan as a readable script beside the hand-over, for its owner's eyes; never run from here."""
-        text = self.slurm.batch_script(row.job_id)
+    def _show_script(self, row: JobRow, known: Known, target: Target) -> None:
+        """The same plan as a readable script beside the hand-over, for its owner's eyes: no start fails for want of it."""
+        try:
+            self._write_script(row, known, target, self.slurm.batch_script(row.job_id) or "")
+        except (SlurmError, OSError) as problem:
+            log.warning("job %d: its plan can't be shown as a script: %s", row.job_id, one_line(str(problem), 200))
+
+    def _write_script(self, row: JobRow, known: Known, target: Target, text: str) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
         path = plan_file.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
         try:
             request = ScriptRequest(
                 job_name=row.name,
-                command=command_in(text or ""),
+                command=command_in(text),
                 shape=target.shape,
                 plan=target.plan,
                 nodes=target.nodes,
@@ -95,9 +111,15 @@ class Actuator:
             os.chown(path, row.uid, -1)
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
+        plan_file.write(self._told(job_id, known, plan), self.state_dir)
+
+    def _reserve(self, job_id: int, known: Known) -> None:
+        """Before a job is stopped or changed: a full disk shows now, not when the hand-over is to be written."""
+        plan_file.reserve(self._told(job_id, known, Plan()), self.state_dir)
+
+    def _told(self, job_id: int, known: Known, plan: Plan | None) -> plan_file.PlanFile:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        told = plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links)
-        plan_file.write(told, self.state_dir)
+        return plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
@@ -108,15 +130,19 @@ class Actuator:
         if row.array or row.het:
             return "it is part of a job array or a heterogeneous job: its id names several jobs", False
         state = state_of(row)
+        if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
+            return "its start was put off meanwhile", True  # the next observation says so too
         match instruction:
             case AskCheckpoint(restarts=restarts):
                 if state is not JobState.RUNNING or row.restarts != restarts:
                     return f"it is {row.state}, restart {row.restarts}", True
+                self._reserve(job_id, known)
                 self.slurm.signal(job_id, CHECKPOINT_SIGNAL)
             case Requeue(restarts=restarts):
                 if row.restarts == restarts and state is JobState.SUSPENDED:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
+                    self._reserve(job_id, known)
                     self.slurm.requeue(job_id)
             case Park(park_s=park_s):
                 if state is not JobState.PENDING:
@@ -128,6 +154,7 @@ class Actuator:
                 size = _size(target.shape, row, known)
                 if isinstance(size, str):
                     return size, False
+                self._reserve(job_id, known)
                 # parked first and alone: a refused update may set some fields and not the start time, and then
                 # the job would start half-changed
                 self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
@@ -137,10 +164,15 @@ class Actuator:
                     return difference
                 # last, so that a refused size leaves the plan of the size the job has
                 self._hand_over(job_id, known, target.plan)
-                self._write_script(row, known, target)
+                self._show_script(row, known, target)
             case Release():
                 if state is JobState.PENDING:
                     self.slurm.update(job_id, {"StartTime": "now"})
+            case LiftHold(restarts=restarts, park_s=park_s):
+                if row.restarts == restarts and launch_failed(row):
+                    # parked first: without its hold it would start by itself, on the same nodes
+                    self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
+                    self.slurm.release(job_id)
         return None
 
     def _fields(self, target: Target, known: Known) -> dict[str, str]:

@@ -70,6 +70,10 @@ class SlurmWriter(Protocol):
         """Puts the start of pending jobs off until `seconds` from now; jobs that are pending no more are passed over."""
         ...
 
+    def release(self, job_id: int) -> None:
+        """Ends a pending job's hold, whoever set it."""
+        ...
+
     def requeue(self, job_id: int) -> None:
         """Ends the running job and puts it back into the queue."""
         ...

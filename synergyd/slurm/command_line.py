@@ -50,6 +50,7 @@ TRANSIENT = re.compile(
 )
 _BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
+NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z]+\Z")
@@ -149,10 +150,10 @@ class CommandLine:
                 .replace("\0", "")
             )
         except SlurmError as error:
-            if error.transient:
-                raise
             _check_denied(error)
-            return None
+            if NO_SCRIPT.search(error.what):
+                return None
+            raise  # nothing is known of its script
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -167,6 +168,9 @@ class CommandLine:
             ids = ",".join(str(int(n)) for n in job_ids[i : i + DELAY_IDS])
             # it says a line for each of those that have left, and puts off the others
             self._write("scontrol", "update", f"JobId={ids}", f"StartTime=now+{int(seconds)}", fine=NOT_PENDING)
+
+    def release(self, job_id: int) -> None:
+        self._write("scontrol", "release", str(int(job_id)))
 
     def requeue(self, job_id: int) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time

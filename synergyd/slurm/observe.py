@@ -58,6 +58,12 @@ def state_of(row: JobRow) -> JobState:
     return _STATES.get(row.state.split("+")[0].upper(), JobState.COMPLETING)
 
 
+def launch_failed(row: JobRow) -> bool:
+    """Slurm holds the job since slurmd did not start it: nobody asked for that hold."""
+    held = state_of(row) is JobState.PENDING and row.priority == 0
+    return held and row.reason.lower().replace(" ", "_") == "launch_failed_requeued_held"
+
+
 def node_of(row: NodeRow) -> Node:
     """One node; `up` only in states that take new jobs."""
     gpu_type, gpus = gpus_of(row.gres)
@@ -161,6 +167,7 @@ def job_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], *, pa
         node_names=row.node_names,
         # Slurm takes the priority of a job whose constraints it can't meet, and gives it back at the next update
         held=state is JobState.PENDING and row.priority == 0 and row.reason != "BadConstraints",
+        launch_failed=launch_failed(row),
         paused=paused,
         directive=directive,
         directive_error=error,

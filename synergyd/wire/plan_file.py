@@ -16,6 +16,7 @@ from synergyd.wire.plan import PLAN_CHECKS
 
 FORMAT = 1
 _LIMIT_BYTES = 1 << 20
+_SPARE_BYTES = 2048  # of a reserved file: a plan that is not known yet, with the largest numbers, is a quarter of that
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,45 @@ def plan_path(state_dir: Path, job_id: int) -> Path:
     return state_dir / "plans" / f"{int(job_id)}.json"
 
 
+def fresh_path(state_dir: Path, job_id: int) -> Path:
+    """Where it is written first, and where room for it is reserved."""
+    path = plan_path(state_dir, job_id)
+    return path.with_name(f".{path.name}.fresh")
+
+
+def reserve(given: PlanFile, state_dir: Path) -> None:
+    """Takes the room that the next `write` for this job needs, whatever its plan: it succeeds on a full disk then. Raises OSError."""
+    fresh = _fresh(given, state_dir)
+    with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, len(_text(given)) + _SPARE_BYTES)
+        except OSError as error:
+            fresh.unlink()
+            raise OSError(error.errno, error.strerror, str(fresh)) from None
+
+
 def write(given: PlanFile, state_dir: Path) -> Path:
     """Writes the file atomically, readable by all (it holds no secret). Raises OSError."""
-    path = plan_path(state_dir, given.job_id)
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o755)  # mkdir's mode is cut by the umask of a daemon that systemd started
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"format": FORMAT, **encode(given)}, sort_keys=True) + "\n")
-    fresh.chmod(0o644)
+    path, fresh = plan_path(state_dir, given.job_id), _fresh(given, state_dir)
+    # in place, not truncated first: the room that was reserved is not given back
+    with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        file.write(_text(given))
+        file.truncate()
+        os.fchmod(file.fileno(), 0o644)
     fresh.replace(path)
     return path
+
+
+def _fresh(given: PlanFile, state_dir: Path) -> Path:
+    fresh = fresh_path(state_dir, given.job_id)
+    if not fresh.parent.is_dir():
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        fresh.parent.chmod(0o755)  # mkdir's mode is cut by the umask of a daemon that systemd started
+    return fresh
+
+
+def _text(given: PlanFile) -> bytes:
+    return (json.dumps({"format": FORMAT, **encode(given)}, sort_keys=True) + "\n").encode()
 
 
 def read(path: Path, job_id: int) -> PlanFile:

@@ -164,11 +164,13 @@ def _untouched(job: Job, now_s: float) -> str:
         return "It is ending: its GPUs are free when Slurm says so."
     if job.state is JobState.SUSPENDED:
         return "It is suspended: Synergy does not touch it until it runs again."
+    if job.held and job.launch_failed:
+        return "Slurm holds it since a start of it failed. Where it is not tried again (see its story), `scontrol release` lets it run."
     if job.held:
         return "It is held by its user or an admin (`scontrol release` lets it run): Synergy does not touch it."
     if job.state is JobState.PENDING and job.reason.startswith("Dependency"):
         return f"Waits for the jobs that it depends on (Slurm's reason: {job.reason})."
-    if job.state is JobState.PENDING and job.reason == "BeginTime" and job.begin_s is not None and job.begin_s > now_s:
+    if job.state is JobState.PENDING and job.begin_s is not None and job.begin_s > now_s:
         return f"May not start for another {job.begin_s - now_s:.0f} s (its begin time)."
     return ""
 
@@ -193,7 +195,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     for n in snapshot.cluster.nodes:
         if (not types or n.gpu_type in types) and _capacity(n, 0).admits(node_filter):
             usable.append(n)
-            up += n.gpus if n.up else 0
+            up += n.gpus if n.up and n.name not in job.avoid else 0
             if up >= need > 0:
                 return ""  # seen enough: the others need not be counted
     kinds = f" of type {' or '.join(types)}" if types else ""
@@ -204,7 +206,8 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     if need > there:
         return f"Can't start: it needs {named}{kinds}, and the cluster has {there}{where}."
     if need > up:
-        return f"Waits for nodes: it needs {named}{kinds}, and only {up} of {there}{where} are on nodes that are up."
+        tried = f" (and not {', '.join(job.avoid)}, where its start has just failed)" if job.avoid else ""
+        return f"Waits for nodes: it needs {named}{kinds}, and only {up} of {there}{where} are on nodes that are up{tried}."
     return ""
 
 
@@ -277,7 +280,7 @@ def _request(
         relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
         weight=history.weight,
         submit_s=job.submit_s,
-        node_filter=NodeFilter(job.partition, job.features),
+        node_filter=NodeFilter(job.partition, job.features, job.avoid),
         asked=asked,
         current=current,
         nodes=nodes,

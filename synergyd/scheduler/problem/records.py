@@ -20,6 +20,8 @@ class NodeFilter(NamedTuple):
     partition: str = ""
     #: node features that the job asks for (--constraint): names joined by & or by |
     features: str = ""
+    #: names of nodes that it may not have for now
+    avoid: tuple[str, ...] = ()
 
 
 ANY_NODE = NodeFilter()
@@ -41,7 +43,9 @@ class NodeCapacity:
 
     def admits(self, node_filter: NodeFilter) -> bool:
         """May a job with this filter run here?"""
-        names, wanted = node_filter
+        names, wanted, avoid = node_filter
+        if self.name in avoid:
+            return False
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
         return inside and has_features(wanted, self.features)
 

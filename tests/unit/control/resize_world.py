@@ -19,7 +19,8 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Requeue, Target, Update
-from synergyd.control.resize import JobLifecycle, ResizeState, ResizeTimes, advance, validate
+from synergyd.control.resize import JobLifecycle, ResizeState, ResizeTimes, validate
+from synergyd.control.starts import advance
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.observe import Known

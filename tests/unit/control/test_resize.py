@@ -14,7 +14,8 @@ from synergyd.control.events import (
     Unwanted,
 )
 from synergyd.control.instructions import Update
-from synergyd.control.resize import JobLifecycle, ResizeState, advance
+from synergyd.control.resize import JobLifecycle, ResizeState
+from synergyd.control.starts import advance
 from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, SMALL, World, has, sent
 
 # -- the usual course ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from synergyd.control.events import Observed
 from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.observe import state_of
+from synergyd.slurm.observe import launch_failed, state_of
 from synergyd.slurm.rows import JobRow
 from synergyd.wire.hostlist import expand
 
@@ -89,6 +89,10 @@ class FakeSlurm:
             self.requeued.append((job_id, job.restarts))
             self.end(job_id, again=True)
 
+    def release(self, job_id: int) -> None:
+        self._write("release", str(job_id))
+        self.set(job_id, priority=100, reason="None")
+
     def signal(self, job_id: int, name: str) -> None:
         self._write("signal", str(job_id), name)
         self.signals.append((job_id, self.jobs[job_id].restarts, self.now_s))
@@ -101,7 +105,20 @@ class FakeSlurm:
         if seen is None or state_of(seen) is JobState.DONE:
             return Observed("GONE")
         state = state_of(seen)
-        return Observed(state.value, seen.restarts, seen.eligible_s if state is JobState.PENDING else None)
+        eligible_s = seen.eligible_s if state is JobState.PENDING else None
+        return Observed(state.value, seen.restarts, eligible_s, launch_failed(seen))
+
+    def fail_launch(self, job_id: int) -> None:
+        """slurmd refuses to start the job: Slurm requeues it at once, and holds it."""
+        self.set(
+            job_id,
+            state="PENDING",
+            reason="launch failed requeued held",
+            priority=0,
+            restarts=self.jobs[job_id].restarts + 1,
+            eligible_s=self.now_s + CRED_EXPIRE_S,
+            node_names=(),
+        )
 
     def end(self, job_id: int, *, again: bool) -> None:
         """The job ends: cancelled, done, or (`again`) requeued. The restart count rises at once, as in Slurm 22.05."""

@@ -270,9 +270,12 @@ def test_batch_script(shell: Shell) -> None:
     assert shell.calls[0] == ["scontrol", "write", "batch_script", "7", "-"]
     shell.answers("scontrol", error="Invalid job id specified", code=1)
     assert shell.backend.batch_script(7) is None
-    shell.answers("scontrol", error="Socket timed out on send/recv operation", code=1)
-    with pytest.raises(SlurmError):
-        shell.backend.batch_script(7)
+    shell.answers("scontrol", error="job script retrieval failed: Job script not specified", code=1)
+    assert shell.backend.batch_script(7) is None
+    for error in ("Socket timed out on send/recv operation", "Invalid Protocol Version", "what nobody has seen before"):
+        shell.answers("scontrol", error=error, code=1)
+        with pytest.raises(SlurmError, match=error):
+            shell.backend.batch_script(7)
 
 
 def test_version(shell: Shell) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from synergyd.control.instructions import Target
+from synergyd.control.launch_failure import LaunchFailures, Started
 from synergyd.control.resize import JobLifecycle, ResizeState, validate
+from synergyd.control.start_time import WrittenStart
 from synergyd.errors import UsageError
 from synergyd.records import (
     Accepts,
@@ -133,13 +135,16 @@ LIFE_JSON = (
     f'"a100", "nodes": 2, "gpus_per_node": 4}}, "nodes": ["n1", "n2"], "plan": {SMALL_JSON}}}, "origin": {{"shape": '
     '{"gpu_type": "a100", "nodes": 2, "gpus_per_node": 4}, "nodes": [], "plan": null}, "sent_s": 1.0, "asked_s": 2.0, '
     f'"acks_before": 4, "attempts": 1, "retry_after_s": 9.0, "plan": {SMALL_JSON}, "cause": "more", "ended_s": 8.5, '
-    '"unanswered": 2, "stopping": true}'
+    '"unanswered": 2, "stopping": true, "started": {"restarts": 2, "nodes": ["n1"]}, "failures": {"count": 1, "restarts": 3, '
+    '"lifted": true, "nodes": ["n1"], "until_s": 9.5}, "written": {"restarts": 3, "low_s": 5.0, "high_s": 6.0, "before_s": 4.0}}'
 )
 CELL = Cell(Shape("a100", 1, 4), SMALL, 10.0, 0.9, 9.0, 0.8, 2**33)
 TARGET = Target(Shape("a100", 2, 4), ("n1", "n2"), SMALL)
 LIFE = JobLifecycle(
     7, 1.5, ResizeState.CHECKPOINTING, 2.5, 3, TARGET, replace(TARGET, nodes=(), plan=None), 1.0, 2.0, 4, 1, 9.0, SMALL,
-    "more", 8.5, 2, True,
+    "more", 8.5, 2, True, Started(restarts=2, nodes=("n1",)),
+    LaunchFailures(count=1, restarts=3, lifted=True, nodes=("n1",), until_s=9.5),
+    WrittenStart(restarts=3, low_s=5.0, high_s=6.0, before_s=4.0),
 )  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""A start of Synergy's that failed: what is remembered of it, and how often it is tried again. Pure.
+
+Where slurmd refuses a launch (it still runs the incarnation before, its Prolog fails), Slurm requeues the job and holds it:
+priority 0, reason `launch_failed_requeued_held`. Nobody asked for that hold, so Synergy lifts it from a job that it started itself,
+and has the job start on other nodes meanwhile. A job that fails everywhere is left held: each failed Prolog drains a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIFTS = 3  # holds of one job that are lifted: as many as a resize has attempts
+# Before its nodes are taken again: twice KillWait's default of 30 s, after which slurmd has killed what it still runs of the job.
+AVOID_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What Synergy let start last."""
+
+    #: the incarnation
+    restarts: int
+    #: its nodes; empty where Slurm chose them
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFailures:
+    """Of one job. `count`: starts of Synergy's that failed."""
+
+    count: int = 0
+    #: the restart count after the last failure, Synergy's or not
+    restarts: int = -1
+    #: Synergy lifts the hold that came with it
+    lifted: bool = False
+    #: of the last failed start, not taken again before `until_s`
+    nodes: tuple[str, ...] = ()
+    until_s: float = 0.0
+
+
+NO_FAILURES = LaunchFailures()
+
+
+def after_failure(
+    before: LaunchFailures, started: Started | None, restarts: int, now_s: float, job_id: int
+) -> tuple[LaunchFailures, str]:
+    """What is remembered when the job is found held as `restarts`, and a line for its story."""
+    release = f"held by Slurm until `scontrol release {job_id}`"
+    if started is None or started.restarts + 1 != restarts:
+        failures = LaunchFailures(count=before.count, restarts=restarts)
+        return failures, f"a start that was not Synergy's failed: {release}"
+    count, where = before.count + 1, f" on {', '.join(started.nodes)}" if started.nodes else ""
+    if count > LIFTS:
+        failures = LaunchFailures(count=count, restarts=restarts)
+        return failures, f"its start{where} failed, as {LIFTS} before: {release}"
+    avoid_s = AVOID_S * 2 ** (count - 1)
+    failures = LaunchFailures(count=count, restarts=restarts, lifted=True, nodes=started.nodes, until_s=now_s + avoid_s)
+    elsewhere = f", not{where} for {avoid_s:g} s" if where else ""
+    return failures, f"its start{where} failed: tried again ({count} of {LIFTS}){elsewhere}"

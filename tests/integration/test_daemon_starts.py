@@ -1,0 +1,66 @@
+"""Starts on a real cluster: one that slurmd refuses is tried again elsewhere, and a user's start time is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.daemon_site import explain, row_of, status, until_beat
+from tests.throwaway import light_job
+from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.synergy import make_cluster, synergyd
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[SlurmCluster]:
+    """Two nodes of four GPUs and a daemon. The Prolog of a job with a `fail-JOBID` folder fails once."""
+    cluster = make_cluster(epoch_s=1)
+    prolog = cluster.folder / "prolog"
+    prolog.write_text(f"#!/bin/bash\n! rmdir {cluster.folder}/fail-$SLURM_JOB_ID 2>/dev/null\n")
+    prolog.chmod(0o755)
+    cluster.slurm_conf = (*cluster.slurm_conf, f"Prolog={prolog}")
+    with cluster, synergyd(cluster):
+        until_beat(cluster)
+        yield cluster
+
+
+def test_a_start_that_slurmd_refuses_is_tried_again_on_another_node(site: SlurmCluster) -> None:
+    job_id = light_job.submit(site, directive="min_gpus=1 max_gpus=2", options=("--hold",))
+    (site.folder / f"fail-{job_id}").mkdir()
+    site.run("scontrol", "release", str(job_id))
+    site.wait_for(lambda: job_id in status(site), 60, "the job to be known")
+    site.wait_for(lambda: "tried again (1 of 3)" in str(explain(site, job_id)), 90, "the failed start to be told")
+    text = str(explain(site, job_id))
+    first = text.partition("its start on ")[2].partition(" ")[0]
+    drained = [n for n in site.node_names if "DRAIN" in site.run("scontrol", "show", "node", n).stdout]
+    assert drained == [first]
+    site.run("scontrol", "update", f"NodeName={first}", "State=RESUME")  # Slurm would take it again
+    site.wait_for(lambda: site.state(job_id) == "RUNNING", 90, "its start")
+    row = row_of(site, job_id)
+    assert row["restart_cnt"] == 1 and row["nodes"] and row["nodes"] != first
+    site.run("scancel", str(job_id))
+
+
+def test_a_start_time_that_its_user_sets_while_synergy_parks_it_is_kept(site: SlurmCluster) -> None:
+    filling = site.sbatch("#!/bin/bash\nsleep 600\n", "--nodes=2", "--gres=gpu:4", "--output=/dev/null")
+    site.wait_for(lambda: site.state(filling) == "RUNNING", 30, "the nodes to be full")
+    job_id = light_job.submit(site, directive="min_gpus=1 max_gpus=2")
+    # put off for ParkTime, 900 s, by Synergy
+    site.wait_for(lambda: row_of(site, job_id)["eligible_time"] > time.time() + 600, 60, "the job to be parked")
+    site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+300")
+    begin_s = row_of(site, job_id)["eligible_time"]
+    site.run("scancel", str(filling))
+
+    def told() -> bool:
+        return "May not start for another" in (status(site).get(job_id) or {}).get("why", "")
+
+    site.wait_for(told, 60, "the start time to be told")
+    site.wait_for(lambda: site.state(filling) in ("", "CANCELLED"), 60, "the nodes to be free")
+    decided = explain(site, job_id)["decision"]["why"]
+    assert told() and row_of(site, job_id)["eligible_time"] == begin_s, decided
+    site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+3")
+    site.wait_for(lambda: site.state(job_id) == "RUNNING", 60, "its start at the time that its user has set")
