@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -33,7 +34,9 @@ JOB_WIDE = {
     "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096, "tres-per-task": 4096, "NodeList": 65536,
 }  # fmt: skip
 NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
-SIGNAL_TIMEOUT_S = 15.0
+SIGNAL_TIMEOUT_S = (
+    4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
+)
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
@@ -171,7 +174,6 @@ class CommandLine:
 
     def signal(self, job_id: int, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
-        # scancel tries again for a minute when the job is not running: it is not to hold up the others
         self._write("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
 
     def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
@@ -231,14 +233,7 @@ class CommandLine:
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
         try:
-            done = subprocess.run(
-                argv,
-                env=self._environment,
-                capture_output=True,
-                timeout=timeout_s,
-                stdin=subprocess.DEVNULL,
-                check=False,
-            )
+            done = self._answer(argv, timeout_s)
         except subprocess.TimeoutExpired:
             raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
@@ -256,6 +251,23 @@ class CommandLine:
                 " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
             )
         return done.stdout
+
+    def _answer(self, argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+        """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
+        with subprocess.Popen(
+            argv,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, error = process.communicate(timeout=timeout_s)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(argv, process.returncode, out, error)
 
 
 def _check_denied(error: SlurmError) -> None:

@@ -21,7 +21,9 @@ from synergy_launch.agent.settings import AgentSettings
 
 from synergyd.records import Plan
 
-STEP_S = 0.1
+GPU_STEP_S = (
+    0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
+)
 CHECKPOINT_EVERY = 20  # steps
 
 
@@ -59,7 +61,7 @@ def main() -> int:
     agent.start(step, save=save, checkpoint_interval=CHECKPOINT_EVERY)
     going = True
     while going:
-        time.sleep(STEP_S)
+        time.sleep(GPU_STEP_S / world)
         step += 1
         going = agent.after_step(step, loss=1.0 / step)
     say("end")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -377,6 +378,17 @@ def test_a_command_that_hangs_is_given_up(shell: Shell) -> None:
     with pytest.raises(SlurmError, match=r"no answer within 0\.3 s") as error:
         CommandLine(timeout_s=0.3).jobs()
     assert error.value.transient
+
+
+def test_a_signal_that_was_given_up_is_never_sent_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later it could reach the job's next incarnation, which may not trap it yet: a site's wrapper ends with all its children."""
+    (shell.folder / "scancel").write_text(f"#!/bin/sh\n(sleep 1; touch {shell.folder}/sent) &\nwait\n")
+    (shell.folder / "scancel").chmod(0o755)
+    monkeypatch.setattr("synergyd.slurm.command_line.SIGNAL_TIMEOUT_S", 0.2)
+    with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
+        shell.backend.signal(7, "USR2")
+    time.sleep(1.2)
+    assert not (shell.folder / "sent").exists()
 
 
 def test_a_command_that_is_missing_is_one_clear_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
