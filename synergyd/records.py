@@ -249,6 +249,9 @@ class NodeNeeds:
     #: that the node must have, whoever holds it
     total_memory_mib: int = 0
     tmp_disk_mib: int = 0
+    #: that it may take of a node by its partitions' limits; 0: no limit
+    max_cpus: int = 0
+    max_memory_mib: int = 0
 
     def on(self, gpus: int, threads: int = 1, memory_mib: int = 0) -> Room:
         """What `gpus` GPUs of one node take with them, on a node with so many threads a core and so much memory. CPUs are given

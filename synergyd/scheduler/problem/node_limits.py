@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from synergyd.records import NodeNeeds, Room
+from synergyd.records import GPUS_ONLY, NodeNeeds, Room
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity
 
@@ -64,13 +64,16 @@ class NodeLimits:
 
     def _plenty(self, needs: NodeNeeds, gpus: int) -> bool:
         """Has every node what so many GPUs take with them?"""
-        if not self._nodes or needs == NodeNeeds():
+        if needs == GPUS_ONLY:
             return True
+        if not self._nodes:
+            return _allowed(needs, needs.on(gpus))
         if needs.whole_nodes or needs.whole_memory or needs.gres:
             return False
         if needs.total_memory_mib > self._total_memory or needs.tmp_disk_mib > self._disk:
             return False
-        return self._least.holds(needs.on(gpus, self._threads))
+        need = needs.on(gpus, self._threads)
+        return self._least.holds(need) and _allowed(needs, need)
 
     def _without_room(self, needs: NodeNeeds, gpus: int) -> tuple[str, ...]:
         if self._plenty(needs, gpus):
@@ -101,13 +104,22 @@ class NodeLimits:
 
 
 def _could_take(node: NodeCapacity, needs: NodeNeeds, gpus: int) -> bool:
+    need = needs.on(gpus, node.threads, node.total.memory_mib)
+    if not _allowed(needs, need):
+        return False
     if node.room is None:
         return True
     if needs.total_memory_mib > node.total.memory_mib or needs.tmp_disk_mib > node.tmp_disk_mib:
         return False
     if needs.whole_nodes and not node.untouched:
         return False
-    return node.room.holds(needs.on(gpus, node.threads, node.total.memory_mib))
+    return node.room.holds(need)
+
+
+def _allowed(needs: NodeNeeds, need: Room) -> bool:
+    """Is it within what its partitions let a job take of a node?"""
+    within_cpus = not needs.max_cpus or need.cpus <= needs.max_cpus
+    return within_cpus and (not needs.max_memory_mib or need.memory_mib <= needs.max_memory_mib)
 
 
 def _in_one_partition(job: JobRequest, nodes: Sequence[NodeCapacity]) -> int:
