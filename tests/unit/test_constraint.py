@@ -29,7 +29,8 @@ def test_a_node_with_a_and_b(wanted: str, met: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", ["a|b&c", "[a|b]", "a*2", "a&", "&", "(a", "a)", "()", "a b", "a,b", "!a", "[a*2&b]", "(" * 50 + "a" + ")" * 50]
+    "wanted",
+    ["a|b&c", "[a|b]", "a*2", "a&", "&", "(a", "a)", "()", "a b", "a,b", "!a", "[a*2&b]", "(" * 50 + "a" + ")" * 50],
 )
 def test_what_is_left_to_slurm(wanted: str) -> None:
     assert wanted in beyond_honouring(wanted) and not has_features(wanted, ("a", "b", "c"))

@@ -154,7 +154,9 @@ def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
 
 def test_a_node_is_seen_once_for_each_of_its_types() -> None:
     gres, used = "gpu:a100:2,gpu:1g.10gb:7,nic:2", "gpu:a100:1(IDX:0),gpu:1g.10gb:0(IDX:N/A),nic:1"
-    row = replace(NODE, gres=gres, gres_used=used, cpus=64, cpus_alloc=8, memory_mib=1000, memory_alloc_mib=10, threads_per_core=2)
+    row = replace(
+        NODE, gres=gres, gres_used=used, cpus=64, cpus_alloc=8, memory_mib=1000, memory_alloc_mib=10, threads_per_core=2
+    )
     first, second = nodes_of(row)
     assert (first.gpu_type, first.gpus, first.gpus_used) == ("a100", 2, 1)
     assert (second.gpu_type, second.gpus, second.gpus_used) == ("1g.10gb", 7, 0)

@@ -78,7 +78,7 @@ def test_fewer_nodes_than_are_named_are_no_answer() -> None:
 def test_memory_and_cpus_of_a_gpu_bound_its_size() -> None:
     nodes = [roomy("n1", memory=40_000), roomy("n2", memory=50_000)]
     found = run(nodes, job(1, needs=NodeNeeds(cpus_per_gpu=1, memory_per_gpu_mib=7_000)))[1]
-    assert found.cell is not None and (found.cell.shape.gpus, found.node_names) == (2, ("n1",))
+    assert found.cell is not None and (found.cell.shape.gpus, found.node_names) == (2, ("n2",)), "the tighter fit"
 
 
 def test_two_jobs_share_a_node_only_as_far_as_its_cpus_go() -> None:
@@ -174,7 +174,9 @@ NAMES = [f"n{i}" for i in range(5)]
 def filters(rnd: random.Random) -> NodeFilter:
     barred = tuple(sorted(rnd.sample(NAMES, rnd.randint(0, 2))))
     rest = [n for n in NAMES if n not in barred]
-    return NodeFilter(rnd.choice(["", "p", "p,q"]), "", barred, tuple(sorted(rnd.sample(rest, rnd.choice([0, 0, 1, 2])))))
+    return NodeFilter(
+        rnd.choice(["", "p", "p,q"]), "", barred, tuple(sorted(rnd.sample(rest, rnd.choice([0, 0, 1, 2]))))
+    )
 
 
 def capacity(name: str, rnd: random.Random) -> NodeCapacity:
