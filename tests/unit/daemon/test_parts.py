@@ -247,7 +247,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """`service.run` works on this cluster."""
     made = Site(tmp_path / "state")
     reader = made.daemon.tools.reader
-    monkeypatch.setattr(service, "CommandLine", lambda: made.slurm)
+    monkeypatch.setattr(service, "CommandLine", lambda **_: made.slurm)
     monkeypatch.setattr(service, "open_reader", lambda _: (reader, "in memory"))
     return made
 
@@ -305,11 +305,11 @@ def test_an_outage_of_any_length_does_not_end_the_daemon(monkeypatch: pytest.Mon
 
     tools = SimpleNamespace(store=SimpleNamespace(refresh=lambda: True), leads=lambda: True, inbox=None)
     daemon = SimpleNamespace(settings=Settings(), tools=tools, busy=False, epoch=away, tick=away)
-    leadership = SimpleNamespace(try_lead=lambda: True, problem="")
+    keeper = SimpleNamespace(start=lambda: None, turn=lambda: True, problem="")
     monkeypatch.setattr(time, "monotonic", lambda: Stop.now_s)
     monkeypatch.setattr(service.log, "disabled", True)
     stop = Stop()
-    assert service._loop(daemon, leadership, PrometheusMetrics(0), stop, False, None) == 0  # type: ignore[arg-type]
+    assert service._loop(daemon, keeper, PrometheusMetrics(0), stop, False, None) == 0  # type: ignore[arg-type]
     assert stop.turns == 1201
 
 

@@ -37,8 +37,8 @@ def run(daemon: Once, once: bool = False) -> tuple[int, int]:
     """(exit code, failures counted)."""
     failed: list[int] = []
     metrics: Any = SimpleNamespace(epoch=lambda *_: None, failure=lambda: failed.append(1))
-    leadership: Any = SimpleNamespace(try_lead=lambda: True, problem="")
-    code = service._loop(daemon, leadership, metrics, daemon.stop, once, None)  # type: ignore[arg-type]
+    keeper: Any = SimpleNamespace(turn=lambda: False, epoch_completed=lambda: None, problem="")
+    code = service._loop(daemon, keeper, metrics, daemon.stop, once, None)  # type: ignore[arg-type]
     return code, len(failed)
 
 
