@@ -144,8 +144,11 @@ def _loop(
         now_s = time.monotonic()
         try:
             leads = keeper.turn()
-            if leads and not led:
-                next_epoch_s = now_s  # it has taken over: nothing that was decided before is its own
+            if leads != led:
+                log.info("leads in term %d", keeper.term) if leads else log.warning(
+                    "leads no longer: %s", keeper.problem
+                )
+                next_epoch_s = now_s if leads else next_epoch_s  # who takes over decides at once
             led = leads
             if now_s >= next_epoch_s:
                 if not settings.dry_run and not leads:
