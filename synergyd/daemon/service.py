@@ -18,6 +18,7 @@ from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.state_dir_witness import StateDirWitness
 from synergyd.daemon.tools import Tools
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
@@ -52,7 +53,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         stop.set()
 
     url = settings.database_url()
-    leader = Leader(url, clock=time.time, witness=lambda: heartbeat.seen(settings.state_dir))
+    leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir))
     keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s))
     writer = CommandLine(writing=keeper.writing)
     reader, why = open_reader({})

@@ -171,8 +171,12 @@ def _postgresql(url: URL, migrating: bool, pooled: bool, answer_s: float) -> Eng
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
         connection.execute(f"SET statement_timeout = {min(STATEMENT_MS, int(answer_s * 1000)):d}")
-        connection.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MS:d}")
         connection.commit()
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("writes"):
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS:d}")
 
     return engine
 

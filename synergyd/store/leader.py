@@ -25,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from synergyd.errors import SynergyError, UsageError
 from synergyd.store import lease
@@ -40,11 +41,41 @@ ORPHAN_S = 60.0  # four heartbeats of a living daemon (synergyd/daemon/heartbeat
 # A leader whom nobody follows and that has not even tried to renew for so long was stopped itself: it asks first. Longer than
 # an attempt takes, and ORPHAN_S less a heartbeat's time at the most.
 ALONE_S = 30.0
+CLAIM_S = 5.0  # between the claim to lead without the database and the look whether another has claimed it since
 
 
 def elapsed_s() -> float:
     """Seconds since boot, those of a suspended machine included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Witness(Protocol):
+    """What daemons see of one another outside the database."""
+
+    def seen(self) -> str:
+        """Changes as long as another daemon acts."""
+
+    def claim(self, holder: str) -> None:
+        """Tells all that `holder` is about to lead without the database; the last one to claim counts."""
+
+    def claimed(self) -> str:
+        """The holder that has claimed it last."""
+
+
+class Nobody:
+    """Where a daemon can see no other."""
+
+    def __init__(self) -> None:
+        self._claimed = ""
+
+    def seen(self) -> str:
+        return ""
+
+    def claim(self, holder: str) -> None:
+        self._claimed = holder
+
+    def claimed(self) -> str:
+        return self._claimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +90,7 @@ class Lease:
 class Leader:
     """Asks for leadership: call `try_lead` from one thread, every `wait_s` seconds; the properties may be read from any.
 
-    `clock` is the time of day, for show; `elapsed` is the clock that counts. `witness` gives what others see of a leader
-    outside the database: it changes as long as one acts.
+    `clock` is the time of day, for show; `elapsed` is the clock that counts.
     """
 
     def __init__(
@@ -71,14 +101,14 @@ class Leader:
         host: str = "",
         pid: int | None = None,
         elapsed: Callable[[], float] = elapsed_s,
-        witness: Callable[[], object] = lambda: "",
+        witness: Witness | None = None,
     ) -> None:
         self._url = parse_url(url)
         path = sqlite_path(self._url)
         if self._url.drivername == "sqlite" and path is None:
             raise UsageError(show(self._url), "a database in memory has no leader", "name a file")
         self._engine = None if path else make_engine(self._url, answer_s=ASK_S)
-        self._clock, self._elapsed, self._witness = clock, elapsed, witness
+        self._clock, self._elapsed, self._witness = clock, elapsed, witness or Nobody()
         process = "" if pid is not None else this_process()
         self._me = lease.Held(
             holder=uuid.uuid4().hex,
@@ -97,6 +127,7 @@ class Leader:
         self._row, self._seen = lease.Watch(), lease.Watch()
         self._standbys: dict[str, lease.Watch] = {}
         self._away = lease.Watch()
+        self._claimed_s: float | None = None
 
     @property
     def left_s(self) -> float:
@@ -214,7 +245,7 @@ class Leader:
     def _may_take(self, held: lease.Held, known: int | None) -> bool:
         now_s = self._elapsed()
         self._silent_s = self._row.silent_s((held.holder, held.term, held.beat), now_s)
-        seen_s = self._seen.silent_s(self._witness(), now_s)
+        seen_s = self._seen.silent_s(self._witness.seen(), now_s)
         if held.holder == self._me.holder or held.pid == 0 or gone(held.process):
             return True
         if known == held.term:
@@ -230,8 +261,14 @@ class Leader:
         """A daemon that has never reached the database leads when nobody else has shown up for ORPHAN_S."""
         if self._answered or self._lease is not None:
             return
-        silent_s = min(self._away.silent_s("away", now_s), self._seen.silent_s(self._witness(), now_s))
-        if silent_s >= ORPHAN_S:
+        silent_s = min(self._away.silent_s("away", now_s), self._seen.silent_s(self._witness.seen(), now_s))
+        if self._claimed_s is None:
+            if silent_s >= ORPHAN_S:
+                self._witness.claim(self._me.holder)
+                self._claimed_s = now_s
+        elif self._witness.claimed() != self._me.holder:
+            self._claimed_s = None  # of several that were started together one leads
+        elif now_s >= self._claimed_s + CLAIM_S:
             self._lease = Lease(followed=False, from_s=now_s, until_s=now_s)
 
     def _leave(self, *, give_back: bool) -> None:

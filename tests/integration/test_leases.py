@@ -36,9 +36,9 @@ def leader_and_standby(url: str, folder: Path, leaders_url: str = "") -> Iterato
     ledger = Ledger(folder / "ledger")
     with ExitStack() as stack:
         began_s = time.monotonic()
-        one = stack.enter_context(Leading("one", leaders_url or url, ledger, folder / "witness-one"))
+        one = stack.enter_context(Leading("one", leaders_url or url, ledger))
         ledger.wait_for("one", began_s)
-        two = stack.enter_context(Leading("two", url, ledger, folder / "witness-two"))
+        two = stack.enter_context(Leading("two", url, ledger))
         until_known(url)
         yield one, two, ledger
 
@@ -59,7 +59,7 @@ def test_a_killed_leader_and_one_that_ends(url: str, tmp_path: Path) -> None:
     with leader_and_standby(url, tmp_path) as (one, two, ledger):
         at_s = one.send(signal.SIGKILL)
         assert ledger.wait_for("two", at_s) < BOUND_S
-        with Leading("three", url, ledger, tmp_path / "witness-three"):
+        with Leading("three", url, ledger):
             until_known(url)
             at_s = two.send(signal.SIGTERM)
             assert ledger.wait_for("three", at_s) < BOUND_S

@@ -146,7 +146,7 @@ def test_a_daemon_stopped_inside_a_transaction_does_not_keep_the_lease_s_row(
     one, two = (Leader(postgres_database, clock=Clock(), elapsed=now) for _ in range(2))
     assert one.try_lead() and not two.try_lead() and one.try_lead()
     engine = connect.make_engine(connect.parse_url(postgres_database), pooled=False)
-    with engine.connect() as connection:
+    with engine.execution_options(writes=True).connect() as connection:
         connection.execute(text("SELECT * FROM leader FOR UPDATE"))
         began_s = time.monotonic()
         now.now += TERM_S

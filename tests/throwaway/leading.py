@@ -49,11 +49,10 @@ class Ledger:
 
 
 class Leading:
-    """One such process. `witness`: a file that it writes each second while it leads, and watches. SIGUSR1 stops it between its
-    next look at the lease and the write, SIGTERM ends it in order."""
+    """One such process. SIGUSR1 stops it between its next look at the lease and the write, SIGTERM ends it in order."""
 
-    def __init__(self, name: str, url: str, ledger: Ledger, witness: Path) -> None:
-        argv = [sys.executable, "-m", "tests.throwaway.leading", name, url, str(ledger.path), str(witness)]
+    def __init__(self, name: str, url: str, ledger: Ledger) -> None:
+        argv = [sys.executable, "-m", "tests.throwaway.leading", name, url, str(ledger.path)]
         self.process = subprocess.Popen(argv)
 
     def __enter__(self) -> Leading:
@@ -74,7 +73,7 @@ class Leading:
         return at_s
 
 
-def main(name: str, url: str, ledger: str, witness: str) -> None:
+def main(name: str, url: str, ledger: str) -> None:
     from synergyd.daemon.lease_keeper import LeaseKeeper
     from synergyd.errors import UnavailableError
     from synergyd.store.leader import Leader
@@ -84,15 +83,8 @@ def main(name: str, url: str, ledger: str, witness: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
     signal.signal(signal.SIGUSR1, lambda *_: stop.append(1))
 
-    def seen() -> str:
-        try:
-            return Path(witness).read_text()
-        except OSError:
-            return ""
-
-    keeper = LeaseKeeper(Leader(url, clock=time.time, witness=seen), grace_s=60.0)
+    keeper = LeaseKeeper(Leader(url, clock=time.time), grace_s=60.0)
     keeper.start()
-    beat_s = 0.0
     with Path(ledger).open("a", buffering=1) as file:
         while not ended:
             keeper.epoch_completed()
@@ -104,12 +96,9 @@ def main(name: str, url: str, ledger: str, witness: str) -> None:
                         file.write(f"{time.monotonic()} {name} {keeper.term}\n")
                 except UnavailableError:
                     pass
-                if time.monotonic() > beat_s + 1:
-                    beat_s = time.monotonic()
-                    Path(witness).write_text(f"{name} {beat_s}")
             time.sleep(EVERY_S)
     keeper.close()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:4])

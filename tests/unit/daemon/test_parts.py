@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import signal
 import socket
 import time
 import urllib.request
@@ -23,6 +25,7 @@ from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Report, Shape
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
+from synergyd.store import leader
 from synergyd.wire import munge
 from synergyd.wire.report import to_json
 from tests.unit.daemon.daemon_world import Site
@@ -279,6 +282,25 @@ def test_a_dry_run_neither_leads_nor_acts(site: Site) -> None:
 
     assert service.run(replace(site.settings, dry_run=True), once=True, on_epoch=on_epoch) == 0
     assert held == [True] and site.slurm.calls == []
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("psycopg"), reason="psycopg is not installed")
+def test_started_while_the_database_is_away_it_leads_on_what_slurm_says(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "ORPHAN_S", 0.5)
+    monkeypatch.setattr(leader, "CLAIM_S", 0.5)
+    site.slurm.submit(1)
+    acted: list[bool] = []
+
+    def on_epoch(daemon: Daemon) -> None:
+        acted.append(daemon.acts)
+        if daemon.acts:
+            signal.raise_signal(signal.SIGTERM)
+
+    nowhere = replace(site.settings, database="postgresql+psycopg://synergy@127.0.0.1:1/x")
+    assert service.run(nowhere, on_epoch=on_epoch) == 0
+    assert acted == [False, True] and site.slurm.written_to() == {1}
 
 
 def test_once_with_slurm_away_is_exit_code_one(site: Site, caplog: pytest.LogCaptureFixture) -> None:

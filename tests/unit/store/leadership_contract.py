@@ -15,7 +15,7 @@ from synergyd.records import (
 )
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.leader import ALONE_S, MARGIN_S, ORPHAN_S, RENEW_S, TERM_S, Leader
+from synergyd.store.leader import ALONE_S, CLAIM_S, MARGIN_S, ORPHAN_S, RENEW_S, TERM_S, Leader, Nobody
 from synergyd.store.records import Changes, StoredEvent
 from synergyd.store.store import Store, open_store
 
@@ -26,6 +26,15 @@ from tests.unit.store.store_world import (
     epoch,
     lifecycle,
 )
+
+
+class Beats(Nobody):
+    """What several daemons see of one another."""
+
+    count = 0
+
+    def seen(self) -> str:
+        return f"{self.count} {self.claimed()}"
 
 
 class LeadershipContract:
@@ -138,14 +147,14 @@ class LeadershipContract:
     def test_who_comes_while_the_leader_is_silent_waits_for_certainty(
         self, store: Store, url: str, made: Callable[..., Leader]
     ) -> None:
-        now, beats = Clock(), [0]
+        now, beats = Clock(), Beats()
         one = made(url, clock=Clock(), elapsed=now)
-        late = made(url, clock=Clock(), elapsed=now, witness=lambda: beats[0])
+        late = made(url, clock=Clock(), elapsed=now, witness=beats)
         assert one.try_lead()
         now.now += 1000.0
         assert not late.try_lead()  # a leader that is cut off goes on, since it knows of nobody
         now.now += ORPHAN_S - 1.0
-        beats[0] += 1  # it is seen elsewhere
+        beats.count += 1  # it is seen elsewhere
         assert not late.try_lead()
         now.now += ORPHAN_S - 1.0
         assert not late.try_lead()
@@ -186,17 +195,34 @@ class LeadershipContract:
     def test_started_while_the_database_is_away_it_leads_if_nobody_shows_up(
         self, store: Store, url: str, outage: Callable[[], Callable[[], None]], made: Callable[..., Leader]
     ) -> None:
-        now, beats = Clock(), [0]
+        now, beats = Clock(), Beats()
         bring_back = outage()
-        late = made(url, clock=Clock(), elapsed=now, witness=lambda: beats[0])
+        late = made(url, clock=Clock(), elapsed=now, witness=beats)
         assert not late.try_lead() and late.away
         now.now += ORPHAN_S - 1.0
-        beats[0] += 1
+        beats.count += 1
         assert not late.try_lead()
         now.now += ORPHAN_S
+        assert not late.try_lead()
+        now.now += CLAIM_S
         assert late.try_lead() and late.term is None
         bring_back()
         assert late.try_lead() and late.term == 1 and not late.away
+
+    def test_of_several_started_while_the_database_is_away_one_leads(
+        self, store: Store, url: str, outage: Callable[[], Callable[[], None]], made: Callable[..., Leader]
+    ) -> None:
+        now, beats = Clock(), Beats()
+        bring_back = outage()
+        leaders = [made(url, clock=Clock(), elapsed=now, witness=beats) for _ in range(3)]
+        for _ in range(int(ORPHAN_S)):
+            for leader in leaders:
+                if leader.try_lead():
+                    beats.count += 1
+            now.now += 3.0
+        assert [leader.acts for leader in leaders].count(True) == 1
+        bring_back()
+        assert [leader.try_lead() for leader in leaders].count(True) == 1
 
     def test_many_ask_at_once(self, store: Store, url: str, made: Callable[..., Leader]) -> None:
         leaders = [made(url, clock=Clock()) for _ in range(4)]
