@@ -229,18 +229,16 @@ class Leader:
                 lease.register(connection, replace(self._me, beat=self._beat))
                 self._registered = True
         if leads:
-            self._hold(before, term, followed, asked_s)
+            # found again as its own after another was seen: a database that lost its last seconds, or a step back
+            again = same and held.pid != 0 and before is None and self._term is not None
+            lapsed = before is not None and before.followed and asked_s - before.until_s > ORPHAN_S / 2
+            # then somebody may lead who has yet to see this row: it gets the time
+            from_s = self._elapsed() + TERM_S if again or lapsed else asked_s
+            from_s = max(from_s, before.from_s if before is not None else from_s)
+            self._term = term
+            self._lease = Lease(followed=followed, from_s=from_s, until_s=asked_s + TERM_S - MARGIN_S)
         else:
             self._lease = None
-
-    def _hold(self, before: Lease | None, term: int, followed: bool, asked_s: float) -> None:
-        from_s = asked_s
-        if before is not None and before.followed and term == self._term:
-            # Silent for so long that a daemon started meanwhile may lead without the database: it gets the time to see this row.
-            lapsed_s = asked_s - before.until_s
-            from_s = self._elapsed() + TERM_S if lapsed_s > ORPHAN_S / 2 else before.from_s
-        self._term = term
-        self._lease = Lease(followed=followed, from_s=from_s, until_s=asked_s + TERM_S - MARGIN_S)
 
     def _may_take(self, held: lease.Held, known: int | None) -> bool:
         now_s = self._elapsed()

@@ -39,6 +39,8 @@ class Watch:
 
 def locked(connection: Connection) -> Held:
     """The row, which nobody else can read to change until this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")  # a lease that is granted must outlive a crash
     names = ("holder", "host", "pid", "term", "beat", "process")
     statement = select(*(getattr(LeaderRow, n) for n in names)).where(LeaderRow.id == 1).with_for_update()
     row = connection.execute(statement).one_or_none()

@@ -144,6 +144,26 @@ class LeadershipContract:
         assert one.try_lead() and one.term == 1
         two.release()
 
+    def test_a_database_set_back_gives_no_two_leaders(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        assert one.try_lead() and not two.try_lead() and one.try_lead()
+        with store.engine.connect() as connection:
+            before = connection.execute(text("SELECT holder, term, beat FROM leader")).one()
+        now.now += TERM_S
+        assert not two.try_lead()
+        now.now += TERM_S
+        assert two.try_lead() and two.term == 2 and not one.try_lead()
+        with store.engine.execution_options(writes=True).begin() as connection:
+            connection.execute(text("UPDATE leader SET holder = :holder, term = :term, beat = :beat"), before._asdict())
+        assert not one.try_lead() and two.acts
+        now.now += RENEW_S
+        assert not two.try_lead() and not one.try_lead()
+        now.now += TERM_S
+        assert one.try_lead() and not two.acts
+
     def test_who_comes_while_the_leader_is_silent_waits_for_certainty(
         self, store: Store, url: str, made: Callable[..., Leader]
     ) -> None:
