@@ -67,6 +67,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         return keeper.leads() and keeper.term > store.fenced_term
 
     metrics = PrometheusMetrics(settings.metrics_port)
+    metrics.tell_leading(leads)
     inbox = ReportInbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""

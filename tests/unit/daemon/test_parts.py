@@ -231,12 +231,13 @@ def test_metrics_are_served(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     made, site = PrometheusMetrics(port), Site(tmp_path)
+    made.tell_leading(lambda: site.leads)
     site.slurm.submit(1)
     made.epoch(site.daemon.epoch(), site.daemon)
     made.failure()
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     for line in ('synergy_jobs{state="RELEASED"} 1.0', 'synergy_decisions_total{action="start"} 1.0', "synergy_epoch_failures_total 1.0",
-                 "synergy_store_healthy 1.0"):  # fmt: skip
+                 "synergy_store_healthy 1.0", "synergy_leads 1.0"):  # fmt: skip
         assert line in text
     with pytest.raises(UsageError, match=f"MetricsPort {port}"):
         PrometheusMetrics(port)
