@@ -11,12 +11,25 @@ NAME = "heartbeat"
 BEAT_S = 15.0  # between two
 
 
+def grace_of(epoch_s: float) -> float:
+    """For how long a daemon that completes no epoch is waited for, seconds."""
+    return max(30.0, 3 * epoch_s)
+
+
 def write(state_dir: Path, now_s: float, grace_s: float) -> None:
     """`<unix seconds> <grace seconds>`: the plugin lets a new job start by itself after the grace. Raises OSError."""
     fresh = state_dir / f".{NAME}.{os.getpid()}"
     fresh.write_text(f"{int(now_s)} {max(1, int(grace_s))}\n")
     fresh.chmod(0o644)
     fresh.replace(state_dir / NAME)
+
+
+def seen(state_dir: Path) -> str:
+    """Its text, which changes as long as a daemon beats; "" where it can't be read."""
+    try:
+        return (state_dir / NAME).read_text(errors="replace")[:100]
+    except OSError:
+        return ""
 
 
 def remove(state_dir: Path) -> None:

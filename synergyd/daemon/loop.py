@@ -26,7 +26,7 @@ from synergyd.control.tracked import Remember
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.executor import Executor
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
-from synergyd.daemon.heartbeat import Heartbeat
+from synergyd.daemon.heartbeat import Heartbeat, grace_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.link_members import members_of
 from synergyd.daemon.observer import Observer
@@ -48,7 +48,7 @@ class Daemon:
     def __init__(self, settings: Settings, tools: Tools, times: ResizeTimes | None = None) -> None:
         self.settings, self.tools = settings, tools
         # longest that a new job waits for a daemon that has stopped deciding
-        self.grace_s = max(30.0, 3 * settings.epoch_s)
+        self.grace_s = grace_of(settings.epoch_s)
         self.registry = JobRegistry(tools.writer, self.grace_s)
         self.observer = Observer(settings, tools.reader, tools.writer, self.registry)
         addresses = tools.report_address, tools.links_address
@@ -63,7 +63,8 @@ class Daemon:
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decision_log = DecisionLog()
         self._looked_s: float | None = None
-        self._loaded = self._acted = False
+        self._loaded = False
+        self._acted: int | None = None  # the term in which the last epoch acted
 
     @property
     def acts(self) -> bool:
@@ -124,12 +125,13 @@ class Daemon:
     def _observe(self, now_s: float) -> Snapshot:
         store = self.tools.store
         store.refresh()
-        if self.acts and not self._acted and store.loaded:
-            # it stood by until now: what it saw from there is no match for what the leader before it wrote
+        term = self.tools.term() if self.acts else None
+        if term is not None and term != self._acted and store.loaded:
+            # another led until now: what this one saw of that is no match for what the leader before it wrote
             self.controller.taken_over()
             self._loaded = False
             self.adoption.forget_all()
-        self._acted = self.acts
+        self._acted = term
         if store.loaded and not self._loaded:
             self._loaded = True
             restore(self.controller, store.remembered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter as Count
+from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -40,6 +41,7 @@ class PrometheusMetrics:
             "synergy_store_outages", "Times that the database went away or was found damaged", registry=registry
         )
         self._outages_told = 0
+        self._leads = Gauge("synergy_leads", "1 if this daemon leads and acts, 0 if it stands by", registry=registry)
         names = {
             "asked": Counter("synergy_link_asks", "Questions to the link arbiter", registry=registry),
             "at_once": Counter("synergy_link_at_once", "Questions that were granted at once", registry=registry),
@@ -60,6 +62,10 @@ class PrometheusMetrics:
             except OSError as error:
                 where = f"MetricsPort {port}"
                 raise UsageError(where, f"can't be listened on ({error.strerror})", "choose a free port") from None
+
+    def tell_leading(self, leads: Callable[[], bool]) -> None:
+        """Asked at each look at the page: leadership may end between two epochs."""
+        self._leads.set_function(lambda: float(leads()))
 
     def epoch(self, record: EpochRecord, daemon: Daemon) -> None:
         """After each epoch."""

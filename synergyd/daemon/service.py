@@ -14,10 +14,12 @@ from collections.abc import Callable
 from types import FrameType
 
 from synergyd.daemon import heartbeat
+from synergyd.daemon.lease_keeper import LeaseKeeper
 from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.state_dir_witness import StateDirWitness
 from synergyd.daemon.tools import Tools
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
@@ -30,7 +32,7 @@ from synergyd.store.store import open_store
 _COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
 KEEP_S, PRUNE_EVERY_S = 30 * 86400.0, 86400.0  # history in the database
-BUSY_TICK_S, CALM_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 300.0
+BUSY_TICK_S, CALM_TICK_S, STAND_BY_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 0.5, 300.0
 
 
 def _spare_collector(epochs: int) -> None:
@@ -51,20 +53,22 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         log.info("%s: ending", signal.Signals(number).name)
         stop.set()
 
-    writer = CommandLine()
+    url = settings.database_url()
+    leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir))
+    keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s))
+    writer = CommandLine(writing=keeper.writing)
     reader, why = open_reader({})
     log.info("reads through %s: %s", reader.name, why)
-    leadership = Leader(settings.database_url(), clock=time.time)
     store = BufferedStore(
-        lambda: open_store(settings.database_url(), create=not settings.database),
-        time.monotonic,
-        term=lambda: leadership.term,
+        lambda: open_store(url, create=not settings.database), time.monotonic, term=lambda: leader.term
     )
 
     def leads() -> bool:
-        return leadership.acts
+        # the store knows of a later term first where this machine was stopped, its clocks and all
+        return keeper.leads() and keeper.term > store.fenced_term
 
     metrics = PrometheusMetrics(settings.metrics_port)
+    metrics.tell_leading(leads)
     inbox = ReportInbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
@@ -78,18 +82,19 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         clock=time.time,
         report_address=address,
         leads=leads,
+        term=lambda: keeper.term,
         links=links,
         links_address=links_address,
     )
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _loop(daemon, leadership, metrics, stop, once, on_epoch)
+        return _loop(daemon, keeper, metrics, stop, once, on_epoch)
     finally:
         if leads():
             heartbeat.remove(settings.state_dir)
         store.close()
-        leadership.release()
+        keeper.close()
         if inbox:
             inbox.close()
         if links:
@@ -128,7 +133,7 @@ def prepare(settings: Settings) -> None:
 
 def _loop(
     daemon: Daemon,
-    leadership: Leader,
+    keeper: LeaseKeeper,
     metrics: PrometheusMetrics,
     stop: threading.Event,
     once: bool,
@@ -138,16 +143,24 @@ def _loop(
     # makes the default database, and tells of a wrong URL at once
     if not daemon.tools.store.refresh() and once:
         raise UnavailableError("", daemon.tools.store.problem)  # nothing could be stored, and nobody leads
-    away, epochs = "", 0
+    if not settings.dry_run:  # looking must not keep the daemon that acts from leading
+        keeper.start()
+    away, epochs, led = "", 0, False
     while not stop.is_set():
         now_s = time.monotonic()
         try:
+            leads = keeper.turn()
+            if leads != led:
+                log.info("leads in term %d", keeper.term) if leads else log.warning(
+                    "leads no longer: %s", keeper.problem
+                )
+                next_epoch_s = now_s if leads else next_epoch_s  # who takes over decides at once
+            led = leads
             if now_s >= next_epoch_s:
-                if not settings.dry_run:  # looking must not keep the daemon that acts from leading
-                    leadership.try_lead()
-                if not settings.dry_run and not daemon.tools.leads():
-                    log.info("standing by: %s", leadership.problem or "another synergyd leads")
+                if not settings.dry_run and not leads:
+                    log.info("standing by: %s", keeper.problem or "another synergyd leads")
                 record = daemon.epoch()
+                keeper.epoch_completed()
                 metrics.epoch(record, daemon)
                 epochs += 1
                 _spare_collector(epochs)
@@ -183,6 +196,8 @@ def _loop(
                 return 1
             stop.wait(min(back_off, 1.0))
         wait_s = BUSY_TICK_S if daemon.busy else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
+        if not led and not settings.dry_run:
+            wait_s = min(wait_s, STAND_BY_TICK_S)
         inbox = daemon.tools.inbox
         if inbox is None or not daemon.busy:
             stop.wait(min(wait_s, 1.0) if inbox else wait_s)

@@ -13,7 +13,8 @@ from synergyd.store.buffer import BufferedStore
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `leads`: may this daemon act now?"""
+    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `leads`: may this daemon act now?
+    `term`: of its leadership."""
 
     reader: SlurmReader
     writer: SlurmWriter
@@ -22,5 +23,6 @@ class Tools:
     clock: Callable[[], float]
     report_address: str = ""
     leads: Callable[[], bool] = lambda: True
+    term: Callable[[], int] = lambda: 0
     links: LinkProcess | None = None
     links_address: str = ""

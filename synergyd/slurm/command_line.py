@@ -8,7 +8,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
@@ -53,16 +54,23 @@ class CommandLine:
     """Reader and writer through scontrol, squeue, sinfo and scancel.
 
     `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in `calls`.
+    `writing` is entered around the start of each call that changes jobs, and may raise SlurmError instead.
     Raises SlurmError from every method, and DeniedError where Slurm does not let this user read scripts or change jobs.
     """
 
     name = "command line"
 
-    def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         outer = {k: v for k, v in os.environ.items() if k in _OURS or not k.startswith(_FOREIGN)}
         # seconds since 1970 in every time field, and messages in the language that TRANSIENT knows
         self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
         self._timeout_s = timeout_s
+        self._writing = writing
         self.calls = 0
 
     # -- reads -----------------------------------------------------------------------------------------------------
@@ -188,7 +196,7 @@ class CommandLine:
 
     def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
         try:
-            self._run(*argv, timeout_s=timeout_s, fine=fine)
+            self._run(*argv, timeout_s=timeout_s, fine=fine, start=self._writing)
         except SlurmError as error:
             _check_denied(error)
             raise
@@ -242,12 +250,18 @@ class CommandLine:
             rows.append((row, frozenset(full)))
         return rows
 
-    def _run(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> bytes:
+    def _run(
+        self,
+        *argv: str,
+        timeout_s: float = math.inf,
+        fine: re.Pattern[str] | None = None,
+        start: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> bytes:
         """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`."""
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
         try:
-            done = self._answer(argv, timeout_s)
+            done = self._answer(argv, timeout_s, start)
         except subprocess.TimeoutExpired:
             raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
@@ -266,16 +280,20 @@ class CommandLine:
             )
         return done.stdout
 
-    def _answer(self, argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    def _answer(
+        self, argv: Sequence[str], timeout_s: float, start: Callable[[], AbstractContextManager[None]]
+    ) -> subprocess.CompletedProcess[bytes]:
         """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
-        with subprocess.Popen(
-            argv,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
+        with start():
+            process = subprocess.Popen(
+                argv,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        with process:
             try:
                 out, error = process.communicate(timeout=timeout_s)
             except BaseException:

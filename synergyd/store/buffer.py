@@ -60,6 +60,7 @@ class BufferedStore:
         self._problem = ""
         self._failures = 0
         self._outages = 0
+        self._fenced_term = -1
         self._retry_at = float("-inf")
 
     @property
@@ -87,6 +88,11 @@ class BufferedStore:
     def outages(self) -> int:
         """How often the database went away or was found damaged since the start."""
         return self._outages
+
+    @property
+    def fenced_term(self) -> int:
+        """The latest term in which the database has refused to be written to, since a later one has begun; -1 for none."""
+        return self._fenced_term
 
     @property
     def dropped(self) -> Dropped:
@@ -249,7 +255,12 @@ class BufferedStore:
         return refusal
 
     def _apply(self, store: Store, batch: WriteBatch) -> None:
-        fenced = sum(store.apply(changes) for changes in batch.transactions())
+        fenced = 0
+        for changes in batch.transactions():
+            refused = store.apply(changes)
+            if refused and changes.term is not None:
+                self._fenced_term = max(self._fenced_term, changes.term)
+            fenced += refused
         with self._lock:
             self._waiting.count(fenced=fenced)
             self._waiting.written(batch)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import string
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:passw
 UPGRADE = "run: synergyctl db upgrade"
 BUSY_S = 5.0  # how long a connection attempt or another process's SQLite lock is waited for
 STATEMENT_MS = 30_000
+ANSWER_S = 35.0  # a server that is stopped, or a network that takes packets and does not hand them on, ends no statement itself
+IDLE_MS = 4_000  # a daemon that is stopped in the middle of a transaction must not keep its locks: below leader.TERM_S
 
 
 def parse_url(url: str) -> URL:
@@ -90,17 +94,20 @@ def file_exists(url: URL, path: Path) -> bool:
         ) from None
 
 
-def make_engine(url: URL, *, create: bool = False, migrating: bool = False, pooled: bool = True) -> Engine:
+def make_engine(
+    url: URL, *, create: bool = False, migrating: bool = False, pooled: bool = True, answer_s: float = ANSWER_S
+) -> Engine:
     """An engine with the time limits and transaction habits Synergy counts on; connects to nothing yet.
 
-    A SQLite file that is not there is made only with `create`. Raises UsageError for a missing driver, folder or file.
+    A SQLite file that is not there is made only with `create`. `answer_s`: the longest that one answer is waited for.
+    Raises UsageError for a missing driver, folder or file.
     """
     if url.drivername == "sqlite":
-        return _sqlite(url, create, migrating)
-    return _postgresql(url, migrating, pooled)
+        return _sqlite(url, create, migrating, min(answer_s, BUSY_S))
+    return _postgresql(url, migrating, pooled, answer_s)
 
 
-def _sqlite(url: URL, create: bool, migrating: bool) -> Engine:
+def _sqlite(url: URL, create: bool, migrating: bool, busy_s: float) -> Engine:
     path = sqlite_path(url)
     if path is None:
         engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
@@ -110,7 +117,7 @@ def _sqlite(url: URL, create: bool, migrating: bool) -> Engine:
         uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if create else 'rw'}"
 
         def connect() -> sqlite3.Connection:
-            return sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)
+            return sqlite3.connect(uri, uri=True, timeout=busy_s, check_same_thread=False)
 
         # opened anew for each transaction, so that a file put in its place (a restored copy) is seen
         engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
@@ -130,9 +137,9 @@ def _sqlite(url: URL, create: bool, migrating: bool) -> Engine:
     return engine
 
 
-def _postgresql(url: URL, migrating: bool, pooled: bool) -> Engine:
+def _postgresql(url: URL, migrating: bool, pooled: bool, answer_s: float) -> Engine:
     limits: dict[str, object] = {
-        "connect_timeout": int(BUSY_S),
+        "connect_timeout": int(min(answer_s, BUSY_S)),
         "tcp_user_timeout": 10_000,  # ms; a network that swallows packets must not stop the daemon's loop
         "keepalives_idle": 10,
         "keepalives_interval": 5,
@@ -154,13 +161,50 @@ def _postgresql(url: URL, migrating: bool, pooled: bool) -> Engine:
             show(url), f"the driver psycopg does not load: {error}", "pip install 'psycopg[binary]'"
         ) from None
 
+    if migrating:
+        return engine
+
+    @event.listens_for(engine, "do_connect")
+    def do_connect(_dialect: object, _record: object, arguments: Any, options: Any) -> Any:
+        return _answering(answer_s).connect(*arguments, **options)
+
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
-        if not migrating:
-            connection.execute(f"SET statement_timeout = {STATEMENT_MS:d}")
-            connection.commit()
+        connection.execute(f"SET statement_timeout = {min(STATEMENT_MS, int(answer_s * 1000)):d}")
+        connection.commit()
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("writes"):
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_MS:d}")
 
     return engine
+
+
+@functools.cache
+def _answering(answer_s: float) -> Any:
+    """psycopg's Connection, which gives up when an answer takes longer than `answer_s`: libpq has no such limit."""
+    import psycopg
+
+    class Answering(psycopg.Connection[Any]):
+        def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+            return super().wait(self._in_time(gen), *args, **options)
+
+        def _in_time(self, gen: Any) -> Generator[Any, Any, Any]:
+            """psycopg looks after each `interval` (0.1 s) whether it should go on waiting: so does this."""
+            end_s = time.monotonic() + answer_s
+            try:
+                asked = next(gen)
+                while True:
+                    ready = yield asked
+                    if not ready and time.monotonic() > end_s:
+                        self.close()
+                        raise psycopg.OperationalError(f"no answer within {answer_s:g} s")
+                    asked = gen.send(ready)
+            except StopIteration as done:
+                return done.value
+
+    return Answering
 
 
 @contextmanager

@@ -1,88 +1,146 @@
-"""One writer: of several daemons on one database the one that holds its lock leads.
+"""One writer: of several daemons on one database the one that holds its lease leads.
 
-PostgreSQL: a session's advisory lock on a connection of its own, gone with the connection. SQLite: a lock on a file
-beside the database, gone with the process. The lock decides; the row in table `leader` tells others who leads, and
-its term keeps a daemon that lost the lock from overwriting later what the next one wrote (synergyd/store/records.py,
-Changes.term).
+A lease is a row. Its holder renews it, which changes its beat; who stands by watches that beat with a clock of its own, and
+takes the lease when the beat has not changed for TERM_S. The holder acts for TERM_S - MARGIN_S after it *asked* for the
+renewal that was granted last, by its own clock. It asked before the row was written, and the row was written before
+another could read it: so it stops MARGIN_S before another starts. No time of day is compared, neither a machine's nor the
+database's: a clock that jumps changes nothing. The clock used counts on while a machine is suspended.
+
+A database that is away for everybody must not stop a leader that nobody could follow. So a stand-by takes a lease from a
+silent holder only if that holder has *acknowledged* it: the renewal that says so is the holder's own. A holder that has
+acknowledged nobody goes on without the database; one that has stops in time. A daemon that was not acknowledged (it came
+while the holder was silent) waits until the holder is gone for certain (given back; a process of this machine that has
+ended), or until the row and a second `witness` (the heartbeat in StateDir) have been silent for ORPHAN_S.
+
+Each change of holder has a number, its term. It keeps an earlier holder from overwriting the next one's state in the store
+(synergyd/store/records.py, Changes.term).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sqlalchemy import Connection, Engine, select, text
-from sqlalchemy.exc import SQLAlchemyError
-
-from synergyd.errors import SynergyError, UnavailableError, UsageError
+from synergyd.errors import SynergyError, UsageError
+from synergyd.store import lease
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
-from synergyd.store.tables import LeaderRow
-from synergyd.store.writes import upsert
+from synergyd.store.process import gone, this_process
 
-LOCK_KEY = 0x53594E4552475900  # of pg_try_advisory_lock: any number that others do not use
+# A take-over takes TERM_S, and the time between two looks of a stand-by (RENEW_S at most), and the loop's turn: below 10 s.
+TERM_S = 6.0
+MARGIN_S = 1.0  # for the last call's way to Slurm, and for clocks of two machines that do not run alike
+RENEW_S = 1.0  # four renewals in a row may fail
+ASK_S = 3.0  # longest that one answer of the database is waited for
+ORPHAN_S = 60.0  # four heartbeats of a living daemon (synergyd/daemon/heartbeat.py)
+# A leader whom nobody follows and that has not even tried to renew for so long was stopped itself: it asks first. Longer than
+# an attempt takes, and ORPHAN_S less a heartbeat's time at the most.
+ALONE_S = 30.0
+CLAIM_S = 5.0  # between the claim to lead without the database and the look whether another has claimed it since
 
 
-class _Lock(Protocol):
-    """What one daemon at a time can hold, with a transaction to write the row in."""
+def elapsed_s() -> float:
+    """Seconds since boot, those of a suspended machine included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    @property
-    def held(self) -> bool: ...
 
-    def acquire(self) -> bool:
-        """True if it is held now, newly or still. Raises if that can't be found out."""
+class Witness(Protocol):
+    """What daemons see of one another outside the database."""
 
-    def release(self) -> None: ...
+    def seen(self) -> str:
+        """Changes as long as another daemon acts."""
 
-    def lost(self) -> None:
-        """The row could not be written: what that says about the lock."""
+    def claim(self, holder: str) -> None:
+        """Tells all that `holder` is about to lead without the database; the last one to claim counts."""
 
-    def transaction(self) -> AbstractContextManager[Connection]: ...
+    def claimed(self) -> str:
+        """The holder that has claimed it last."""
+
+
+class Nobody:
+    """Where a daemon can see no other."""
+
+    def __init__(self) -> None:
+        self._claimed = ""
+
+    def seen(self) -> str:
+        return ""
+
+    def claim(self, holder: str) -> None:
+        self._claimed = holder
+
+    def claimed(self) -> str:
+        return self._claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """What this daemon holds. `followed`: another may take it over. Times are by the daemon's own clock."""
+
+    followed: bool
+    from_s: float
+    until_s: float
 
 
 class Leader:
-    """Asks for leadership; call `try_lead` once an epoch, from one thread.
+    """Asks for leadership: call `try_lead` from one thread, every `wait_s` seconds; the properties may be read from any.
 
-    `clock` is the time of day, in seconds. `away` is True while the database can't be asked: with PostgreSQL
-    leadership is lost then. A daemon that led until the database went away may go on meanwhile: no other can get the
-    lock through the same absent database (a network split between one daemon and the database is the exception; the
-    term keeps the store right).
+    `clock` is the time of day, for show; `elapsed` is the clock that counts.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], float], host: str = "", pid: int | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float],
+        host: str = "",
+        pid: int | None = None,
+        elapsed: Callable[[], float] = elapsed_s,
+        witness: Witness | None = None,
+    ) -> None:
         self._url = parse_url(url)
-        self._clock = clock
-        self._host = host or socket.gethostname()
-        self._pid = os.getpid() if pid is None else pid
-        self._holder = uuid.uuid4().hex
+        path = sqlite_path(self._url)
+        if self._url.drivername == "sqlite" and path is None:
+            raise UsageError(show(self._url), "a database in memory has no leader", "name a file")
+        self._engine = None if path else make_engine(self._url, answer_s=ASK_S)
+        self._clock, self._elapsed, self._witness = clock, elapsed, witness or Nobody()
+        process = "" if pid is not None else this_process()
+        self._me = lease.Held(
+            holder=uuid.uuid4().hex,
+            host=host or socket.gethostname(),
+            pid=os.getpid() if pid is None else pid,
+            process=process,
+        )
+        self._lease: Lease | None = None
         self._term: int | None = None
+        self._beat = 0
         self._problem = ""
         self._answered = False  # the database, ever
-        self._led = False  # by its last answer
-        self._lock: _Lock
-        if self._url.drivername != "sqlite":
-            self._lock = _AdvisoryLock(make_engine(self._url, pooled=False))
-        else:
-            path = sqlite_path(self._url)
-            if path is None:
-                raise UsageError(show(self._url), "a database in memory has no leader", "name a file")
-            self._lock = _FileLock(path.resolve(), lambda: make_engine(self._url, pooled=False))
+        self._registered = False  # as a stand-by
+        self._tried_s = elapsed()  # the last attempt's end
+        self._silent_s = 0.0  # the other leader
+        self._row, self._seen = lease.Watch(), lease.Watch()
+        self._standbys: dict[str, lease.Watch] = {}
+        self._away = lease.Watch()
+        self._claimed_s: float | None = None
 
     @property
-    def leads(self) -> bool:
-        """As of the last `try_lead`."""
-        return self._lock.held and self._term is not None
+    def left_s(self) -> float:
+        """For how many seconds from now this daemon may surely act; 0 where it may not."""
+        held, now_s = self._lease, self._elapsed()
+        if held is None or now_s < held.from_s:
+            return 0.0
+        return max(0.0, (held.until_s if held.followed else self._tried_s + ALONE_S) - now_s)
 
     @property
     def acts(self) -> bool:
-        """It leads, or it led by the database's last answer and the database is away: nobody else gets the lock through it."""
-        return self.leads or (self.away and self._led and self._term is not None)
+        """It leads now. Asks nobody."""
+        return self.left_s > 0
 
     @property
     def away(self) -> bool:
@@ -96,185 +154,130 @@ class Leader:
 
     @property
     def term(self) -> int | None:
-        """The term in which this daemon led last; None if it never did."""
+        """The term in which this daemon led last; None if it never did, or did so without the database."""
         return self._term
 
+    @property
+    def followed(self) -> bool:
+        """Another daemon stands by for this one."""
+        return self._lease is not None and self._lease.followed
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until `try_lead` should be called next."""
+        left_s = TERM_S - self._silent_s
+        return left_s if self._lease is None and 0.02 < left_s < RENEW_S else RENEW_S
+
     def try_lead(self) -> bool:
-        """True if this daemon leads now: takes the lock if it is free, and proves by a heartbeat that it still has it.
+        """True if this daemon leads now: renews its lease, or takes it where nobody else can hold it any more.
 
-        Raises UsageError if leading was never possible here (no permission, schema missing). An absent database is False and
-        `away`, and so is any fault of one that has answered before: who mends it need not start the daemon again.
+        Raises UsageError if leading was never possible here (no permission, schema missing). An absent database is `away`, and so
+        is any fault of one that has answered before: who mends it need not start the daemon again.
         """
-        self._problem = ""
-        had = self._lock.held
+        problem, asked_s = "", self._elapsed()
         try:
-            try:
-                self._ask()
-            except UnavailableError:
-                if not had or self._lock.held:
-                    raise
-                self._ask()  # only our old connection was broken: the lock is free, or another's
+            with plain_errors(self._url):
+                self._ask(asked_s)
+            self._answered = True
         except SynergyError as error:
+            if self._engine is not None:
+                self._engine.dispose()  # a session may keep an old setting
             if isinstance(error, UsageError) and not self._answered:
-                self._lock.release()
                 raise
-            self._problem = str(error)
-        return self.leads
+            problem = str(error)
+            self._lead_without(self._elapsed())
+        self._problem, self._tried_s = problem, self._elapsed()
+        return self.acts
 
-    def _ask(self) -> None:
-        with plain_errors(self._url):
-            if not self._lock.acquire():
-                self._answered, self._led = True, False
-                return
-            try:
-                self._term = self._write_row(self._pid)
-                self._answered = self._led = True
-            except BaseException:
-                self._lock.lost()
-                if self._term is None:
-                    self._lock.release()
-                raise
+    def step_back(self) -> None:
+        """In place of `try_lead` by a daemon that is not fit to lead: it stops at once, and does not stand by either. One whom nobody
+        follows goes on trying."""
+        if self._lease is not None and not self._lease.followed:
+            self.try_lead()
+            return
+        self._lease = None
+        if self._registered:
+            self._leave(give_back=False)
 
     def release(self) -> None:
-        """Gives the lock back, so that another daemon leads at its next try."""
-        if self.leads:
-            # the row is for show; the lock is what counts
-            with contextlib.suppress(SynergyError), plain_errors(self._url):
-                self._write_row(pid=0)
-        self._lock.release()
+        """Gives the lease back, so that another daemon leads at its next try."""
+        had, self._lease = self._lease, None
+        self._leave(give_back=had is not None)
+        if self._engine is not None:
+            self._engine.dispose()
 
-    def _write_row(self, pid: int) -> int:
-        """Writes the heartbeat; returns the term, a new one if somebody else led in between."""
-        with self._lock.transaction() as connection:
-            row = connection.execute(
-                select(LeaderRow.holder, LeaderRow.term).where(LeaderRow.id == 1).with_for_update()
-            ).one_or_none()
-            term = 1 if row is None else row.term + (row.holder != self._holder)
-            upsert(
-                connection,
-                LeaderRow,
-                [
-                    {
-                        "id": 1,
-                        "holder": self._holder,
-                        "host": self._host,
-                        "pid": pid,
-                        "heartbeat_s": self._clock(),
-                        "term": term,
-                    }
-                ],
-            )
-            return int(term)
+    # -- one transaction -----------------------------------------------------------------------------------------------
 
+    def _ask(self, asked_s: float) -> None:
+        before = self._lease
+        engine = self._engine or make_engine(self._url, answer_s=ASK_S)
+        with engine.execution_options(writes=True).begin() as connection:
+            held = lease.locked(connection)
+            self._beat += 1
+            known = lease.acknowledged(connection, self._me.holder)
+            leads = self._may_take(held, known)
+            if leads:
+                same = held.holder == self._me.holder
+                term = max(held.term, self._term or 0) + (not same or not held.term)
+                mine = replace(self._me, term=term, beat=held.beat + 1)
+                lease.write(connection, mine, self._clock())
+                lease.unregister(connection, self._me.holder)
+                followed = bool(lease.acknowledge(connection, term, self._forgotten))
+                if followed and before is not None:
+                    self._lease = replace(before, followed=True)  # before the commit, whose answer may be lost
+            else:
+                lease.register(connection, replace(self._me, beat=self._beat))
+                self._registered = True
+        if leads:
+            # found again as its own after another was seen: a database that lost its last seconds, or a step back
+            again = same and held.pid != 0 and before is None and self._term is not None
+            lapsed = before is not None and before.followed and asked_s - before.until_s > ORPHAN_S / 2
+            # then somebody may lead who has yet to see this row: it gets the time
+            from_s = self._elapsed() + TERM_S if again or lapsed else asked_s
+            from_s = max(from_s, before.from_s if before is not None else from_s)
+            self._term = term
+            self._lease = Lease(followed=followed, from_s=from_s, until_s=asked_s + TERM_S - MARGIN_S)
+        else:
+            self._lease = None
 
-class _AdvisoryLock:
-    """PostgreSQL. As good as its connection: when that breaks, the server gives the lock to the next who asks."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._connection: Connection | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._connection is not None
-
-    def acquire(self) -> bool:
-        if self._connection is not None:
-            return True  # the heartbeat that follows goes over the same connection and proves it
-        connection = self._engine.connect()
-        try:
-            with connection.begin():
-                if connection.engine.url.host:  # lets the server notice a daemon's machine that is gone
-                    for name, value in (("idle", 10), ("interval", 5), ("count", 3)):
-                        connection.execute(text(f"SET tcp_keepalives_{name} = {value:d}"))
-                got = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
-        except BaseException:
-            _close(connection)
-            raise
-        if not got:
-            _close(connection)
-            return False
-        self._connection = connection
-        return True
-
-    def release(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(SQLAlchemyError), self._connection.begin():
-                self._connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
-            self.lost()
-
-    def lost(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            _close(connection)
-
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        assert self._connection is not None
-        with self._connection.begin():
-            yield self._connection
-
-
-class _FileLock:
-    """SQLite: `<database>.leader`, locked by this process and by nothing that it starts."""
-
-    def __init__(self, database: Path, engine: Callable[[], Engine]) -> None:
-        self._path = database.with_name(database.name + ".leader")
-        self._make_engine = engine
-        self._file: int | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._file is not None
-
-    def acquire(self) -> bool:
-        if self._file is not None and not self._in_place(self._file):
-            self.release()  # somebody removed the file: its lock keeps nobody out any more
-        if self._file is not None:
+    def _may_take(self, held: lease.Held, known: int | None) -> bool:
+        now_s = self._elapsed()
+        self._silent_s = self._row.silent_s((held.holder, held.term, held.beat), now_s)
+        seen_s = self._seen.silent_s(self._witness.seen(), now_s)
+        if held.holder == self._me.holder or held.pid == 0 or gone(held.process):
             return True
-        try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            right = "run synergyd as the user who owns the database's folder"
-            raise UsageError(str(self._path), f"can't be locked: {error.strerror}", right) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            return False
-        if not self._in_place(file):
-            os.close(file)
-            return False
-        self._file = file
-        return True
+        if known == held.term:
+            return self._silent_s >= TERM_S
+        return min(self._silent_s, seen_s) >= ORPHAN_S
 
-    def _in_place(self, file: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file), self._path.stat())
-        except OSError:
-            return False
+    def _forgotten(self, holder: str, beat: int) -> bool:
+        """A stand-by that says nothing any more. Should it come back, it asks to be known anew."""
+        watch = self._standbys.setdefault(holder, lease.Watch())
+        return watch.silent_s(beat, self._elapsed()) >= ORPHAN_S
 
-    def release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    def _lead_without(self, now_s: float) -> None:
+        """A daemon that has never reached the database leads when nobody else has shown up for ORPHAN_S."""
+        if self._answered or self._lease is not None:
+            return
+        silent_s = min(self._away.silent_s("away", now_s), self._seen.silent_s(self._witness.seen(), now_s))
+        if self._claimed_s is None:
+            if silent_s >= ORPHAN_S:
+                self._witness.claim(self._me.holder)
+                self._claimed_s = now_s
+        elif self._witness.claimed() != self._me.holder:
+            self._claimed_s = None  # of several that were started together one leads
+        elif now_s >= self._claimed_s + CLAIM_S:
+            self._lease = Lease(followed=False, from_s=now_s, until_s=now_s)
 
-    def lost(self) -> None:
-        """A busy or full database says nothing about a lock on a file."""
-
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        engine = self._make_engine()
-        try:
+    def _leave(self, *, give_back: bool) -> None:
+        if not self._answered:
+            return
+        # a row that stays costs the next one a wait, nothing else
+        with contextlib.suppress(SynergyError), plain_errors(self._url):
+            engine = self._engine or make_engine(self._url, answer_s=ASK_S)
             with engine.execution_options(writes=True).begin() as connection:
-                yield connection
-        finally:
-            engine.dispose()
-
-
-def _close(connection: Connection) -> None:
-    """Closes for good, whatever state the connection is in."""
-    with contextlib.suppress(SQLAlchemyError):
-        connection.invalidate()
-    with contextlib.suppress(SQLAlchemyError):
-        connection.close()
+                held = lease.locked(connection)
+                if give_back and held.holder == self._me.holder:
+                    lease.write(connection, replace(held, pid=0), self._clock())
+                lease.unregister(connection, self._me.holder)
+            self._registered = False

@@ -135,9 +135,10 @@ class ReportRow(Base):
 
 
 class LeaderRow(Base):
-    """One row (id 1): who leads, or led last. The lock itself is elsewhere (synergyd/store/leader.py).
+    """One row (id 1): who leads, or led last, and until when by its beats (synergyd/store/leader.py).
 
     `term` goes up by one with each change of holder: what an earlier holder still had to write is told apart by it.
+    `beat` goes up with each renewal; `process` tells others on the holder's machine whether it is gone.
     """
 
     __tablename__ = "leader"
@@ -148,3 +149,17 @@ class LeaderRow(Base):
     pid: Mapped[int] = mapped_column(BigInteger)
     heartbeat_s: Mapped[float] = mapped_column(Double)
     term: Mapped[int] = mapped_column(BigInteger)
+    beat: Mapped[int] = mapped_column(BigInteger)
+    process: Mapped[str] = mapped_column(Text)
+
+
+class StandbyRow(Base):
+    """A daemon that stands by. `acknowledged`: the term of the leader that knows of it, 0 for none."""
+
+    __tablename__ = "standbys"
+
+    holder: Mapped[str] = mapped_column(String(64), primary_key=True)
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(BigInteger)
+    beat: Mapped[int] = mapped_column(BigInteger)
+    acknowledged: Mapped[int] = mapped_column(BigInteger)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from synergyd.cli.simulate import simulate_verb
 from synergyd.errors import UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.leader import Leader
+from synergyd.store.leader import TERM_S, Leader
 from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres, PostgresMissing, programs
+from tests.throwaway.tcp_proxy import TcpProxy
 from tests.unit.cli.test_simulate_database import gone, profile
 from tests.unit.store.store_world import Clock, lifecycle
 from tests.unit.store.test_contract import StoreContract
@@ -108,38 +111,68 @@ def test_two_upgrades_at_once(kind: str, request: pytest.FixtureRequest, tmp_pat
     open_store(url).close()
 
 
-def test_leadership_goes_with_the_server_and_comes_back(server: Postgres, postgres_database: str) -> None:
+def test_leadership_outlives_the_server_s_crash(server: Postgres, postgres_database: str) -> None:
     schema.upgrade(postgres_database)
     one, two = Leader(postgres_database, clock=Clock()), Leader(postgres_database, clock=Clock())
-    assert one.try_lead() and not two.try_lead()
+    assert one.try_lead() and not two.try_lead() and one.try_lead()
     server.stop()
-    assert (
-        not one.try_lead() and one.away and not one.leads and one.problem.startswith("postgresql+psycopg://127.0.0.1")
-    )
+    one.try_lead()
+    assert one.away and one.problem.startswith("postgresql+psycopg://127.0.0.1")
     assert not two.try_lead() and two.away
     server.start()
     assert one.try_lead() and one.term == 1 and not one.away  # nobody led in between: its writes are still good
     server.stop()
     server.start()
-    assert two.try_lead() and two.term == 2
-    assert not one.try_lead() and not one.away
-    two.release()
-    assert one.try_lead() and one.term == 3
+    assert not two.try_lead() and not two.away
     one.release()
+    assert two.try_lead() and two.term == 2
+    two.release()
 
 
-def test_a_session_that_is_cut_off_leads_no_more(server: Postgres, postgres_database: str) -> None:
+def test_a_session_that_is_cut_off_is_made_anew(server: Postgres, postgres_database: str) -> None:
     schema.upgrade(postgres_database)
     leader = Leader(postgres_database, clock=Clock())
     assert leader.try_lead()
-    cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
-    assert server.run(cut) == [(True,)]
-    other = Leader(postgres_database, clock=Clock())
-    assert other.try_lead()
-    assert not leader.try_lead() and not leader.leads and not leader.away
-    assert server.run(cut) == [(True,)]
-    assert other.try_lead() and other.term == 2  # nobody took it in between
-    other.release()
+    server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'synergy'")
+    assert leader.try_lead() and not leader.away and leader.term == 1
+    leader.release()
+
+
+def test_a_daemon_stopped_inside_a_transaction_does_not_keep_the_lease_s_row(
+    server: Postgres, postgres_database: str
+) -> None:
+    schema.upgrade(postgres_database)
+    now = Clock()
+    one, two = (Leader(postgres_database, clock=Clock(), elapsed=now) for _ in range(2))
+    assert one.try_lead() and not two.try_lead() and one.try_lead()
+    engine = connect.make_engine(connect.parse_url(postgres_database), pooled=False)
+    with engine.execution_options(writes=True).connect() as connection:
+        connection.execute(text("SELECT * FROM leader FOR UPDATE"))
+        began_s = time.monotonic()
+        now.now += TERM_S
+        while two.try_lead() or two.away:
+            now.now += TERM_S
+            assert time.monotonic() < began_s + 8.0
+        assert time.monotonic() > began_s + 2.0  # it was in the way
+        connection.invalidate()
+    engine.dispose()
+    one.release()
+    two.release()
+
+
+def test_a_server_that_hangs_is_waited_for_no_longer_than_told(server: Postgres, postgres_database: str) -> None:
+    schema.upgrade(postgres_database)
+    with TcpProxy(server.port) as proxy:
+        url = connect.parse_url(postgres_database.replace(f":{server.port}/", f":{proxy.port}/"))
+        engine = connect.make_engine(url, answer_s=0.5)
+        with engine.connect() as connection:
+            proxy.cut()
+            with pytest.raises(OperationalError, match=r"no answer within 0.5 s"):
+                connection.execute(text("SELECT 1"))
+        proxy.mend()
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT 1")).scalar() == 1
+        engine.dispose()
 
 
 def test_a_session_cut_off_between_two_epochs_is_not_noticed(server: Postgres, postgres_database: str) -> None:

@@ -120,7 +120,7 @@ class Site:
         self.folder = folder
         self.slurm = FakeCluster()
         self.post = Post()
-        self.leads = True
+        self.leads, self.term = True, 1
         self.away = False
         usual = Settings(state_dir=folder, epoch_s=60.0, restart_cost_s=1.0, max_weight=1000.0)
         self.settings = replace(usual, **settings)  # type: ignore[arg-type]
@@ -140,6 +140,7 @@ class Site:
             clock=lambda: self.slurm.now_s,
             report_address="ctl:7321",
             leads=lambda: self.leads,
+            term=lambda: self.term,
         )
         self.daemon = Daemon(replace(self.settings, **settings), tools)  # type: ignore[arg-type]
         return self.daemon

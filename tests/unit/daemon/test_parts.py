@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import signal
 import socket
 import time
 import urllib.request
@@ -23,6 +25,7 @@ from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Report, Shape
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
+from synergyd.store import leader
 from synergyd.wire import munge
 from synergyd.wire.report import to_json
 from tests.unit.daemon.daemon_world import Site
@@ -228,12 +231,13 @@ def test_metrics_are_served(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     made, site = PrometheusMetrics(port), Site(tmp_path)
+    made.tell_leading(lambda: site.leads)
     site.slurm.submit(1)
     made.epoch(site.daemon.epoch(), site.daemon)
     made.failure()
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     for line in ('synergy_jobs{state="RELEASED"} 1.0', 'synergy_decisions_total{action="start"} 1.0', "synergy_epoch_failures_total 1.0",
-                 "synergy_store_healthy 1.0"):  # fmt: skip
+                 "synergy_store_healthy 1.0", "synergy_leads 1.0"):  # fmt: skip
         assert line in text
     with pytest.raises(UsageError, match=f"MetricsPort {port}"):
         PrometheusMetrics(port)
@@ -247,7 +251,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """`service.run` works on this cluster."""
     made = Site(tmp_path / "state")
     reader = made.daemon.tools.reader
-    monkeypatch.setattr(service, "CommandLine", lambda: made.slurm)
+    monkeypatch.setattr(service, "CommandLine", lambda **_: made.slurm)
     monkeypatch.setattr(service, "open_reader", lambda _: (reader, "in memory"))
     return made
 
@@ -281,6 +285,25 @@ def test_a_dry_run_neither_leads_nor_acts(site: Site) -> None:
     assert held == [True] and site.slurm.calls == []
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("psycopg"), reason="psycopg is not installed")
+def test_started_while_the_database_is_away_it_leads_on_what_slurm_says(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "ORPHAN_S", 0.5)
+    monkeypatch.setattr(leader, "CLAIM_S", 0.5)
+    site.slurm.submit(1)
+    acted: list[bool] = []
+
+    def on_epoch(daemon: Daemon) -> None:
+        acted.append(daemon.acts)
+        if daemon.acts:
+            signal.raise_signal(signal.SIGTERM)
+
+    nowhere = replace(site.settings, database="postgresql+psycopg://synergy@127.0.0.1:1/x")
+    assert service.run(nowhere, on_epoch=on_epoch) == 0
+    assert acted == [False, True] and site.slurm.written_to() == {1}
+
+
 def test_once_with_slurm_away_is_exit_code_one(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.slurm.away = True
     assert service.run(site.settings, once=True) == 1
@@ -305,11 +328,11 @@ def test_an_outage_of_any_length_does_not_end_the_daemon(monkeypatch: pytest.Mon
 
     tools = SimpleNamespace(store=SimpleNamespace(refresh=lambda: True), leads=lambda: True, inbox=None)
     daemon = SimpleNamespace(settings=Settings(), tools=tools, busy=False, epoch=away, tick=away)
-    leadership = SimpleNamespace(try_lead=lambda: True, problem="")
+    keeper = SimpleNamespace(start=lambda: None, turn=lambda: True, problem="")
     monkeypatch.setattr(time, "monotonic", lambda: Stop.now_s)
     monkeypatch.setattr(service.log, "disabled", True)
     stop = Stop()
-    assert service._loop(daemon, leadership, PrometheusMetrics(0), stop, False, None) == 0  # type: ignore[arg-type]
+    assert service._loop(daemon, keeper, PrometheusMetrics(0), stop, False, None) == 0  # type: ignore[arg-type]
     assert stop.turns == 1201
 
 

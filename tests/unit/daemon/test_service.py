@@ -37,8 +37,8 @@ def run(daemon: Once, once: bool = False) -> tuple[int, int]:
     """(exit code, failures counted)."""
     failed: list[int] = []
     metrics: Any = SimpleNamespace(epoch=lambda *_: None, failure=lambda: failed.append(1))
-    leadership: Any = SimpleNamespace(try_lead=lambda: True, problem="")
-    code = service._loop(daemon, leadership, metrics, daemon.stop, once, None)  # type: ignore[arg-type]
+    keeper: Any = SimpleNamespace(turn=lambda: False, epoch_completed=lambda: None, problem="")
+    code = service._loop(daemon, keeper, metrics, daemon.stop, once, None)  # type: ignore[arg-type]
     return code, len(failed)
 
 
@@ -57,3 +57,27 @@ def test_for_one_look_it_is_the_exit_code() -> None:
 def test_what_the_admin_has_to_mend_ends_it() -> None:
     with pytest.raises(UsageError, match="StateDir"):
         run(Once(UsageError("StateDir", "is gone", "make it")))
+
+
+def test_who_takes_over_decides_at_once() -> None:
+    led: list[bool] = []
+
+    class Standby(Once):
+        settings = Settings(epoch_s=1000.0)
+
+        def epoch(self) -> Any:
+            led.append(leads)
+            if leads:
+                self.stop.set()
+
+    daemon, leads = Standby(), False
+
+    def turn() -> bool:
+        nonlocal leads
+        leads = bool(led)  # from its second turn on
+        return leads
+
+    metrics: Any = SimpleNamespace(epoch=lambda *_: None, failure=lambda: None)
+    keeper: Any = SimpleNamespace(start=lambda: None, turn=turn, epoch_completed=lambda: None, problem="", term=2)
+    assert service._loop(daemon, keeper, metrics, daemon.stop, False, None) == 0  # type: ignore[arg-type]
+    assert led == [False, True]

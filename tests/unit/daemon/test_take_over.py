@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from synergyd.control.resize import ResizeState
-from tests.unit.daemon.daemon_world import SCRIPT, Site
+from tests.unit.daemon.daemon_world import SCRIPT, Site, grow
 
 FULL = SCRIPT.replace("gpt2", "gpt2 resize=no")
 
@@ -29,6 +29,22 @@ def test_who_takes_over_keeps_the_gpu_time_it_has_seen(site: Site) -> None:
     site.leads = True
     site.epoch(60)
     assert standby.controller.attained_gpu_s[1] > before > 0
+
+
+def test_who_was_stopped_while_another_led_forgets_what_it_knew(site: Site) -> None:
+    """No epoch of its own lay between its two terms."""
+    grow(site)
+    first = site.daemon
+    second = site.start()
+    site.term = 2
+    site.epoch(10)
+    site.report(1, checkpoint_requests=1)
+    site.tick()
+    assert site.life(1).state is ResizeState.REQUEUING
+    site.daemon, site.term = first, 3
+    assert first.controller.reports[1].checkpoint_requests == 0
+    site.epoch(10)
+    assert first.controller.reports[1] == second.controller.reports[1]
 
 
 def test_who_leads_again_parks_waiting_jobs_with_one_call(site: Site) -> None:

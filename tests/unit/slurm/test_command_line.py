@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -409,3 +410,31 @@ def test_leaf_switches_are_those_of_level_0(shell: Shell) -> None:
     assert shell.backend.leaf_switches() == {"n1": "s0", "n2": "s0", "n3": "s1"}
     shell.answers("scontrol", b"")
     assert shell.backend.leaf_switches() == {}
+
+
+def test_writes_are_begun_within_the_lease_or_not_at_all(shell: Shell) -> None:
+    allowed = [True]
+
+    @contextmanager
+    def writing() -> Iterator[None]:
+        if not allowed[0]:
+            raise SlurmError("lease", "another leads", transient=True)
+        yield
+
+    for program in ("squeue", "scontrol", "scancel"):
+        shell.answers(program)
+    backend = CommandLine(writing=writing)
+    writes: list[Callable[[], None]] = [
+        lambda: backend.update(7, {"StartTime": "now"}),
+        lambda: backend.delay([7], 5),
+        lambda: backend.requeue(7),
+        lambda: backend.signal(7, "USR2"),
+    ]
+    for write in writes:
+        write()
+    assert len(shell.calls) == 4
+    allowed[0] = False
+    for write in writes:
+        with pytest.raises(SlurmError, match="another leads"):
+            write()
+    assert len(shell.calls) == 4 and backend.jobs() == ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -14,7 +15,7 @@ from synergyd.records import (
 )
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.leader import Leader
+from synergyd.store.leader import ALONE_S, CLAIM_S, MARGIN_S, ORPHAN_S, RENEW_S, TERM_S, Leader, Nobody
 from synergyd.store.records import Changes, StoredEvent
 from synergyd.store.store import Store, open_store
 
@@ -27,30 +28,224 @@ from tests.unit.store.store_world import (
 )
 
 
+class Beats(Nobody):
+    """What several daemons see of one another."""
+
+    count = 0
+
+    def seen(self) -> str:
+        return f"{self.count} {self.claimed()}"
+
+
 class LeadershipContract:
     """`url` is a fresh database's, `store` is open on it, `outage` takes it away."""
 
+    @pytest.fixture
+    def made(self) -> Iterator[Callable[..., Leader]]:
+        """Makes leaders, and ends them after the test."""
+        leaders: list[Leader] = []
+
+        def make(*args: Any, **options: Any) -> Leader:
+            leaders.append(Leader(*args, **options))
+            return leaders[-1]
+
+        yield make
+        for leader in leaders:
+            leader.release()
+
     # Leadership
 
-    def test_one_leads_the_other_stands_by(self, store: Store, url: str) -> None:
+    def test_one_leads_the_other_stands_by(self, store: Store, url: str, made: Callable[..., Leader]) -> None:
         clock = Clock()
-        one, two = Leader(url, clock=clock, host="h1", pid=11), Leader(url, clock=clock, host="h2", pid=22)
+        one, two = made(url, clock=clock, host="h1", pid=11), made(url, clock=clock, host="h2", pid=22)
         assert one.try_lead() and not two.try_lead()
-        assert one.leads and not two.leads and not two.away
+        assert one.acts and not two.acts and not two.away
         clock.now = 2000.0
         assert one.try_lead()
         row = store.leader()
         assert row is not None and (row.host, row.pid, row.heartbeat_s, row.term) == ("h1", 11, 2000.0, 1)
         one.release()
         row = store.leader()
-        assert row is not None and row.pid == 0 and not one.leads
+        assert row is not None and row.pid == 0 and not one.acts
         assert two.try_lead() and not one.try_lead()
         row = store.leader()
         assert row is not None and (row.host, row.term, two.term) == ("h2", 2, 2)
         two.release()
 
-    def test_many_ask_at_once(self, store: Store, url: str) -> None:
-        leaders = [Leader(url, clock=Clock()) for _ in range(4)]
+    def test_a_silent_leader_has_stopped_before_the_other_starts(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        assert one.try_lead() and not two.try_lead() and one.try_lead() and one.followed
+        now.now += TERM_S - MARGIN_S - 0.1
+        assert one.acts and not two.try_lead()  # which sees the renewal only now, and counts from here
+        now.now += 0.1
+        assert not one.acts
+        now.now += TERM_S - 0.2
+        assert not two.try_lead()
+        now.now += 0.1
+        assert two.try_lead() and two.term == 2
+        assert not one.try_lead() and not one.away
+        now.now += 1.0
+        assert two.try_lead() and two.followed and not one.try_lead()
+        one.release()
+        assert two.try_lead() and not two.followed  # who ends in order stands by no more
+
+    def test_renewed_in_time_it_stays(self, store: Store, url: str, made: Callable[..., Leader]) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        for _ in range(20):
+            assert one.try_lead() and not two.try_lead() and one.term == 1
+            now.now += 2 * RENEW_S
+            assert one.acts
+
+    def test_times_of_day_do_not_count(self, store: Store, url: str, made: Callable[..., Leader]) -> None:
+        now, day = Clock(), Clock()
+        one, two = made(url, clock=day, elapsed=now), made(url, clock=day, elapsed=now)
+        assert one.try_lead() and not two.try_lead()
+        for jump_s in (86400.0, -7 * 86400.0):
+            day.now += jump_s
+            now.now += RENEW_S
+            assert one.try_lead() and not two.try_lead()
+
+    def test_without_the_database_goes_on_who_is_alone(
+        self, store: Store, url: str, outage: Callable[[], Callable[[], None]], made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one = made(url, clock=Clock(), elapsed=now)
+        assert one.try_lead() and not one.followed
+        bring_back = outage()
+        for _ in range(3):
+            now.now += ALONE_S - 1.0
+            assert one.try_lead() and one.away
+        now.now += ALONE_S
+        assert not one.acts  # it did not even try: it was stopped itself, and asks first
+        assert one.try_lead()
+        bring_back()
+        assert one.try_lead() and one.term == 1 and not one.away
+
+    def test_without_the_database_stops_who_is_followed(
+        self, store: Store, url: str, outage: Callable[[], Callable[[], None]], made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        assert one.try_lead() and not two.try_lead() and one.try_lead()
+        bring_back = outage()
+        now.now += TERM_S - MARGIN_S - 0.1
+        assert one.try_lead() and one.away
+        now.now += 10 * ORPHAN_S
+        assert not one.try_lead() and not two.try_lead()  # the database is away for both: nobody takes over
+        bring_back()
+        assert (
+            not one.try_lead() and one.term == 1
+        )  # another may have led meanwhile without it, and sees this row first
+        now.now += TERM_S + 0.1
+        assert one.try_lead() and one.term == 1
+        two.release()
+
+    def test_a_database_set_back_gives_no_two_leaders(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        assert one.try_lead() and not two.try_lead() and one.try_lead()
+        with store.engine.connect() as connection:
+            before = connection.execute(text("SELECT holder, term, beat FROM leader")).one()
+        now.now += TERM_S
+        assert not two.try_lead()
+        now.now += TERM_S
+        assert two.try_lead() and two.term == 2 and not one.try_lead()
+        with store.engine.execution_options(writes=True).begin() as connection:
+            connection.execute(text("UPDATE leader SET holder = :holder, term = :term, beat = :beat"), before._asdict())
+        assert not one.try_lead() and two.acts
+        now.now += RENEW_S
+        assert not two.try_lead() and not one.try_lead()
+        now.now += TERM_S
+        assert one.try_lead() and not two.acts
+
+    def test_who_comes_while_the_leader_is_silent_waits_for_certainty(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        now, beats = Clock(), Beats()
+        one = made(url, clock=Clock(), elapsed=now)
+        late = made(url, clock=Clock(), elapsed=now, witness=beats)
+        assert one.try_lead()
+        now.now += 1000.0
+        assert not late.try_lead()  # a leader that is cut off goes on, since it knows of nobody
+        now.now += ORPHAN_S - 1.0
+        beats.count += 1  # it is seen elsewhere
+        assert not late.try_lead()
+        now.now += ORPHAN_S - 1.0
+        assert not late.try_lead()
+        now.now += 1.0
+        assert late.try_lead() and late.term == 2
+        assert not one.acts and not one.try_lead()
+
+    def test_a_stand_by_that_says_nothing_is_forgotten(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        assert one.try_lead() and not two.try_lead() and one.try_lead()
+        while one.followed:
+            now.now += RENEW_S
+            assert one.try_lead()
+        now.now += 1000.0
+        assert not two.try_lead()  # it is no longer one that may take over
+        now.now += 1.0
+        assert one.try_lead() and one.followed
+
+    def test_who_completes_no_epoch_leaves_the_lease_to_who_does(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        now = Clock()
+        one, two = made(url, clock=Clock(), elapsed=now), made(url, clock=Clock(), elapsed=now)
+        one.try_lead()
+        one.step_back()
+        assert one.acts  # nobody else would
+        assert not two.try_lead() and one.try_lead()
+        one.step_back()
+        assert not one.acts and not two.try_lead()
+        now.now += TERM_S
+        assert two.try_lead()
+        one.step_back()
+        assert two.try_lead() and not two.followed
+
+    def test_started_while_the_database_is_away_it_leads_if_nobody_shows_up(
+        self, store: Store, url: str, outage: Callable[[], Callable[[], None]], made: Callable[..., Leader]
+    ) -> None:
+        now, beats = Clock(), Beats()
+        bring_back = outage()
+        late = made(url, clock=Clock(), elapsed=now, witness=beats)
+        assert not late.try_lead() and late.away
+        now.now += ORPHAN_S - 1.0
+        beats.count += 1
+        assert not late.try_lead()
+        now.now += ORPHAN_S
+        assert not late.try_lead()
+        now.now += CLAIM_S
+        assert late.try_lead() and late.term is None
+        bring_back()
+        assert late.try_lead() and late.term == 1 and not late.away
+
+    def test_of_several_started_while_the_database_is_away_one_leads(
+        self, store: Store, url: str, outage: Callable[[], Callable[[], None]], made: Callable[..., Leader]
+    ) -> None:
+        now, beats = Clock(), Beats()
+        bring_back = outage()
+        leaders = [made(url, clock=Clock(), elapsed=now, witness=beats) for _ in range(3)]
+        for _ in range(int(ORPHAN_S)):
+            for leader in leaders:
+                if leader.try_lead():
+                    beats.count += 1
+            now.now += 3.0
+        assert [leader.acts for leader in leaders].count(True) == 1
+        bring_back()
+        assert [leader.try_lead() for leader in leaders].count(True) == 1
+
+    def test_many_ask_at_once(self, store: Store, url: str, made: Callable[..., Leader]) -> None:
+        leaders = [made(url, clock=Clock()) for _ in range(4)]
         start = threading.Barrier(len(leaders))
         led: list[bool] = []
 
@@ -75,8 +270,10 @@ class LeadershipContract:
         with pytest.raises(UsageError, match=r"leader.*synergyctl db upgrade"):
             Leader(url, clock=Clock()).try_lead()
 
-    def test_an_earlier_leader_can_not_overwrite_the_next_ones_state(self, store: Store, url: str) -> None:
-        one, two = Leader(url, clock=Clock()), Leader(url, clock=Clock())
+    def test_an_earlier_leader_can_not_overwrite_the_next_ones_state(
+        self, store: Store, url: str, made: Callable[..., Leader]
+    ) -> None:
+        one, two = made(url, clock=Clock()), made(url, clock=Clock())
         clock = Clock()
         late = BufferedStore(lambda: open_store(url), clock, term=lambda: one.term)
         assert one.try_lead() and late.refresh()
@@ -88,7 +285,7 @@ class LeadershipContract:
         assert late.flush()
         assert store.lifecycles()[1].state == "RUNNING"  # the next leader's word stands
         assert [e.event for e in store.story(1)] == ["requeued"]  # what happened is told all the same
-        assert late.dropped.fenced == 1
+        assert late.dropped.fenced == 1 and late.fenced_term == 1
         two.release()
         late.close()
 

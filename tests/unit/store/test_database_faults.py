@@ -93,11 +93,6 @@ def folder_gone(path: Path) -> None:
     path.parent.rename(path.parent.with_name("gone"))
 
 
-def lock_file_gone(path: Path) -> None:
-    path.with_name(path.name + ".leader").unlink()
-    path.with_name(path.name + ".leader").mkdir()
-
-
 def tables_dropped(path: Path) -> None:
     run_sql(path, "DROP TABLE leader", "DROP TABLE events", "DROP TABLE lifecycles")
 
@@ -107,12 +102,12 @@ def older_schema(path: Path) -> None:
 
 
 def newer_schema(path: Path) -> None:
-    run_sql(path, "UPDATE alembic_version SET version_num = 'ffff'", "ALTER TABLE leader RENAME COLUMN pid TO process")
+    run_sql(path, "UPDATE alembic_version SET version_num = 'ffff'", "ALTER TABLE leader RENAME COLUMN pid TO task")
 
 
 FILE_FAULTS: list[Callable[[Path], None]] = [
     garbage, emptied, halved, overwritten_in_the_middle, renamed, a_folder, a_link_to_nowhere, a_device, folder_gone,
-    lock_file_gone, tables_dropped, older_schema, newer_schema,
+    tables_dropped, older_schema, newer_schema,
 ]  # fmt: skip
 
 
@@ -128,7 +123,7 @@ def test_no_fault_of_a_file_ends_the_daemon(
     open_store(f"sqlite:///{path}", create=True).close()
     database = Database(f"sqlite:///{path}", create=create)
     database.round()
-    assert database.leader.leads and database.store.healthy
+    assert database.leader.acts and database.store.healthy
     copy = tmp_path / "copy.db"
     shutil.copy(path, copy)
     fault(path)
@@ -141,7 +136,7 @@ def test_no_fault_of_a_file_ends_the_daemon(
     shutil.copy(copy, path)
     database.round()
     database.round()
-    assert database.store.healthy and database.leader.leads and not database.leader.away
+    assert database.store.healthy and database.leader.acts and not database.leader.away
     # what was written into a file that is gone is gone with it; what waited is there
     assert database.story() == [str(n) for n in range(1, 7)] if again else database.story()[-1] == "6"
     assert again <= database.store.outages <= 1 and database.leader.acts
@@ -212,7 +207,7 @@ def test_no_fault_of_a_server_ends_the_daemon(
     url = f"postgresql+psycopg://daemon:secret@127.0.0.1:{postgres_server.port}/{name}"
     database = Database(url, create=False)
     database.round()
-    assert database.leader.leads and database.store.healthy
+    assert database.leader.acts and database.store.healthy
     mend = fault(postgres_server, name)
     for _ in range(3):
         try:
@@ -222,7 +217,7 @@ def test_no_fault_of_a_server_ends_the_daemon(
     mend()
     for _ in range(3):
         database.round()
-    assert database.store.healthy and database.leader.leads
+    assert database.store.healthy and database.leader.acts
     assert database.story() == [str(n) for n in range(1, 8)]
     database.store.close()
     database.leader.release()

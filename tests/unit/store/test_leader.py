@@ -1,4 +1,4 @@
-"""Leadership beside a SQLite file: it ends with the process, and with the lock file."""
+"""Leadership in a SQLite file: it ends with the process at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.store import connect
+from synergyd.store import connect, process
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
 from tests.unit.store.store_world import Clock
@@ -53,15 +53,6 @@ def test_kill_9_frees_the_lock(url: str) -> None:
         child.stdin.close()
 
 
-def test_a_removed_lock_file_gives_no_two_leaders(url: str, tmp_path: Path) -> None:
-    one, two = Leader(url, clock=Clock()), Leader(url, clock=Clock())
-    assert one.try_lead()
-    (tmp_path / "x.db.leader").unlink()
-    assert two.try_lead()
-    assert not one.try_lead() and not one.leads
-    two.release()
-
-
 def test_a_busy_database_does_not_end_leadership(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "BUSY_S", 0.01)
     one, two = Leader(url, clock=Clock()), Leader(url, clock=Clock())
@@ -69,10 +60,11 @@ def test_a_busy_database_does_not_end_leadership(url: str, tmp_path: Path, monke
     other = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     assert one.try_lead() and one.away and "locked" in one.problem
-    one.release()
-    assert not two.try_lead() and two.away  # without its term a daemon does not lead
+    assert not two.try_lead() and two.away
     other.close()
-    assert two.try_lead() and not two.away
+    assert not two.try_lead() and not two.away and one.try_lead()
+    one.release()
+    assert two.try_lead()
     two.release()
 
 
@@ -83,9 +75,26 @@ def test_links_to_one_database_are_one_database(url: str, tmp_path: Path) -> Non
     one.release()
 
 
-def test_impossible_locks_are_said(url: str, tmp_path: Path) -> None:
+def test_a_database_in_memory_has_no_leader() -> None:
     with pytest.raises(UsageError, match="in memory has no leader"):
         Leader("sqlite://", clock=Clock())
-    (tmp_path / "x.db.leader").symlink_to("/etc/passwd")  # never followed
-    with pytest.raises(UsageError, match="can't be locked"):
-        Leader(url, clock=Clock()).try_lead()
+
+
+def test_a_process_is_gone_only_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = process.this_process()
+    boot, namespace, pid, started = me.split()
+    assert not process.gone(me)
+    assert process.gone(f"{boot} {namespace} {pid} {int(started) + 1}")  # its number was given to another
+    for text in ("", "x", f"{boot} {namespace} {pid}", f"{boot} {namespace} {pid} x", f"other {namespace} {pid} 1"):
+        assert not process.gone(text)
+    assert not process.gone(f"{boot} pid:[1] {pid} 1")
+    child = subprocess.Popen([sys.executable, "-c", "from synergyd.store import process; print(process.this_process())"],
+                             stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert child.stdout is not None
+    told = child.stdout.readline()
+    child.stdout.read()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process.gone(told)  # ended, and not waited for
+    child.wait()
+    child.stdout.close()
+    assert process.gone(told)
