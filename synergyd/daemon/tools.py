@@ -13,7 +13,8 @@ from synergyd.store.buffer import BufferedStore
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `leads`: may this daemon act now?"""
+    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `monotonic`: seconds, whatever somebody sets that
+    clock to (None: nobody does); `leads`: may this daemon act now?"""
 
     reader: SlurmReader
     writer: SlurmWriter
@@ -24,3 +25,4 @@ class Tools:
     leads: Callable[[], bool] = lambda: True
     links: LinkProcess | None = None
     links_address: str = ""
+    monotonic: Callable[[], float] | None = None
