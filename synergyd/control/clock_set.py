@@ -8,6 +8,7 @@ times stay as Slurm has them.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from synergyd.control.launch_failure import AVOID_S, LIFTS
 from synergyd.control.resize import JobLifecycle, ResizeTimes, longest_retry_s
@@ -29,7 +30,7 @@ def set_clock(tracked: Tracked, by_s: float) -> list[Output]:
 def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
     """`life` as it would be, had the clock always been as it is now."""
     failures = replace(life.failures, until_s=_moved(life.failures.until_s, by_s))
-    times = {name: _moved(getattr(life, name), by_s) for name in TIMES}
+    times: dict[str, Any] = {name: _moved(getattr(life, name), by_s) for name in TIMES}
     return replace(life, failures=failures, **times)
 
 

@@ -396,7 +396,7 @@ def _to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str
 
 def longest_retry_s(life: JobLifecycle, limits: ResizeTimes) -> float:
     """How long a job is left alone at the most after a resize that failed, seconds."""
-    return limits.retry_s * 2 ** min(max(0, life.unanswered - 1), _PATIENCE)
+    return limits.retry_s * 2.0 ** min(max(0, life.unanswered - 1), _PATIENCE)
 
 
 def wait_ends_s(life: JobLifecycle, limits: ResizeTimes) -> float:
