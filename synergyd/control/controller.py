@@ -11,12 +11,14 @@ event comes with its time. `validate` says what may never be; `story` what happe
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from synergyd.control.believed import believed
+from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import as_decided_about
 from synergyd.control.events import (
     Acknowledged,
@@ -24,6 +26,7 @@ from synergyd.control.events import (
     BatchReviewed,
     CarriedOut,
     CheckpointTaken,
+    ClockSet,
     ControlEvent,
     Decided,
     EpochDecided,
@@ -204,6 +207,10 @@ class Controller:
                 return [o for t in self.jobs.values() for o in review_health(t, now_s)]
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
+            case ClockSet(by_s=by_s):
+                for unseen in self._unseen.values():
+                    set_clock(unseen, by_s)
+                return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
             case Ticked(job_id=job_id):
                 return self._advance(job_id, self._tick(self.jobs.get(job_id)), now_s)
 
@@ -220,12 +227,13 @@ class Controller:
         lifecycles: Iterable[JobLifecycle],
         profiles: Mapping[int, Profile],
         reports: Mapping[int, tuple[Report, float]],
+        now_s: float = math.inf,
     ) -> None:
         """What a controller before this one left: lifecycles go on where they stood; profiles and reports (with the time at
         which they came) wait for their jobs to be seen. Whether a last instruction was carried out nobody knows: it is sent
         again at once."""
         for lifecycle in lifecycles:
-            job_id, again = lifecycle.job_id, replace(lifecycle, sent_s=0.0)
+            job_id, again = lifecycle.job_id, replace(read_back(lifecycle, now_s, self.times), sent_s=0.0)
             if job_id not in self.jobs:
                 self._track(job_id, again)
         for job_id in profiles.keys() | reports.keys():
@@ -234,7 +242,8 @@ class Controller:
             )
             kept.profile = kept.profile or profiles.get(job_id)
             if kept.report is None and job_id in reports:
-                kept.take_report(*reports[job_id])
+                report, heard_s = reports[job_id]
+                kept.take_report(report, min(heard_s, now_s))
 
     def _track(self, job_id: int, lifecycle: JobLifecycle) -> None:
         kept = self._unseen.pop(job_id, None)
@@ -264,8 +273,7 @@ class Controller:
 
     def put_off(self, job_id: int, restarts: int, eligible_s: float | None, now_s: float) -> bool:
         """Has the job's user or an admin put off its start since it was observed? Asked just before it is written to."""
-        tracked = self.jobs.get(job_id)
-        written = tracked.lifecycle.written if tracked else None
+        written = self.jobs[job_id].lifecycle.written if job_id in self.jobs else None
         return put_off_until_s(written, restarts, eligible_s, None, now_s) is not None
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:

@@ -32,6 +32,10 @@ class DecisionLog:
                 fresh.append(d)
         return tuple(fresh)
 
+    def set_clock(self, by_s: float) -> None:
+        """The time of day was set by so many seconds."""
+        self._last = {job_id: (key, at_s + by_s) for job_id, (key, at_s) in self._last.items()}
+
     def forget(self, job_id: int) -> None:
         """Of a job that is gone."""
         self._last.pop(job_id, None)

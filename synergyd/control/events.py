@@ -197,6 +197,13 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class ClockSet:
+    """The time of day was set by `by_s` seconds; all that follows comes with the new one."""
+
+    by_s: float
+
+
+@dataclass(frozen=True)
 class Ticked:
     """Time has passed for the job."""
 
@@ -217,5 +224,6 @@ ControlEvent = (
     | BatchReviewed
     | HealthReviewed
     | Answered
+    | ClockSet
     | Ticked
 )

@@ -344,8 +344,8 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
     match life.state:
         case ResizeState.CHECKPOINTING if over and life.stopping and life.asked_s:
             # nobody's wait is worth the work that would be lost
-            again_s = limits.retry_s * 2 ** min(life.unanswered, _PATIENCE)
-            back = replace(life, stopping=False, retry_after_s=now_s + again_s, unanswered=life.unanswered + 1)
+            asked = replace(life, unanswered=life.unanswered + 1)
+            back = replace(asked, stopping=False, retry_after_s=now_s + longest_retry_s(asked, limits))
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
             return _to(back, ResizeState.RUNNING, now_s, text)
         case ResizeState.CHECKPOINTING if over and life.asked_s:
@@ -433,6 +433,11 @@ def _to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str
     if _settled(life, now_s, limits):
         return _to(life, ResizeState.RESIZED, now_s, text, (Release(life.job_id),))
     return _to(replace(life, sent_s=0.0), ResizeState.RESIZED, now_s, text)
+
+
+def longest_retry_s(life: JobLifecycle, limits: ResizeTimes) -> float:
+    """How long a job is left alone at the most after a resize that failed, seconds."""
+    return limits.retry_s * 2.0 ** min(max(0, life.unanswered - 1), _PATIENCE)
 
 
 def wait_ends_s(life: JobLifecycle, limits: ResizeTimes) -> float:

@@ -56,6 +56,12 @@ class Heartbeat:
         if alive and now_s >= self._beat_s + BEAT_S:
             self._write(now_s)
 
+    def set_clock(self, by_s: float) -> None:
+        """The time of day was set by so many seconds."""
+        self._beat_s += by_s
+        if self._completed_s is not None:
+            self._completed_s += by_s
+
     def _write(self, now_s: float) -> None:
         self._beat_s = now_s
         try:

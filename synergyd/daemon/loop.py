@@ -12,6 +12,7 @@ from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, present
 from synergyd.control.events import (
     BatchReviewed,
+    ClockSet,
     ControlEvent,
     Decided,
     EpochDecided,
@@ -24,6 +25,7 @@ from synergyd.control.events import (
 from synergyd.control.resize import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Remember
 from synergyd.daemon.adoption import Adoption
+from synergyd.daemon.day_time import DayTime
 from synergyd.daemon.executor import Executor
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.heartbeat import Heartbeat, grace_of
@@ -62,9 +64,11 @@ class Daemon:
         self.controller = Controller(times or times_of(settings), settings.epoch_s)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decision_log = DecisionLog()
-        self._looked_s: float | None = None
         self._loaded = False
         self._acted: int | None = None  # the term in which the last epoch acted
+        self._monotonic = tools.monotonic or tools.clock
+        self._day_time = DayTime(tools.clock, self._monotonic)
+        self._looked_s: float | None = None  # by the monotonic clock
 
     @property
     def acts(self) -> bool:
@@ -78,7 +82,7 @@ class Daemon:
 
     def epoch(self) -> EpochRecord:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
-        began = self.tools.clock()
+        began, counted_s = self._now(), self._monotonic()
         snapshot = self._observe(began)
         forecasts = self._forecasts(snapshot)
         self.decisions = decide(
@@ -96,7 +100,7 @@ class Daemon:
             self._decision_log.among(self.decisions, began),
             tuple(present(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports)),
             snapshot,
-            duration_s=self.tools.clock() - began,
+            duration_s=self._monotonic() - counted_s,
             dry_run=self.settings.dry_run,
             backend=self.tools.reader.name,
         )
@@ -117,7 +121,7 @@ class Daemon:
             self._run(Ticked(event.job_id))
         if leaving - self.controller.leaving:
             self._unblock()
-        self.heartbeat.go_on(self.tools.clock())
+        self.heartbeat.go_on(self._now())
         self.tools.store.flush()
 
     # -- an epoch's parts ----------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ class Daemon:
         self._acted = term
         if store.loaded and not self._loaded:
             self._loaded = True
-            restore(self.controller, store.remembered)
+            restore(self.controller, store.remembered, now_s)
         newly_plain = self.observer.read(store.remembered.no_directive)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
@@ -143,8 +147,8 @@ class Daemon:
             self._run(event)
         self._run(NodesRead(frozenset(n.name for n in self.observer.cluster.nodes if n.up)))
         snapshot = self.observer.snapshot(self.controller, store.remembered.paused, now_s)
-        passed_s, self._looked_s = (0.0 if self._looked_s is None else now_s - self._looked_s), now_s
-        self._run(SnapshotTaken(snapshot, passed_s))
+        before_s, self._looked_s = self._looked_s, self._monotonic()
+        self._run(SnapshotTaken(snapshot, 0.0 if before_s is None else self._looked_s - before_s))
         return snapshot
 
     def _forecasts(self, snapshot: Snapshot) -> dict[int, CellsOrWhy]:
@@ -173,7 +177,7 @@ class Daemon:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
             self.executor.park_again()
-            self.heartbeat.completed(self.tools.clock())
+            self.heartbeat.completed(self._now())
 
     def _take_reports(self) -> None:
         if self.tools.inbox is None:
@@ -186,9 +190,21 @@ class Daemon:
         """What the last epoch decided and could not be done yet is done as soon as others have left its GPUs: not for a job that
         is not as it was, which the next epoch decides about."""
         if any(tracked.blocked for tracked in self.controller.jobs.values()):
-            for job_id in self.controller.unblockable(self.observer.read_nodes(), self.tools.clock()):
+            for job_id in self.controller.unblockable(self.observer.read_nodes(), self._now()):
                 job = self.controller.jobs[job_id].job
                 self._run(Unblocked(job_id, job if self.observer.unchanged(job_id) else None))
+
+    def _now(self) -> float:
+        """The time of day. Where somebody has set it, all that waits is moved with it first."""
+        now_s, by_s = self._day_time.read()
+        if by_s:
+            log.warning("the clock was set by %+.1f s", by_s)
+            self.heartbeat.set_clock(by_s)
+            self._decision_log.set_clock(by_s)
+            for output in self.controller.handle(ClockSet(by_s), now_s):
+                if self.acts:
+                    self.executor.do(output)
+        return now_s
 
     def _put_off(self, row: JobRow) -> bool:
         return self.controller.put_off(row.job_id, row.restarts, row.eligible_s, self.tools.clock())
@@ -197,7 +213,7 @@ class Daemon:
         """One event, and all that follows from it."""
         queue: deque[ControlEvent] = deque([event])
         while queue:
-            for output in self.controller.handle(queue.popleft(), self.tools.clock()):
+            for output in self.controller.handle(queue.popleft(), self._now()):
                 if isinstance(output, Remember) and output.lifecycle.state is ResizeState.GONE:
                     self.forecast.forget(output.lifecycle.job_id)
                     self.adoption.forget(output.lifecycle.job_id)

@@ -15,7 +15,7 @@ _CHECKS: Checks = {**PLAN_CHECKS, JobLifecycle: validate}
 log = logging.getLogger("synergyd")
 
 
-def restore(controller: Controller, remembered: Remembered) -> None:
+def restore(controller: Controller, remembered: Remembered, now_s: float) -> None:
     """Lifecycles, profiles and latest reports; what can't be read back is logged, and its job taken as new."""
     lifecycles: list[JobLifecycle] = []
     for job_id, stored in remembered.lifecycles.items():
@@ -29,5 +29,5 @@ def restore(controller: Controller, remembered: Remembered) -> None:
     }
     controller.shared_profiles.load(remembered.profiles)
     controller.restore(
-        lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}
+        lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}, now_s
     )

@@ -13,8 +13,8 @@ from synergyd.store.buffer import BufferedStore
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `leads`: may this daemon act now?
-    `term`: of its leadership."""
+    """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `monotonic`: seconds, whatever somebody sets that
+    clock to (None: nobody does); `leads`: may this daemon act now? `term`: of its leadership."""
 
     reader: SlurmReader
     writer: SlurmWriter
@@ -26,3 +26,4 @@ class Tools:
     term: Callable[[], int] = lambda: 0
     links: LinkProcess | None = None
     links_address: str = ""
+    monotonic: Callable[[], float] | None = None

@@ -71,7 +71,7 @@ class Actuator:
         if known.directive is None:
             return
         self._hand_over(job_id, known, plan)
-        self.slurm.update(job_id, {"AdminComment": self._stamp(known, plan)})
+        self.slurm.update(job_id, {"AdminComment": self._stamp(job_id, known, plan)})
 
     def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
         """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
@@ -147,7 +147,9 @@ class Actuator:
             case Park(park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(known, None)})
+                self.slurm.update(
+                    job_id, {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(job_id, known, None)}
+                )
             case Update(target=target, park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
@@ -158,7 +160,7 @@ class Actuator:
                 # parked first and alone: a refused update may set some fields and not the start time, and then
                 # the job would start half-changed
                 self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
-                self.slurm.update(job_id, {**size, **self._fields(target, known)})
+                self.slurm.update(job_id, {**size, **self._fields(job_id, target, known)})
                 difference = self._difference(job_id, target)
                 if difference:
                     return difference
@@ -175,14 +177,16 @@ class Actuator:
                     self.slurm.release(job_id)
         return None
 
-    def _fields(self, target: Target, known: Known) -> dict[str, str]:
+    def _fields(self, job_id: int, target: Target, known: Known) -> dict[str, str]:
         # without nodes of ours its user's own --nodelist stands again
         return {
             "ReqNodeList": ",".join(target.nodes or known.nodelist),
-            "AdminComment": self._stamp(known, target.plan),
+            "AdminComment": self._stamp(job_id, known, target.plan),
         }
 
-    def _stamp(self, known: Known, plan: Plan | None) -> str:
+    def _stamp(self, job_id: int, known: Known, plan: Plan | None) -> str:
+        """Read first: an operator may have written there since. Raises SlurmError."""
+        note = admin_comment.note_in(self.slurm.admin_comment(job_id))
         stamp = admin_comment.AdminCommentStamp(
             directive_words(known.directive or Directive()),
             asked=known.asked,
@@ -190,7 +194,7 @@ class Actuator:
             own_tasks=known.own_tasks,
             nodelist=known.nodelist,
             plan=plan,
-            note=known.note,
+            note=known.note if note is None else note,
             report=self.report,
             by=os.getuid(),
             links=self.links,

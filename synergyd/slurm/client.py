@@ -66,6 +66,10 @@ class SlurmWriter(Protocol):
         """AdminComment by job id, of those that have one."""
         ...
 
+    def admin_comment(self, job_id: int) -> str:
+        """One job's AdminComment now; "" where it has none."""
+        ...
+
     def batch_script(self, job_id: int) -> str | None:
         """The job's script; None where Slurm has none to give."""
         ...

@@ -156,6 +156,15 @@ class CommandLine:
             raise SlurmError("squeue --json", f"answer not understood ({error})", transient=True) from None
         return {i: str(text) for i, text in rows if i in wanted and text}
 
+    def admin_comment(self, job_id: int) -> str:
+        """From `scontrol show job`, cheap however long the queue is. A line end in another field may make a line like it: then
+        the whole queue is read as JSON."""
+        text = self._run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
+        found = [line.partition("=")[2] for line in text.splitlines() if line.startswith("   AdminComment=")]
+        if len(found) > 1:
+            return self.admin_comments([job_id]).get(job_id, "")
+        return found[0].rstrip(" ") if found else ""
+
     def batch_script(self, job_id: int) -> str | None:
         try:
             return (

@@ -20,6 +20,7 @@ from synergyd.wire.plan import plan_from_text, plan_text
 
 MARK = "synergy:1"
 MAX_CHARACTERS = 64 * 1024  # of a comment; what follows is not looked at
+NOTE_CHARACTERS = 1024  # of an operator's own text
 _UID = re.compile(r"[0-9]{1,10}\Z")
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z", re.ASCII)
@@ -127,6 +128,15 @@ def decode(text: str) -> AdminCommentStamp | None:
         links=matching("links", _ADDRESS, "HOST:PORT"),
         mistakes=mistakes,
     )
+
+
+def note_in(text: str) -> str | None:
+    """What an operator says in an AdminComment, as a stamp keeps it (`note=`): the note of Synergy's own stamp, or all of a text
+    that somebody wrote in its place. None where it is empty."""
+    if not text.strip():
+        return None
+    stamp = decode(text)
+    return _percent(text.strip()[:NOTE_CHARACTERS]) if stamp is None else stamp.note
 
 
 def _percent(value: str) -> str:

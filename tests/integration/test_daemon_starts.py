@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 import pytest
 
+from synergyd.wire import admin_comment
 from tests.integration.daemon_site import explain, row_of, status, until_beat
 from tests.throwaway import light_job
 from tests.throwaway.slurm import SlurmCluster
@@ -64,3 +66,14 @@ def test_a_start_time_that_its_user_sets_while_synergy_parks_it_is_kept(site: Sl
     assert told() and row_of(site, job_id)["eligible_time"] == begin_s, decided
     site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+3")
     site.wait_for(lambda: site.state(job_id) == "RUNNING", 60, "its start at the time that its user has set")
+
+
+def test_an_operator_s_admin_comment_is_kept_beside_the_stamp(site: SlurmCluster) -> None:
+    job_id = light_job.submit(site, directive="min_gpus=1 max_gpus=2", options=("--begin=now+3600",))
+    site.wait_for(lambda: job_id in status(site), 60, "the job to be known")
+    site.run("scontrol", "update", f"JobId={job_id}", "AdminComment=ticket 12: see ops = yes")
+    site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    site.wait_for(lambda: "note=" in row_of(site, job_id)["admin_comment"], 60, "the stamp")
+    stamp = admin_comment.decode(row_of(site, job_id)["admin_comment"])
+    assert stamp is not None and stamp.asked is not None and unquote(stamp.note) == "ticket 12: see ops = yes"
+    site.run("scancel", str(job_id))

@@ -121,6 +121,7 @@ class Site:
         self.slurm = FakeCluster()
         self.post = Post()
         self.leads, self.term = True, 1
+        self.set_s = 0.0  # by how much the clock was set
         self.away = False
         usual = Settings(state_dir=folder, epoch_s=60.0, restart_cost_s=1.0, max_weight=1000.0)
         self.settings = replace(usual, **settings)  # type: ignore[arg-type]
@@ -138,6 +139,7 @@ class Site:
             store=store,
             inbox=cast(ReportInbox, self.post),
             clock=lambda: self.slurm.now_s,
+            monotonic=lambda: self.slurm.now_s - self.set_s,
             report_address="ctl:7321",
             leads=lambda: self.leads,
             term=lambda: self.term,
@@ -159,6 +161,12 @@ class Site:
                 self.slurm.set(job_id, node_names=self.slurm.required_nodes(job_id) or ("n1",))
         self.daemon.tick()
         assert self.daemon.controller.validate() == ""
+
+    def set_clock(self, by_s: float) -> None:
+        """Somebody sets the clock, of Slurm's host too. A start time that is over there stays so."""
+        self.slurm.now_s += by_s
+        self.set_s += by_s
+        self.slurm._ends = {i: (at_s + by_s, again) for i, (at_s, again) in self.slurm._ends.items()}
 
     def report(self, job_id: int, uid: int = 1000, /, **values: object) -> None:
         made = Report(

@@ -129,7 +129,7 @@ def test_a_daemon_that_starts_on_a_full_disk_stays(
     assert "No space left on device; jobs are not resized until there is room" in caplog.text
     leader = Leader(settings.database_url(), clock=lambda: 0.0)
     leader.try_lead()
-    assert leader.away or leader.leads
+    assert leader.away or leader.acts
     leader.release()
 
 

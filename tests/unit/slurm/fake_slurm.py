@@ -79,6 +79,10 @@ class FakeSlurm:
         self._reach("squeue --json")
         return {i: self.comments[i] for i in job_ids if i in self.comments}
 
+    def admin_comment(self, job_id: int) -> str:
+        self._reach("scontrol show job")
+        return self.comments.get(job_id, "")
+
     def batch_script(self, job_id: int) -> str | None:
         self._reach("scontrol write")
         return None

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -11,6 +12,7 @@ from synergyd.control.events import CarriedOut, Refused
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.client import SlurmError
 from synergyd.slurm.observe import Known
 from synergyd.wire import admin_comment, plan_file
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
@@ -275,3 +277,49 @@ def test_a_folder_that_cannot_be_written_is_refused_for_good(tmp_path: Path) -> 
         and str(tmp_path) in answer.error
         and "\n" not in answer.error
     )
+
+
+# -- an operator's own AdminComment --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["park", "update", "adopt"])
+def test_what_an_operator_writes_into_admin_comment_is_kept(tmp_path: Path, how: str) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING" if how == "adopt" else "PENDING")
+    slurm.ignore = {"AdminComment"} if how == "adopt" else set()
+    stamped: list[str] = []
+
+    def write() -> None:
+        if how == "adopt":
+            slurm.set(1, state="PENDING")  # the fake takes an update of a pending job only
+            slurm.ignore = set()
+            actuator.adopt(1, PLAN)
+        else:
+            assert isinstance(actuator.carry_out(Park(1, 900) if how == "park" else UPDATE), CarriedOut)
+        stamped.append(slurm.comments[1])
+
+    slurm.comments[1] = "ticket 12: node swap = n1, see ops@site | ok"
+    write()
+    stamp = admin_comment.decode(stamped[-1])
+    assert stamp is not None and stamp.asked == KNOWN.asked and not stamp.mistakes
+    assert unquote(stamp.note) == "ticket 12: node swap = n1, see ops@site | ok"
+    write()  # our own stamp is no new note
+    assert stamped[-1] == stamped[0]
+    slurm.comments[1] = "ticket 13"
+    write()
+    later = admin_comment.decode(stamped[-1])
+    assert later is not None and unquote(later.note) == "ticket 13"
+    slurm.comments[1] = "x" * 100_000
+    write()
+    assert len(stamped[-1]) < 2000
+
+
+def test_an_admin_comment_that_can_not_be_read_is_not_written_over(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path)
+    slurm.comments[1] = "ticket 12"
+
+    def away(_: int) -> str:
+        raise SlurmError("scontrol", "Unable to contact slurm controller", transient=True)
+
+    slurm.admin_comment = away  # type: ignore[method-assign, assignment]
+    answer = actuator.carry_out(Park(1, 900))
+    assert isinstance(answer, Refused) and answer.transient and slurm.comments[1] == "ticket 12"

@@ -242,6 +242,17 @@ def test_node_lists_are_one_call(shell: Shell) -> None:
     assert shell.backend.node_lists([7]) == {} == shell.backend.node_lists([])
 
 
+def test_admin_comment_of_one_job(shell: Shell) -> None:
+    shell.answers("scontrol", b" JobId=7 JobName=x\n   UserId=a(1)\n   AdminComment=ticket 12 = x \n   StdErr=/a\n")
+    assert shell.backend.admin_comment(7) == "ticket 12 = x" and shell.calls[0] == ["scontrol", "show", "job", "7"]
+    shell.answers("scontrol", b" JobId=7 JobName=x\n   Power=\n")
+    assert shell.backend.admin_comment(7) == ""
+    # a user's Comment with a line end in it
+    shell.answers("scontrol", b" JobId=7\n   AdminComment=right \n   Comment=a\n   AdminComment=forged \n")
+    shell.answers("squeue", b'{"jobs": [{"job_id": 7, "admin_comment": "right"}]}')
+    assert shell.backend.admin_comment(7) == "right"
+
+
 def test_batch_script(shell: Shell) -> None:
     shell.answers("scontrol", b"#!/bin/sh\n#SYNERGY x\n\xff\0")
     assert shell.backend.batch_script(7) == "#!/bin/sh\n#SYNERGY x\n\ufffd"

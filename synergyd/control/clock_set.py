@@ -1,0 +1,53 @@
+"""The time of day was set: waits go on as if it had not been. Pure.
+
+All times that are kept are times of day, so that people and a next daemon can read them. A clock that is set by an hour would end
+each wait at once, or prolong it by an hour; so the kept times are moved with it, the one from which a job's age counts too. Start
+times stay as Slurm has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from synergyd.control.launch_failure import AVOID_S, LIFTS
+from synergyd.control.resize import JobLifecycle, ResizeTimes, longest_retry_s
+from synergyd.control.tracked import Output, Remember, Tracked
+
+TIMES = ("submit_s", "since_s", "sent_s", "asked_s", "retry_after_s", "ended_s")  # of a lifecycle; 0: there was none
+
+
+def set_clock(tracked: Tracked, by_s: float) -> list[Output]:
+    """Moves what is kept of the job by `by_s` seconds."""
+    before = tracked.lifecycle
+    tracked.lifecycle = moved(before, by_s)
+    tracked.heard_s = _moved(tracked.heard_s, by_s)
+    if tracked.claim is not None:
+        tracked.claim = replace(tracked.claim, heard_s=tracked.claim.heard_s + by_s)
+    return [] if tracked.lifecycle == before else [Remember(tracked.lifecycle, before.state, "ClockSet")]
+
+
+def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
+    """`life` as it would be, had the clock always been as it is now."""
+    failures = replace(life.failures, until_s=_moved(life.failures.until_s, by_s))
+    times: dict[str, Any] = {name: _moved(getattr(life, name), by_s) for name in TIMES}
+    refusals = tuple(replace(r, at_s=_moved(r.at_s, by_s)) for r in life.refusals)
+    return replace(life, failures=failures, refusals=refusals, **times)
+
+
+def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifecycle:
+    """A life from a store. Its times may lie ahead, where the clock was set back while no daemon ran: then they count from now."""
+    failures = replace(life.failures, until_s=min(life.failures.until_s, now_s + AVOID_S * 2 ** (LIFTS - 1)))
+    return replace(
+        life,
+        submit_s=min(life.submit_s, now_s),
+        since_s=min(life.since_s, now_s),
+        asked_s=min(life.asked_s, now_s),
+        ended_s=min(life.ended_s, now_s),
+        retry_after_s=min(life.retry_after_s, now_s + longest_retry_s(life, limits)),
+        failures=failures,
+    )
+
+
+def _moved(time_s: float, by_s: float) -> float:
+    return time_s + by_s if time_s else time_s
