@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
+from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
@@ -29,6 +31,8 @@ class Observer:
     reader: SlurmReader
     writer: SlurmWriter
     registry: JobRegistry
+    accounts: AccountReader
+    slurm_limits: SlurmLimits = NO_SLURM_LIMITS  # as the last epoch read them
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     _here: frozenset[int] = frozenset()
@@ -37,7 +41,7 @@ class Observer:
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
-    def read(self, plain: frozenset[tuple[int, float]]) -> set[tuple[int, float]]:
+    def read(self, plain: frozenset[tuple[int, float]], now_s: float) -> set[tuple[int, float]]:
         """Reads queue and nodes. `plain`: (job id, submit time) known to have no directive; returns those newly found to have
         none. Raises SlurmError when Slurm can't be read."""
         rows, nodes = self.reader.jobs(), self.reader.nodes()
@@ -54,6 +58,8 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
+        uses = [use_of(row, known[i], self._gpu_types, now_s) for i, row in self.rows.items()]
+        self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
     def queue_events(self) -> Iterator[JobObserved | QueueRead]:
@@ -68,6 +74,8 @@ class Observer:
         for job_id, row in sorted(self.rows.items()):
             job = job_of(row, self.registry.known[job_id], self._gpu_types, paused=job_id in paused)
             begin_s = self.registry.begin_s.get(job_id)
+            if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
+                job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
             job = controller.as_decided_about(job, now_s)
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)

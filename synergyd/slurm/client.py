@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from synergyd.errors import UnavailableError, UsageError
+from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.rows import JobRow, NodeRow
 
 
@@ -46,6 +47,14 @@ class SlurmWriter(Protocol):
         """Node name -> its leaf switch, from Slurm's topology; empty where it knows of none. Raises SlurmError."""
         ...
 
+    def accounting_rules(self) -> AccountingRules:
+        """What Slurm enforces of accounting; nothing where it has none. Raises SlurmError."""
+        ...
+
+    def associations(self) -> str:
+        """`scontrol show assoc_mgr`, in one call. Raises SlurmError."""
+        ...
+
     def job(self, job_id: int) -> JobRow | None:
         """One job now; None when it has left the queue."""
         ...
@@ -64,6 +73,15 @@ class SlurmWriter(Protocol):
 
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
         """`scontrol update`. Not atomic: read back."""
+        ...
+
+    @property
+    def acts_as_owner(self) -> bool:
+        """Does `update_size` write as the job's owner where Slurm holds jobs to limits?"""
+        ...
+
+    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+        """`update` of a job of user `uid` that leaves the limits of its association in force, where this user can."""
         ...
 
     def delay(self, job_ids: Sequence[int], seconds: int) -> None:

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from synergyd.errors import UsageError
+from synergyd.slurm.accounting import owner_process, read_rules
+from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
 from synergyd.wire.hostlist import expand
@@ -41,6 +43,7 @@ DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
+OWNER_TIMEOUT_S = 5.0  # its owner can stop such a process
 _OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 TRANSIENT = re.compile(
     r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
@@ -70,6 +73,7 @@ class CommandLine:
         self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
         self._timeout_s = timeout_s
         self.calls = 0
+        self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
 
     # -- reads -----------------------------------------------------------------------------------------------------
 
@@ -125,6 +129,14 @@ class CommandLine:
                     found[name] = words["SwitchName"]
         return found
 
+    def accounting_rules(self) -> AccountingRules:
+        rules = read_rules(self._run)
+        self._limits = rules.limits
+        return rules
+
+    def associations(self) -> str:
+        return self._run("scontrol", "show", "assoc_mgr", "flags=assoc,qos").decode(errors="replace")
+
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
         return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
@@ -157,10 +169,27 @@ class CommandLine:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
-        for key, value in fields.items():
-            if not _KEY.match(key) or any(not c.isprintable() for c in value):
-                raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
+        self._check_fields(fields)
         self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
+
+    @property
+    def acts_as_owner(self) -> bool:
+        return os.geteuid() == 0
+
+    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+        # by an update of root or SlurmUser Slurm takes the limits on CPUs as lifted by an admin, for as long as the job lives
+        # (job_mgr.c: limit_set)
+        ours = {k: v for k, v in fields.items() if k == "AdminComment"}  # the owner may not write it
+        size = {k: v for k, v in fields.items() if k not in ours}
+        if not (self._limits and uid and size and self.acts_as_owner):
+            self.update(job_id, fields)
+            return
+        self._check_fields(size)
+        pairs = (f"{k}={v}" for k, v in size.items())
+        # what is denied to the owner says nothing of this user's rights: no DeniedError
+        self._run("scontrol", "update", f"JobId={int(job_id)}", *pairs, timeout_s=OWNER_TIMEOUT_S, uid=uid)
+        if ours:
+            self.update(job_id, ours)
 
     def delay(self, job_ids: Sequence[int], seconds: int) -> None:
         for i in range(0, len(job_ids), DELAY_IDS):
@@ -175,6 +204,12 @@ class CommandLine:
     def signal(self, job_id: int, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
         self._write("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
+
+    @staticmethod
+    def _check_fields(fields: Mapping[str, str]) -> None:
+        for key, value in fields.items():
+            if not _KEY.match(key) or any(not c.isprintable() for c in value):
+                raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
 
     def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
         try:
@@ -228,12 +263,14 @@ class CommandLine:
             rows.append((row, frozenset(full)))
         return rows
 
-    def _run(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> bytes:
-        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`."""
+    def _run(
+        self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None, uid: int | None = None
+    ) -> bytes:
+        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user."""
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
         try:
-            done = self._answer(argv, timeout_s)
+            done = self._answer(argv, timeout_s, uid)
         except subprocess.TimeoutExpired:
             raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
@@ -252,15 +289,18 @@ class CommandLine:
             )
         return done.stdout
 
-    def _answer(self, argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    def _answer(
+        self, argv: Sequence[str], timeout_s: float, uid: int | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
         """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
+        whose = {"env": self._environment} if uid is None else owner_process(uid, self._environment)
         with subprocess.Popen(
             argv,
-            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            **whose,
         ) as process:
             try:
                 out, error = process.communicate(timeout=timeout_s)

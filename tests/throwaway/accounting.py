@@ -57,7 +57,11 @@ class Accounting:
         user, host = getpass.getuser(), socket.gethostname().split(".")[0]
         common = ["--no-defaults", f"--datadir={folder}/data", f"--user={user}"]
         cluster.run(
-            "mariadb-install-db", *common, "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"
+            "mariadb-install-db",
+            *common,
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
         )
         first = folder / "init.sql"
         first.write_text(

@@ -311,7 +311,11 @@ class SlurmCluster:
             "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0",
             "MaxJobCount=20000",
             "MinJobAge=30",
-            *(self.accounting.slurm_conf(self) if self.accounting else ["AccountingStorageType=accounting_storage/none"]),
+            *(
+                self.accounting.slurm_conf(self)
+                if self.accounting
+                else ["AccountingStorageType=accounting_storage/none"]
+            ),
             "JobAcctGatherType=jobacct_gather/none",
             *(["JobSubmitPlugins=lua"] if self.job_submit else []),
             *nodes,

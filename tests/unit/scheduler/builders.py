@@ -147,7 +147,7 @@ def within(problem: Problem, choice: Sequence[int | None]) -> bool:
         sum(
             a.cells[c].shape.gpus for a, c in zip(problem.jobs, choice, strict=True) if c is not None and limit.binds(a)
         )
-        <= limit.gpus
+        <= limit.most
         for limit in problem.limits
     )
 

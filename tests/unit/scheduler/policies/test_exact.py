@@ -17,12 +17,12 @@ from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.records import (
     Allocation,
-    GpuLimit,
     JobRequest,
     NodeCapacity,
     NodeFilter,
     Objective,
     Problem,
+    UsageLimit,
 )
 from synergyd.scheduler.problem.utility import objective
 from synergyd.scheduler.solver.greedy import greedy
@@ -81,9 +81,9 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
     limits = []
     if rnd.random() < 0.4:
         asks = [replace(a, account=rnd.choice("xy")) for a in asks]
-        for limit in (GpuLimit("account", "x", rnd.randrange(5)), GpuLimit("partition", "p", rnd.randrange(9))):
+        for limit in (UsageLimit("account", "x", rnd.randrange(5)), UsageLimit("partition", "p", rnd.randrange(9))):
             held = sum(a.cells[a.current].shape.gpus for a in asks if a.current is not None and limit.binds(a))
-            limits.append(replace(limit, gpus=max(limit.gpus, held)))
+            limits.append(replace(limit, most=max(limit.most, held)))
     return Problem(tuple(asks), tuple(rooms), terms, limits=tuple(limits))
 
 
