@@ -349,6 +349,11 @@ class AccountReader:
         self._problem = ""
         self._last = Accounting()
 
+    @property
+    def limited(self) -> bool:
+        """Does Slurm hold jobs to limits, as far as is known?"""
+        return self._last.rules.limits
+
     def read(self) -> Accounting:
         """The last reading where Slurm does not answer."""
         rules = self._last.rules

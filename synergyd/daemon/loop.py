@@ -55,7 +55,9 @@ class Daemon:
         addresses = tools.report_address, tools.links_address
         self.actuator = Actuator(tools.writer, settings.state_dir, addresses[0], self.registry.known, addresses[1])
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
-        self.executor = Executor(tools.store, self.actuator, settings.state_dir, tools.clock)
+        self.executor = Executor(
+            tools.store, self.actuator, settings.state_dir, tools.clock, self.observer.beyond_limits
+        )
         self.forecast = Forecast(settings)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s)
         self.controller = Controller(times or times_of(settings), settings.epoch_s)

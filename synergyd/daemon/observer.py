@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.instructions import Update
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
-from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits
+from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
@@ -80,6 +81,15 @@ class Observer:
             job = controller.as_decided_about(job, now_s)
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
+
+    def beyond_limits(self, update: Update) -> str:
+        """Which limit of Slurm the job would be beyond with this size, as things are now: of a daemon that writes in its own name,
+        where Slurm would take it as lifted. "" for none."""
+        row = self.rows.get(update.job_id)
+        if row is None or self.writer.acts_as_owner or not self.accounts.limited:
+            return ""
+        use = replace(use_of(row, self.registry.known[row.job_id], self._gpu_types, 0.0), holds=None)
+        return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def moving_events(self, moving: list[int]) -> Iterator[JobObserved]:
         """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-_ASSOCIATION = re.compile(r"ClusterName=.* Account=(.*) UserName=(.*) Partition=(.*) Priority=-?\d+ ID=(\d+)\s*\Z")
 _QOS = re.compile(r"QOS=(.+)\(\d+\)\s*\Z")
-_PARENT = re.compile(r" +ParentAccount=(.*)\(\d+\) Lft=")
+_PARENT = re.compile(r" +ParentAccount=(.*)\(\d+\) Lft=\d+ ")
 _RECORD = re.compile(r"\n(?=\S)")
 _NAMED = re.compile(r".*\((\d{1,10})\)\Z|(\d{1,10})\Z")  # `mina(1000)`, or `1000`
-_PAIR = re.compile(r"([A-Za-z]+)=(\S*)")
-_LIMITED = re.compile(r"([^=,\s]+)=(\d{1,20})(?:\((\d{1,20}(?:\.\d{1,20})?)\))?(?=,|\Z)")
+_PAIR = re.compile(r"\b([A-Za-z]+)=(\S*)")
+_WHOLE = re.compile(r"[0-9]{1,10}\Z")
 _MEM = re.compile(r"\bmem=(\d{1,12}(?:\.\d{1,6})?)([MGTP])")
 _PARTITION = re.compile(r"PartitionName=(\S+) .*? QoS=(\S+)")
 QOS_FIELDS = ("Name", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "Flags")
@@ -137,6 +136,9 @@ class Associations:
             yield at
             at = self._at((at.parent, "", "")) if at.parent else None
 
+    def keys(self) -> Iterator[Key]:
+        return iter(self._records)
+
     def __len__(self) -> int:
         return len(self._records)
 
@@ -152,25 +154,40 @@ def parse(text: str) -> Associations:
     qos: dict[str, Qos] = {}
     for record in _RECORD.split(text):
         head, _, lines = record.partition("\n")
-        if match := _ASSOCIATION.match(head):
-            associations[match[1], match[2].rpartition("(")[0] or match[2], match[3]] = record
+        if named := _named(head):
+            associations[named[0]] = record
         elif match := _QOS.match(head):
             qos[match[1]] = _qos(match[1], lines.split("\n"))
     return Associations(associations, qos)
+
+
+def _named(head: str) -> tuple[Key, int] | None:
+    """(whose, number) of `ClusterName=c Account=chem UserName=mina(1000) Partition= Priority=0 ID=7`."""
+    rest, _, number = head.rstrip().rpartition(" ID=")
+    if not rest.startswith("ClusterName=") or not _WHOLE.match(number):
+        return None
+    found = []
+    for word in (" Priority=", " Partition=", " UserName=", " Account="):
+        rest, between, value = rest.rpartition(word)
+        if not between:
+            return None
+        found.append(value)
+    _, partition, user, account = found
+    return (account, user.rpartition("(")[0] or user, partition), int(number)
 
 
 def _association(key: Key, record: str) -> Association:
     account, user, partition = key
     lines = record.split("\n")
     values = _values(lines[1:])
-    head = _ASSOCIATION.match(lines[0])
+    named = _named(lines[0])
     parent = next((m[1] for line in lines if (m := _PARENT.match(line))), "")
     shares = next((line for line in lines if "SharesRaw/" in line), "")
     return Association(
         account=account,
         user=user,
         partition=partition,
-        number=int(head[4]) if head else 0,
+        number=named[1] if named else 0,
         parent=parent,
         fair_share=_fraction(shares.rpartition("/")[2].strip()) if user else None,
         user_jobs=usage(values.get("MaxJobs", "")),
@@ -234,7 +251,7 @@ def usage(text: str) -> Usage:
 
 def tres(text: str) -> dict[str, Usage]:
     """`cpu=N(0),gres/gpu=8(2)`, or without what is used: those that are limited."""
-    return {m[1]: Usage(float(m[2]), float(m[3] or 0)) for m in _LIMITED.finditer(text)}
+    return {name: found for name, found in _all_tres(text).items() if found.limit is not None}
 
 
 def _all_tres(text: str) -> dict[str, Usage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.records import Cell, Job, JobState
+from synergyd.records import Cell, Job, JobState, Shape
 from synergyd.scheduler.problem.records import GPUS, Allocation, JobRequest, Problem, Rate, UsageLimit
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.settings import Settings
@@ -147,6 +147,17 @@ def beyond_own(job: JobRequest, index: int) -> str:
         return ""
     bound = "must have at least" if full.at_least else "may have at most"
     return f"a job of {full.kind} {full.name} {bound} {full.most:g} {full.unit} ({full.slurm})"
+
+
+def beyond(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
+    """Which of them a job that waits would be beyond with `shape`, in words; "" if none."""
+    for limit in (*limits.shared, *limits.own.get(job_id, ())):
+        rate = (limit.rates or {}).get(job_id)
+        if rate is None:
+            continue
+        if _breaks(rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node), limit.most, limit.at_least):
+            return limit_words(limit, limit.most)
+    return ""
 
 
 def limit_words(limit: UsageLimit, left: float) -> str:

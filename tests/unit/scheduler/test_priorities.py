@@ -135,6 +135,15 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
     assert "deadline" in first[9].why and dict(first[9].worth)["need"] > 3 * math.log(32)
 
 
+def test_slurms_fair_share_scales_weights_where_it_is_asked_for() -> None:
+    jobs = [job(i, uid=1000 + i) for i in (1, 2, 3, 4)]
+    shares = {1: 0.5, 2: 0.25, 3: 0.0}
+    assert set(weights(jobs, PLAIN, shares).values()) == {1.0}
+    found = weights(jobs, Settings(fair_share_weight=True), shares)
+    assert found == {1: 2.0, 2: 1.0, 3: pytest.approx(0.1), 4: 1.0}
+    assert weights(jobs, Settings(fair_share_weight=True)) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from synergyd.scheduler.problem.records import (
     NodeFilter,
     Objective,
     Problem,
+    Rate,
     UsageLimit,
 )
 from synergyd.scheduler.problem.utility import objective
@@ -81,8 +82,19 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
     limits = []
     if rnd.random() < 0.4:
         asks = [replace(a, account=rnd.choice("xy")) for a in asks]
-        for limit in (UsageLimit("account", "x", rnd.randrange(5)), UsageLimit("partition", "p", rnd.randrange(9))):
-            held = sum(a.cells[a.current].shape.gpus for a in asks if a.current is not None and limit.binds(a))
+        rates = {
+            a.job_id: Rate(
+                rnd.choice([0.0, 1.0]), rnd.choice([0.0, 1.0, 2.5]), rnd.choice([0.0, 1.0]), whole=rnd.choice([0, 4])
+            )
+            for a in asks
+            if rnd.random() < 0.6
+        }
+        for limit in (
+            UsageLimit("account", "x", rnd.randrange(5)),
+            UsageLimit("partition", "p", rnd.randrange(9)),
+            UsageLimit("account", "x", rnd.randrange(9), unit="CPUs", slurm="GrpTRES", rates=rates),
+        ):
+            held = sum(limit.use(a, a.current) for a in asks)
             limits.append(replace(limit, most=max(limit.most, held)))
     return Problem(tuple(asks), tuple(rooms), terms, limits=tuple(limits))
 
