@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +54,13 @@ class JobUse:
     limit_min: float | None = None
     #: of a running one, until it ends at the latest
     left_min: float | None = None
+
+    @property
+    def alike(self) -> Hashable:
+        """All but the job's id."""
+        whose = self.account, self.user, self.uid, self.partition, self.qos
+        size = self.holds, self.asked, self.cpus_per_node, self.cpus_per_gpu, self.memory_per_node, self.memory_per_gpu
+        return *whose, *size, self.limit_min, self.left_min
 
 
 def use_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], now_s: float) -> JobUse:
@@ -126,29 +133,41 @@ class Accounting:
         own: dict[int, tuple[UsageLimit, ...]] = {}
         stuck: dict[int, str] = {}
         fair_shares: dict[int, float] = {}
+        kinds: dict[Hashable, _Alike] = {}
         for use in uses:
-            leaf = self.associations.of(use.account, use.user, use.partition)
-            if leaf is not None and leaf.fair_share is not None:
-                fair_shares[use.job_id] = leaf.fair_share
-            if not self.rules.limits:
-                continue
-            if leaf is None and use.holds is not None:
-                stuck[use.job_id] = f"Slurm has no association of {use.user} with account {use.account} any more"
-            alone = []
-            for bound in self._bounds(use, leaf, max(whole.values(), default=0)):
-                if bound.own:
-                    alone.append(_own_limit(bound, use))
-                    continue
-                key = bound.kind, bound.name, bound.slurm, bound.tres
-                shared.setdefault(key, _Shared(bound)).add(bound, use)
-                if use.holds is not None and bound.used > bound.limit:
-                    more = f"{bound.kind} {bound.name} has {bound.used:g} {bound.unit} and may have {bound.limit:g}"
-                    stuck.setdefault(use.job_id, f"{more} ({bound.slurm}), so after a restart it would wait")
-            if alone:
-                own[use.job_id] = tuple(alone)
+            key = use.alike
+            if key not in kinds:
+                kinds[key] = self._alike(use, max(whole.values(), default=0))
+            kind = kinds[key]
+            if kind.fair_share is not None:
+                fair_shares[use.job_id] = kind.fair_share
+            if kind.stuck:
+                stuck[use.job_id] = kind.stuck
+            for name, bound in kind.shared:
+                shared.setdefault(name, _Shared(bound)).add(bound, use)
+            if kind.own:
+                own[use.job_id] = kind.own
         return SlurmLimits(
             shared=tuple(limit.made() for limit in shared.values()), own=own, stuck=stuck, fair_shares=fair_shares
         )
+
+    def _alike(self, use: JobUse, whole: int) -> _Alike:
+        leaf = self.associations.of(use.account, use.user, use.partition)
+        fair_share = None if leaf is None else leaf.fair_share
+        if not self.rules.limits:
+            return _Alike(fair_share=fair_share)
+        bounds = list(self._bounds(use, leaf, whole))
+        shared = [((b.kind, b.name, b.slurm, b.tres), b) for b in bounds if not b.own]
+        stuck = ""
+        if use.holds is not None:
+            if leaf is None:
+                stuck = f"Slurm has no association of {use.user} with account {use.account} any more"
+            over = next((b for _, b in shared if b.used > b.limit), None)
+            if over is not None:
+                more = f"{over.kind} {over.name} has {over.used:g} {over.unit} and may have {over.limit:g}"
+                stuck = f"{more} ({over.slurm}), so after a restart it would wait"
+        own = tuple(_own_limit(b) for b in bounds if b.own)
+        return _Alike(fair_share=fair_share, stuck=stuck, shared=shared, own=own)
 
     def _bounds(self, use: JobUse, leaf: Association | None, whole: int) -> Iterator[_Bound]:
         """Every limit on one job. Where a QOS sets one, those of associations do not count (Slurm: acct_policy.c)."""
@@ -276,6 +295,16 @@ class _Rates:
         yield _Bound(source.kind, source.name, slurm, tres, unit, usage.limit, usage.used, rate, own, holds=holds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Alike:
+    """What is the same for all jobs that limits do not tell apart."""
+
+    fair_share: float | None
+    stuck: str = ""
+    shared: Sequence[tuple[tuple[str, ...], _Bound]] = ()
+    own: tuple[UsageLimit, ...] = ()
+
+
 class _Shared:
     """One limit over several jobs, as it is put together."""
 
@@ -295,9 +324,8 @@ class _Shared:
         return UsageLimit(b.kind, b.name, most, b.limit, unit=b.unit, slurm=b.slurm, rates=self._rates)
 
 
-def _own_limit(b: _Bound, use: JobUse) -> UsageLimit:
-    rates = {use.job_id: b.rate}
-    return UsageLimit(b.kind, b.name, b.limit, b.limit, unit=b.unit, slurm=b.slurm, at_least=b.at_least, rates=rates)
+def _own_limit(b: _Bound) -> UsageLimit:
+    return UsageLimit(b.kind, b.name, b.limit, b.limit, unit=b.unit, slurm=b.slurm, at_least=b.at_least, own=b.rate)
 
 
 def _in_force(

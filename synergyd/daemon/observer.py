@@ -59,7 +59,7 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
-        uses = [use_of(row, known[i], self._gpu_types, now_s) for i, row in self.rows.items()]
+        uses = (use_of(row, known[i], self._gpu_types, now_s) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.records import Cell, Job, JobState, Shape
-from synergyd.scheduler.problem.records import GPUS, Allocation, JobRequest, Problem, Rate, UsageLimit
+from synergyd.records import Job, JobState, Shape
+from synergyd.scheduler.problem.records import GPUS, Allocation, JobRequest, Problem, UsageLimit
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.settings import Settings
 
@@ -113,31 +113,24 @@ def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple
     """The jobs, the Cells beyond Slurm's limits of one job banned. A running job may stay as it is, but not move."""
     if not slurm.own:
         return tuple(requests)
-    found: dict[tuple[int, tuple[tuple[float, bool, Rate], ...]], frozenset[int]] = {}
+    found: dict[tuple[int, int], frozenset[int]] = {}
     limited = []
     for job in requests:
         own = slurm.own.get(job.job_id, ())
         if not own:
             limited.append(job)
             continue
-        # like jobs share their Cells
-        key = id(job.cells), tuple((limit.most, limit.at_least, limit.rate(job) or GPUS) for limit in own)
+        key = id(job.cells), id(own)  # like jobs share both
         if key not in found:
             found[key] = frozenset(
-                i
-                for i, cell in enumerate(job.cells)
-                if any(_breaks(_of(rate, cell), most, at_least) for most, at_least, rate in key[1])
+                i for i in range(len(job.cells)) if any(_breaks(x.use(job, i), x.most, x.at_least) for x in own)
             )
-        limited.append(replace(job, banned=job.banned | found[key], own_limits=own))
+        limited.append(replace(job, banned=job.banned | found[key], own_limits=own) if found[key] else job)
     return tuple(limited)
 
 
 def _breaks(use: float, most: float, at_least: bool) -> bool:
     return use < most - _EXACT if at_least else use > most + _EXACT
-
-
-def _of(rate: Rate, cell: Cell) -> float:
-    return rate.of(cell.shape.gpu_type, cell.shape.nodes, cell.shape.gpus_per_node)
 
 
 def beyond_own(job: JobRequest, index: int) -> str:
@@ -152,7 +145,7 @@ def beyond_own(job: JobRequest, index: int) -> str:
 def beyond(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
     """Which of them a job that waits would be beyond with `shape`, in words; "" if none."""
     for limit in (*limits.shared, *limits.own.get(job_id, ())):
-        rate = (limit.rates or {}).get(job_id)
+        rate = limit.own or (limit.rates or {}).get(job_id)
         if rate is None:
             continue
         if _breaks(rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node), limit.most, limit.at_least):

@@ -188,11 +188,15 @@ class UsageLimit:
     at_least: bool = False
     #: by job id, of the jobs that it binds; None: GPUs of those that kind and name say
     rates: Mapping[int, Rate] | None = None
+    #: of a limit of one job alone: what any such job uses
+    own: Rate | None = None
 
     def rate(self, job: JobRequest) -> Rate | None:
         """What `job` uses by size; None where it is not bound."""
         if self.rates is not None:
             return self.rates.get(job.job_id)
+        if self.own is not None:
+            return self.own
         inside = (
             self.name == job.account if self.kind == "account" else self.name in job.node_filter.partition.split(",")
         )

@@ -94,7 +94,7 @@ def test_minutes_that_a_job_would_use_up() -> None:
     text = SHOWN.replace("gres/gpu=5000(0)", "gres/gpu=5000(4700)")
     own = [x for x in limits(WAITS, text=text).own[1] if x.slurm == "GrpTRESMins"]
     assert [x.most for x in own] == [300]  # 5 GPUs for an hour
-    assert own[0].rates == {1: Rate(0.0, 0.0, 60.0)}
+    assert own[0].own == Rate(0.0, 0.0, 60.0)
     text = SHOWN.replace("gres/gpu=5000(0)", "gres/gpu=5000(4990)")
     own = [x for x in limits(WAITS, text=text).own[1] if x.slurm == "GrpTRESMins"]
     assert [x.most for x in own] == [60]  # Slurm starts it as it asks for while any are left
@@ -141,7 +141,7 @@ def test_jobs_of_one_account_share_its_nodes_and_are_told() -> None:
 
 def test_a_job_beyond_its_own_limit_waits_or_stays_and_never_grows() -> None:
     offers = cells(1.0, 1.9, 3.6)
-    most = UsageLimit("user", "ann", 1, 1, slurm="MaxTRESPerJob", rates={1: Rate()})
+    most = UsageLimit("user", "ann", 1, 1, slurm="MaxTRESPerJob", own=Rate())
     bound = SlurmLimits(own={1: (most,)})
     (runs,) = decide(
         snapshot([node("n0", used=2)], [job(1, 2, ("n0",), 2)]), Settings(), {1: offers}, {}, slurm_limits=bound
