@@ -183,6 +183,15 @@ class Settings:
             "PriorityWeight", FLAG, "yes: a job's weight= is multiplied by its Slurm priority over the median one."
         ),
     )
+    fair_share_weight: bool = field(
+        default=False,
+        metadata=_about(
+            "FairShareWeight",
+            FLAG,
+            "yes: a job's weight= is multiplied by Slurm's fair-share factor of its association over the median one, at most by "
+            "ten and at least by a tenth. It needs slurmdbd and PriorityType=priority/multifactor.",
+        ),
+    )
     qos_weights: dict[str, float] = field(
         default_factory=dict,
         metadata=_about(

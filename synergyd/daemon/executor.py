@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergyd.control.events import Answered, Refused
-from synergyd.control.instructions import Park
+from synergyd.control.instructions import Park, Update
 from synergyd.control.resize import ResizeState
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
@@ -29,6 +29,7 @@ class Executor:
     actuator: Actuator
     state_dir: Path
     clock: Callable[[], float]
+    beyond: Callable[[Update], str] = lambda _: ""  # which of Slurm's limits such a write would lift, "" for none
     batches: dict[tuple[int, int], Plan] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
@@ -51,7 +52,9 @@ class Executor:
                 self._again.setdefault(park_s, []).append(job_id)
             case _:
                 self.store.flush()  # what is intended is stored before it is done
-                answer = self.actuator.carry_out(output)
+                lifts = self.beyond(output) if isinstance(output, Update) else ""
+                # others of the account may be on their way out: a little later it may fit
+                answer = Refused(output, lifts, transient=True) if lifts else self.actuator.carry_out(output)
                 if isinstance(output, Park):
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
                 return Answered(answer)

@@ -24,6 +24,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.resize import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Remember
+from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.day_time import DayTime
 from synergyd.daemon.executor import Executor
@@ -52,13 +53,16 @@ class Daemon:
         # longest that a new job waits for a daemon that has stopped deciding
         self.grace_s = grace_of(settings.epoch_s)
         self.registry = JobRegistry(tools.writer, self.grace_s)
-        self.observer = Observer(settings, tools.reader, tools.writer, self.registry)
+        accounts = AccountReader(tools.writer, fair_share=settings.fair_share_weight, clock=tools.clock)
+        self.observer = Observer(settings, tools.reader, tools.writer, self.registry, accounts)
         addresses = tools.report_address, tools.links_address
         self.actuator = Actuator(
             tools.writer, settings.state_dir, addresses[0], self.registry.known, addresses[1], self._put_off
         )
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
-        self.executor = Executor(tools.store, self.actuator, settings.state_dir, tools.clock)
+        self.executor = Executor(
+            tools.store, self.actuator, settings.state_dir, tools.clock, self.observer.beyond_limits
+        )
         self.forecast = Forecast(settings)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s)
         self.controller = Controller(times or times_of(settings), settings.epoch_s)
@@ -94,6 +98,7 @@ class Daemon:
             self.controller.ages_s(began),
             progress=self.controller.progress(snapshot.jobs),
             typical_s=self.controller.durations.typical_s,
+            slurm_limits=self.observer.slurm_limits,
         )
         self._run(EpochDecided(self.decisions))
         record = epoch_record(
@@ -139,7 +144,7 @@ class Daemon:
         if store.loaded and not self._loaded:
             self._loaded = True
             restore(self.controller, store.remembered, now_s)
-        newly_plain = self.observer.read(store.remembered.no_directive)
+        newly_plain = self.observer.read(store.remembered.no_directive, now_s)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
         self._take_reports()

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.instructions import Update
+from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
+from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import (
@@ -38,6 +41,8 @@ class Observer:
     reader: SlurmReader
     writer: SlurmWriter
     registry: JobRegistry
+    accounts: AccountReader
+    slurm_limits: SlurmLimits = NO_SLURM_LIMITS  # as the last epoch read them
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     _here: frozenset[int] = frozenset()
@@ -49,7 +54,7 @@ class Observer:
     _limits_left: int = 0  # epochs until they are read again
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
-    def read(self, plain: frozenset[tuple[int, float]]) -> set[tuple[int, float]]:
+    def read(self, plain: frozenset[tuple[int, float]], now_s: float) -> set[tuple[int, float]]:
         """Reads queue and nodes. `plain`: (job id, submit time) known to have no directive; returns those newly found to have
         none. Raises SlurmError when Slurm can't be read."""
         rows, nodes = self.reader.jobs(), self.reader.nodes()
@@ -66,6 +71,8 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
+        uses = (use_of(row, known[i], self._gpu_types, now_s) for i, row in self.rows.items())
+        self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
     def queue_events(self) -> Iterator[JobObserved | QueueRead]:
@@ -80,9 +87,20 @@ class Observer:
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
             job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
+            if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
+                job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = controller.as_decided_about(job, now_s)
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
+
+    def beyond_limits(self, update: Update) -> str:
+        """Which limit of Slurm the job would be beyond with this size, as things are now: of a daemon that writes in its own name,
+        where Slurm would take it as lifted. "" for none."""
+        row = self.rows.get(update.job_id)
+        if row is None or self.writer.acts_as_owner or not self.accounts.limited:
+            return ""
+        use = replace(use_of(row, self.registry.known[row.job_id], self._gpu_types, 0.0), holds=None)
+        return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def moving_events(self, moving: list[int]) -> Iterator[JobObserved]:
         """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""

@@ -17,11 +17,16 @@ from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
-from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.gpu_limits import (
+    NO_SLURM_LIMITS,
+    SlurmLimits,
+    usage_limits,
+    with_own_limits,
+    within_limits,
+)
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import (
     disbelief,
-    gpu_limits_of,
     objective_of,
     weights,
     with_claims,
@@ -60,13 +65,14 @@ def decide(
     policy: Policy | None = None,
     progress: Mapping[int, Progress] | None = None,
     typical_s: float | None = None,
+    slurm_limits: SlurmLimits = NO_SLURM_LIMITS,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
     By job id: `cells`, `no_cell_reasons` (why a job has none), `current_plans` (of running jobs), `progress` and `ages_s`
     (Sia's T in seconds; without it the time since submission, which Slurm resets at each requeue). `typical_s`: the median
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
-    for an unknown policy name.
+    for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
@@ -75,7 +81,7 @@ def decide(
     policy = policy or policy_named(settings.policy)
     held_jobs, given = snapshot.jobs, give_back(snapshot, cells, current_plans or {})
     snapshot, current_plans = given.snapshot, given.plans
-    weight = weights(snapshot.jobs, settings)
+    weight = weights(snapshot.jobs, settings, slurm_limits.fair_shares)
     sorted_jobs: list[JobRequest | UntouchedJob] = []
     for job in snapshot.jobs:
         age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
@@ -95,7 +101,8 @@ def decide(
     requests = tuple(job for job in sorted_jobs if isinstance(job, JobRequest))
     pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
-    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s)
+    requests = with_own_limits(requests, slurm_limits)
+    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
     answer = solve(problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
@@ -133,6 +140,7 @@ def _problem(
     snapshot: Snapshot,
     settings: Settings,
     typical_s: float | None,
+    slurm_limits: SlurmLimits,
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
     requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
@@ -140,7 +148,7 @@ def _problem(
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
-    limits = gpu_limits_of(requests, snapshot.jobs, settings)
+    limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None
     if settings.one_multi_node_job_per_node:
         spanned = frozenset(name for left in outside if len(left.nodes) > 1 for name in left.nodes)

@@ -9,7 +9,7 @@ from synergyd.records import Action, Alternative, Cell
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.gpu_limits import Allowance
+from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own, limit_words
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilter, Problem
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 from synergyd.words import plan_words, shape_words, size_words
@@ -79,6 +79,8 @@ class ExplanationContext:
             job.node_filter,
             job.needs,
             job.account,
+            tuple(limit.rate(job) for limit in self.problem.limits),
+            tuple(limit.most for limit in job.own_limits),
         )  # nothing else of a waiting job is part of a reason
         if like not in self._told:
             self._told[like] = _waits(self, job), _alternatives(self, index)
@@ -189,10 +191,11 @@ def _waits(context: ExplanationContext, job: JobRequest) -> str:
             f"Waits: {least}, and only {total} {cell.shape.gpu_type} GPUs can be handed out now; the others are down "
             "or held by jobs that Synergy does not resize."
         )
+    if beyond := beyond_own(job, smallest(job.cells)):
+        return f"Waits: {least}, and {beyond}."
     full = context.allowance.exceeded(job, None, smallest(job.cells))
     if full is not None:
-        limit = f"{full.kind} {full.name} is at its limit of {full.configured_gpus or full.gpus} GPUs"
-        return f"Waits: {least}, and {limit} for all of its jobs."
+        return f"Waits: {least}, and {limit_words(*full)}."
     if context.rule:
         return f"Waits for its turn: {context.rule}."
     types = sorted({shape.gpu_type for shape in possible})
@@ -248,13 +251,15 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
     if i in context.away.get(index, ()):
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
+    if beyond := beyond_own(job, i):
+        return beyond
     if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if context.sizes_fixed:
         return "the policy gives each job the size it asked for"
     full = context.allowance.exceeded(job, choice, i)
     if full is not None:
-        return f"{full.kind} {full.name} would be beyond its limit of {full.configured_gpus or full.gpus} GPUs"
+        return limit_words(*full)
     if context.rule:
         return f"the policy goes by another rule: {context.rule}"
     if beyond_growth(job, i, terms):

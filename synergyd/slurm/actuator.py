@@ -160,7 +160,7 @@ class Actuator:
                 # parked first and alone: a refused update may set some fields and not the start time, and then
                 # the job would start half-changed
                 self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
-                self.slurm.update(job_id, {**size, **self._fields(job_id, target, known)})
+                self.slurm.update_size(job_id, row.uid, {**size, **self._fields(job_id, target, known)})
                 difference = self._difference(job_id, target)
                 if difference:
                     return difference

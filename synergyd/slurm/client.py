@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from synergyd.errors import UnavailableError, UsageError
+from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 
 
@@ -52,6 +53,13 @@ class SlurmWriter(Protocol):
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
         """(ReqNodeList, ExcNodeList) by job id, of those that are in the queue. Raises SlurmError."""
+
+    def accounting_rules(self) -> AccountingRules:
+        """What Slurm enforces of accounting; nothing where it has none. Raises SlurmError."""
+        ...
+
+    def associations(self) -> str:
+        """`scontrol show assoc_mgr`, in one call. Raises SlurmError."""
         ...
 
     def job(self, job_id: int) -> JobRow | None:
@@ -76,6 +84,15 @@ class SlurmWriter(Protocol):
 
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
         """`scontrol update`. Not atomic: read back."""
+        ...
+
+    @property
+    def acts_as_owner(self) -> bool:
+        """Does `update_size` write as the job's owner where Slurm holds jobs to limits?"""
+        ...
+
+    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+        """`update` of a job of user `uid` that leaves the limits of its association in force, where this user can."""
         ...
 
     def delay(self, job_ids: Sequence[int], seconds: int) -> None:

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from synergyd.slurm.accounting import owner_process, read_rules
+from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
     JOB_FIELDS,
@@ -35,6 +37,7 @@ NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
+OWNER_TIMEOUT_S = 5.0  # its owner can stop such a process
 _OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 TRANSIENT = re.compile(
     r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
@@ -72,6 +75,7 @@ class CommandLine:
         self._timeout_s = timeout_s
         self._writing = writing
         self.calls = 0
+        self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
 
     # -- reads -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +144,14 @@ class CommandLine:
                 found[int(f["%A"])] = required, excluded
         return {i: lists for i, lists in found.items() if i in set(job_ids)}
 
+    def accounting_rules(self) -> AccountingRules:
+        rules = read_rules(self._run)
+        self._limits = rules.limits
+        return rules
+
+    def associations(self) -> str:
+        return self._run("scontrol", "show", "assoc_mgr", "flags=assoc,qos").decode(errors="replace")
+
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
         return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
@@ -181,10 +193,35 @@ class CommandLine:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
-        for key, text in fields.items():
-            if not _KEY.match(key) or any(not c.isprintable() for c in text):
-                raise SlurmError("scontrol update", f"{key}={text!r} is no field and value for it", transient=False)
+        self._check_fields(fields)
         self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
+
+    @property
+    def acts_as_owner(self) -> bool:
+        return os.geteuid() == 0
+
+    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+        # by an update of root or SlurmUser Slurm takes the limits on CPUs as lifted by an admin, for as long as the job lives
+        # (job_mgr.c: limit_set)
+        ours = {k: v for k, v in fields.items() if k == "AdminComment"}  # the owner may not write it
+        size = {k: v for k, v in fields.items() if k not in ours}
+        if not (self._limits and uid and size and self.acts_as_owner):
+            self.update(job_id, fields)
+            return
+        self._check_fields(size)
+        pairs = (f"{k}={v}" for k, v in size.items())
+        # what is denied to the owner says nothing of this user's rights: no DeniedError
+        self._run(
+            "scontrol",
+            "update",
+            f"JobId={int(job_id)}",
+            *pairs,
+            timeout_s=OWNER_TIMEOUT_S,
+            start=self._writing,
+            uid=uid,
+        )
+        if ours:
+            self.update(job_id, ours)
 
     def delay(self, job_ids: Sequence[int], seconds: int) -> None:
         for i in range(0, len(job_ids), DELAY_IDS):
@@ -202,6 +239,12 @@ class CommandLine:
     def signal(self, job_id: int, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
         self._write("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
+
+    @staticmethod
+    def _check_fields(fields: Mapping[str, str]) -> None:
+        for key, text in fields.items():
+            if not _KEY.match(key) or any(not c.isprintable() for c in text):
+                raise SlurmError("scontrol update", f"{key}={text!r} is no field and value for it", transient=False)
 
     def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
         try:
@@ -265,12 +308,13 @@ class CommandLine:
         timeout_s: float = math.inf,
         fine: re.Pattern[str] | None = None,
         start: Callable[[], AbstractContextManager[None]] = nullcontext,
+        uid: int | None = None,
     ) -> bytes:
-        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`."""
+        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user."""
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
         try:
-            done = self._answer(argv, timeout_s, start)
+            done = self._answer(argv, timeout_s, start, uid)
         except subprocess.TimeoutExpired:
             raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
@@ -290,17 +334,22 @@ class CommandLine:
         return done.stdout
 
     def _answer(
-        self, argv: Sequence[str], timeout_s: float, start: Callable[[], AbstractContextManager[None]]
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        start: Callable[[], AbstractContextManager[None]],
+        uid: int | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
+        whose = {"env": self._environment} if uid is None else owner_process(uid, self._environment)
         with start():
             process = subprocess.Popen(
                 argv,
-                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                **whose,
             )
         with process:
             try:

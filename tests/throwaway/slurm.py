@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.throwaway.accounting import DBD_PORT, SQL_PORT, Accounting
+from tests.throwaway.accounting import missing_programs as missing_for_accounting
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sinfo", "sbatch", "srun", "scancel")
 PORT_FIRST, PORT_LAST, PORT_BLOCK = 20000, 31900, 100
 
@@ -69,6 +72,7 @@ class SlurmCluster:
     memory_mib: int = 64000  # of each node; Slurm counts its use only with `counts_memory`
     counts_memory: bool = False
     park_cred_expire_s: int = 120
+    accounting: Accounting | None = None  # a slurmdbd of its own
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -93,8 +97,11 @@ class SlurmCluster:
     def start(self, timeout_s: float = 60.0) -> None:
         """Starts everything, waits until every node is idle. Raises MissingProgram, RuntimeError with the log's tail."""
         missing = missing_programs()
+        packages = "slurm-wlm munge"
+        if self.accounting is not None:
+            missing, packages = missing + missing_for_accounting(), f"{packages} slurmdbd mariadb-server"
         if missing:
-            raise MissingProgram(f"missing: {', '.join(missing)}; on Debian: apt-get install slurm-wlm munge")
+            raise MissingProgram(f"missing: {', '.join(missing)}; on Debian: apt-get install {packages}")
         self.folder.chmod(0o755)
         for name in ("state", "log", "spool", "synergy", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
@@ -102,7 +109,11 @@ class SlurmCluster:
         self.port = self._take_ports()
         self._write_files()
         self.start_munged()
+        if self.accounting is not None:
+            self.accounting.start(self)
         self.start_controller()
+        if self.accounting is not None:
+            self.accounting.fill(self)
         for name in self.node_names:
             self.start_node(name)
         self.wait_for(lambda: len(self._idle()) == len(self.node_names), timeout_s, "nodes to be idle")
@@ -112,7 +123,8 @@ class SlurmCluster:
         if "slurmctld" in self._processes and self._processes["slurmctld"].poll() is None:
             self.run("scancel", "--full", "-s", "KILL", *self._job_ids(), check=False, timeout_s=10)
             time.sleep(0.2)
-        for name in sorted(self._processes, key=lambda n: (n == "munged", n == "slurmctld")):
+        last = ("slurmctld", "slurmdbd", "mariadbd", "munged")
+        for name in sorted(self._processes, key=lambda n: last.index(n) if n in last else -1):
             self._end(name)
         self._kill_steps()
         if self._port_lock >= 0:
@@ -135,17 +147,17 @@ class SlurmCluster:
             f"--pid-file={munge}/pid",
             f"--log-file={munge}/log",
         ]
-        self._spawn("munged", [*args, f"--seed-file={munge}/seed", "--force", "--foreground", "--num-threads=4"])
+        self.spawn("munged", [*args, f"--seed-file={munge}/seed", "--force", "--foreground", "--num-threads=4"])
         self.wait_for(self.munge_socket.exists, 10, "munged's socket")
 
     def start_controller(self) -> None:
         """slurmctld (again, on the same state, after `kill("slurmctld")`)."""
-        self._spawn("slurmctld", ["-D", "-f", str(self.conf)])
+        self.spawn("slurmctld", ["-D", "-f", str(self.conf)])
         self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 30, "slurmctld to answer")
 
     def start_node(self, name: str) -> None:
         """The slurmd of node `name`."""
-        self._spawn("slurmd", ["-D", "-f", str(self.conf), "-N", name], key=name)
+        self.spawn("slurmd", ["-D", "-f", str(self.conf), "-N", name], key=name)
 
     def kill(self, name: str, sig: int = signal.SIGKILL) -> None:
         """Kills `munged`, `slurmctld` or a node's slurmd (by node name) and waits for its end."""
@@ -202,6 +214,10 @@ class SlurmCluster:
         done = self.run("sbatch", "--parsable", *options, str(script), **kwargs)  # type: ignore[arg-type]
         return int(done.stdout.strip().split(";")[0])
 
+    def sacctmgr(self, command: str) -> str:
+        """Runs one sacctmgr command of plain words without asking back. Raises RuntimeError with what it said."""
+        return self.run("sacctmgr", "-i", *command.split()).stdout
+
     def state(self, job_id: int) -> str:
         """The job's state as squeue prints it ('' when it is gone)."""
         return self.run("squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T", check=False).stdout.strip()
@@ -238,8 +254,9 @@ class SlurmCluster:
             lock = os.open(Path(tempfile.gettempdir()) / f"synergy-ports-{first}.lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # the last two: daemons' report ports
-                for port in (*range(first, first + 2 + len(self.node_names)), first + 90, first + 91):
+                # the last four: daemons' report ports and those of accounting
+                own = (first + 90, first + 91, first + DBD_PORT, first + SQL_PORT)
+                for port in (*range(first, first + 2 + len(self.node_names)), *own):
                     with socket.socket() as probe:
                         probe.bind(("127.0.0.1", port))
             except OSError:
@@ -298,7 +315,11 @@ class SlurmCluster:
             "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0",
             "MaxJobCount=20000",
             "MinJobAge=30",
-            "AccountingStorageType=accounting_storage/none",
+            *(
+                self.accounting.slurm_conf(self)
+                if self.accounting
+                else ["AccountingStorageType=accounting_storage/none"]
+            ),
             "JobAcctGatherType=jobacct_gather/none",
             *(["JobSubmitPlugins=lua"] if self.job_submit else []),
             *nodes,
@@ -315,7 +336,7 @@ class SlurmCluster:
         (d / "gres.conf").write_text("\n".join(gres) + "\n")
         (d / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
-    def _spawn(self, program: str, args: Sequence[str], key: str = "") -> None:
+    def spawn(self, program: str, args: Sequence[str], key: str = "") -> None:
         log = (self.folder / "log" / f"{key or program}.log").open("ab")
         path = shutil.which(program, path=self._path()) or program
         with log:

@@ -1,20 +1,27 @@
-"""GPUs that accounts and partitions may still take while jobs get Cells one after another."""
+"""What jobs may still take under limits (GPUs of accounts and partitions, Slurm's own) while they get Cells one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from synergyd.scheduler.problem.records import Allocation, GpuLimit, JobRequest, Problem
+from synergyd.records import Job, JobState, Shape
+from synergyd.scheduler.problem.records import GPUS, Allocation, JobRequest, Problem, UsageLimit
 from synergyd.scheduler.problem.utility import allocation as allocation_of
+from synergyd.settings import Settings
+
+_HOLDING = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+
+
+_EXACT = 1e-6  # sums of parts of nodes and of minutes are not exact
 
 
 class Allowance:
-    """GPUs left under each of the problem's limits, with `choice` given out."""
+    """What is left under each of the problem's limits, with `choice` given out."""
 
     def __init__(self, problem: Problem, choice: Sequence[int | None] = ()) -> None:
         self._limits = problem.limits
-        self._left = [limit.gpus for limit in problem.limits]
+        self._left = [limit.most for limit in problem.limits]
         for job, picked in zip(problem.jobs, choice, strict=False):
             self.change(job, None, picked)
 
@@ -22,21 +29,16 @@ class Allowance:
         """May the job go from one of its Cells (None: it waits) to another? Giving GPUs back always may."""
         return self.exceeded(job, before, after) is None
 
-    def exceeded(self, job: JobRequest, before: int | None, after: int | None) -> GpuLimit | None:
-        """The first limit that such a step would go beyond; its GPUs are those that the problem's jobs may have."""
-        if not self._limits:
-            return None
-        more = _gpus(job, after) - _gpus(job, before)
+    def exceeded(self, job: JobRequest, before: int | None, after: int | None) -> tuple[UsageLimit, float] | None:
+        """The first limit that such a step would go beyond, and what is left of it."""
         for limit, left in zip(self._limits, self._left, strict=True):
-            if more > max(left, 0) and limit.binds(job):
-                return limit
+            if limit.use(job, after) - limit.use(job, before) > max(left, 0) + _EXACT:
+                return limit, max(left, 0)
         return None
 
     def change(self, job: JobRequest, before: int | None, after: int | None) -> None:
-        more = _gpus(job, after) - _gpus(job, before)
         for i, limit in enumerate(self._limits):
-            if limit.binds(job):
-                self._left[i] -= more
+            self._left[i] -= limit.use(job, after) - limit.use(job, before)
 
 
 def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
@@ -50,7 +52,7 @@ def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
     allowance = Allowance(problem, kept)
     order = sorted(range(len(kept)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id))
     # those that give GPUs back first: others may take them
-    order.sort(key=lambda i: _gpus(problem.jobs[i], allocated.choice[i]) > _gpus(problem.jobs[i], kept[i]))
+    order.sort(key=lambda i: problem.jobs[i].gpus(allocated.choice[i]) > problem.jobs[i].gpus(kept[i]))
     for i in order:
         if allowance.allows(problem.jobs[i], kept[i], allocated.choice[i]):
             allowance.change(problem.jobs[i], kept[i], allocated.choice[i])
@@ -61,5 +63,99 @@ def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
     return replace(allocation_of(problem, kept, moved), upper_bound=allocated.upper_bound)
 
 
-def _gpus(job: JobRequest, index: int | None) -> int:
-    return 0 if index is None else job.cells[index].shape.gpus
+@dataclass(frozen=True, kw_only=True)
+class SlurmLimits:
+    """What Slurm's associations and QOS leave to Synergy's jobs. Mappings are by job id."""
+
+    #: `most` is what Slurm's other jobs leave to all of Synergy's
+    shared: tuple[UsageLimit, ...] = ()
+    #: of one job alone
+    own: Mapping[int, tuple[UsageLimit, ...]] = field(default_factory=dict)
+    #: why a running job may not be restarted now
+    stuck: Mapping[int, str] = field(default_factory=dict)
+    #: Slurm's fair-share factor, 0 to 1
+    fair_shares: Mapping[int, float] = field(default_factory=dict)
+
+
+NO_SLURM_LIMITS = SlurmLimits()
+
+
+def usage_limits(
+    requests: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings, slurm: SlurmLimits = NO_SLURM_LIMITS
+) -> tuple[UsageLimit, ...]:
+    """The limits of accounts and partitions, and Slurm's, less what jobs outside of the problem hold; never below what the jobs
+    of the problem hold now, for they may stay."""
+    limits = [UsageLimit("account", name, gpus, gpus) for name, gpus in settings.account_limits.items()]
+    limits += [UsageLimit("partition", name, gpus, gpus) for name, gpus in settings.partition_limits.items()]
+    limits += slurm.shared
+    if not limits:
+        return ()
+    taking = {request.job_id for request in requests}
+    holding = [job for job in jobs if job.job_id not in taking and job.state in _HOLDING]
+    bounds = []
+    for limit in limits:
+        held = sum(_held(limit, job) for job in holding)
+        own = sum(limit.use(request, request.current) for request in requests)
+        bounds.append(replace(limit, most=max(limit.most - held, own, 0)))
+    return tuple(bounds)
+
+
+def _held(limit: UsageLimit, job: Job) -> float:
+    """Of a limit by a job outside of the problem."""
+    if limit.rates is not None:
+        rate = limit.rates.get(job.job_id)
+    else:
+        rate = GPUS if limit.name in ([job.account] if limit.kind == "account" else job.partition.split(",")) else None
+    return rate.of(job.shape.gpu_type, job.shape.nodes, job.shape.gpus_per_node) if rate is not None else 0.0
+
+
+def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple[JobRequest, ...]:
+    """The jobs, the Cells beyond Slurm's limits of one job banned. A running job may stay as it is, but not move."""
+    if not slurm.own:
+        return tuple(requests)
+    found: dict[tuple[int, int], frozenset[int]] = {}
+    limited = []
+    for job in requests:
+        own = slurm.own.get(job.job_id, ())
+        if not own:
+            limited.append(job)
+            continue
+        key = id(job.cells), id(own)  # like jobs share both
+        if key not in found:
+            found[key] = frozenset(
+                i for i in range(len(job.cells)) if any(_breaks(x.use(job, i), x.most, x.at_least) for x in own)
+            )
+        limited.append(replace(job, banned=job.banned | found[key], own_limits=own) if found[key] else job)
+    return tuple(limited)
+
+
+def _breaks(use: float, most: float, at_least: bool) -> bool:
+    return use < most - _EXACT if at_least else use > most + _EXACT
+
+
+def beyond_own(job: JobRequest, index: int) -> str:
+    """Which of Slurm's limits of this job alone its Cell `index` is beyond, in words; "" if none."""
+    full = next((x for x in job.own_limits if _breaks(x.use(job, index), x.most, x.at_least)), None)
+    if full is None:
+        return ""
+    bound = "must have at least" if full.at_least else "may have at most"
+    return f"a job of {full.kind} {full.name} {bound} {full.most:g} {full.unit} ({full.slurm})"
+
+
+def beyond(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
+    """Which of them a job that waits would be beyond with `shape`, in words; "" if none."""
+    for limit in (*limits.shared, *limits.own.get(job_id, ())):
+        rate = limit.own or (limit.rates or {}).get(job_id)
+        if rate is None:
+            continue
+        if _breaks(rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node), limit.most, limit.at_least):
+            return limit_words(limit, limit.most)
+    return ""
+
+
+def limit_words(limit: UsageLimit, left: float) -> str:
+    """What is left of a limit over several jobs: `account chem may hold 8 more GPUs (GrpTRES)`."""
+    more = f"{limit.kind} {limit.name} may hold {left:g} more {limit.unit}"
+    if limit.slurm:
+        return f"{more} ({limit.slurm})"
+    return f"{more}: its limit is {limit.configured:g} for all of its jobs"

@@ -1,4 +1,4 @@
-"""Priorities of jobs in an epoch: weights, deadlines, equal shares, limits of accounts and partitions."""
+"""Priorities of jobs in an epoch: weights, deadlines, equal shares."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from synergyd.errors import UsageError
-from synergyd.records import Job, JobState
+from synergyd.records import Job
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
-from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective, Progress
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.settings import OBJECTIVES, Settings
 
-_PRIORITY_REACH = 10.0  # a Slurm priority counts as at most this many times the median, and at least its inverse
+_PRIORITY_REACH = 10.0  # a Slurm priority, or fair-share factor, counts as at most this many times the median, and at least its inverse
+_LEAST_SHARE = 1e-6  # Slurm's fair-share factor is 0 where an association has no shares, or no use of its parent's
 _SHORT_REACH = 3.0  # a job's own length counts as at most this factor, and at least its inverse
 _LEAST_TIME_S = 1.0
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
@@ -38,8 +39,11 @@ def objective_of(settings: Settings) -> Objective:
     return Objective(exponent=p, max_growth=settings.max_growth, form=form, reference=reference)
 
 
-def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
-    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on.
+def weights(
+    jobs: Iterable[Job], settings: Settings, fair_shares: Mapping[int, float] | None = None
+) -> dict[int, float]:
+    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on, times
+    Slurm's fair-share factor of its association (`fair_shares`, by job id) over the median where that is on.
 
     A directive's weight counts as MaxWeight at most. Those of a user's jobs are divided by their mean where it is above 1, so
     that all of a user's jobs together weigh no more than jobs without weights.
@@ -51,12 +55,17 @@ def weights(jobs: Iterable[Job], settings: Settings) -> dict[int, float]:
         of_user.setdefault(job.uid, []).append(told[job.job_id])
     means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
+    shares = (fair_shares or {}) if settings.fair_share_weight else {}
+    middle_share = max(median(shares.values() or [1.0]), _LEAST_SHARE)
     weight_of: dict[int, float] = {}
     for job in jobs:
         weight = told[job.job_id] / means[job.uid]
         weight *= settings.qos_weights.get(job.qos, 1.0)
         if settings.priority_weight and job.priority > 0:
             weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
+        if job.job_id in shares:
+            share = max(shares[job.job_id], _LEAST_SHARE) / middle_share
+            weight *= min(max(share, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
         weight_of[job.job_id] = weight
     return weight_of
 
@@ -73,32 +82,6 @@ def disbelief(job: Job, progress: Progress, settings: Settings) -> str:
     if progress.refuted:
         note += " It has trained for longer than it said was left, so it counts as the longest job."
     return note
-
-
-def gpu_limits_of(requests: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings) -> tuple[GpuLimit, ...]:
-    """The limits of accounts and partitions, less the GPUs of jobs outside of the problem; never below the GPUs that the jobs
-    of the problem hold now, for they may stay."""
-    named = [("account", name, gpus) for name, gpus in settings.account_limits.items()]
-    named += [("partition", name, gpus) for name, gpus in settings.partition_limits.items()]
-    if not named:
-        return ()
-    taking = {request.job_id for request in requests}
-    held: Counter[tuple[str, str]] = Counter()
-    for job in jobs:
-        if job.job_id not in taking and job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING):
-            held["account", job.account] += job.shape.gpus
-            for name in job.partition.split(","):
-                held["partition", name] += job.shape.gpus
-    bounds = []
-    for kind, name, gpus in named:
-        limit = GpuLimit(kind, name, max(0, gpus - held[kind, name]), gpus)
-        own = sum(
-            request.cells[request.current].shape.gpus
-            for request in requests
-            if request.current is not None and limit.binds(request)
-        )
-        bounds.append(replace(limit, gpus=max(limit.gpus, own)))
-    return tuple(bounds)
 
 
 def with_claims(

@@ -133,6 +133,12 @@ class JobRequest:
     need_why: str = ""
     #: it runs, and may be stopped for others; the value of that is utility.stop_value
     stoppable: bool = False
+    #: limits of this job alone; Cells beyond them are among `banned`
+    own_limits: tuple[UsageLimit, ...] = ()
+
+    def gpus(self, index: int | None) -> int:
+        """On its Cell `index`; None: it waits."""
+        return 0 if index is None else self.cells[index].shape.gpus
 
 
 @dataclass(frozen=True)
@@ -164,20 +170,80 @@ class Objective:
     need_bonus: float = 0.0
 
 
-@dataclass(frozen=True)
-class GpuLimit:
-    """A limit on the GPUs of all jobs of an account or a partition."""
+class Rate(NamedTuple):
+    """What a job uses of a limit: `per_job` + nodes x the larger of `per_node` and `per_gpu` x GPUs on each node."""
 
-    #: "account" or "partition"
+    per_job: float = 0.0
+    per_node: float = 0.0
+    per_gpu: float = 1.0
+    #: of this GPU type alone; empty: of any
+    gpu_type: str = ""
+    #: GPUs of a whole node, where a job that has a part of one node may share it: it counts as that part. 0: it counts whole
+    whole: int = 0
+    #: on one of its nodes, however many it has
+    one_node: bool = False
+
+    def times(self, factor: float) -> Rate:
+        """The rate of minutes, of so many minutes."""
+        return self._replace(
+            per_job=self.per_job * factor, per_node=self.per_node * factor, per_gpu=self.per_gpu * factor
+        )
+
+    def of(self, gpu_type: str, nodes: int, gpus_per_node: int) -> float:
+        if self.gpu_type and gpu_type != self.gpu_type:
+            return 0.0
+        each = max(self.per_node, self.per_gpu * gpus_per_node)
+        if nodes == 1 and gpus_per_node < self.whole:
+            each *= gpus_per_node / self.whole
+        return self.per_job + (1 if self.one_node else nodes) * each
+
+
+GPUS = Rate()
+
+
+@dataclass(frozen=True)
+class UsageLimit:
+    """A limit on what the jobs that it binds use together: GPUs as a rule."""
+
+    #: "account" or "partition"; of Slurm's own limits, whose they are ("account", "user", "qos")
     kind: str
     name: str
     #: for the jobs of this problem
-    gpus: int
+    most: float
     #: for all jobs, as the admin set it
-    configured_gpus: int = 0
+    configured: float = 0
+    _: KW_ONLY
+    unit: str = "GPUs"
+    #: Slurm's name for it (GrpTRES); empty: of the settings
+    slurm: str = ""
+    #: what is used must be `most` or more
+    at_least: bool = False
+    #: by job id, of the jobs that it binds; None: GPUs of those that kind and name say
+    rates: Mapping[int, Rate] | None = None
+    #: of a limit of one job alone: what any such job uses
+    own: Rate | None = None
+
+    def rate(self, job: JobRequest) -> Rate | None:
+        """What `job` uses by size; None where it is not bound."""
+        if self.rates is not None:
+            return self.rates.get(job.job_id)
+        if self.own is not None:
+            return self.own
+        inside = (
+            self.name == job.account if self.kind == "account" else self.name in job.node_filter.partition.split(",")
+        )
+        return GPUS if inside else None
 
     def binds(self, job: JobRequest) -> bool:
-        return job.account == self.name if self.kind == "account" else self.name in job.node_filter.partition.split(",")
+        return self.rate(job) is not None
+
+    def use(self, job: JobRequest, index: int | None) -> float:
+        """Of it by the job on one of its Cells (None: it waits)."""
+        rate = None if index is None else self.rate(job)
+        if rate is None or index is None:
+            return 0.0
+        shape = job.cells[index].shape
+        return rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node)
 
 
 @dataclass(frozen=True)
@@ -192,7 +258,7 @@ class Problem:
     #: of any change of a running job
     restart_cost_s: float = 0.0
     #: running jobs never exceed them by staying as they are
-    limits: tuple[GpuLimit, ...] = ()
+    limits: tuple[UsageLimit, ...] = ()
     #: not None: at most one job that spans nodes on a node; these nodes are spanned by jobs outside of the problem
     spanned: frozenset[str] | None = None
     #: policies that preempt may stop any running job; the others stop those that are `stoppable`

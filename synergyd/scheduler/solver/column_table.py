@@ -15,7 +15,7 @@ from synergyd.scheduler.solver.columns import columns
 from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
 from synergyd.scheduler.solver.milp import pools_of
 
-Piece = tuple[int, int]  # (pool, GPUs on each of its nodes); pool -1 - i, single GPUs: limit number i
+Piece = tuple[int, int]  # (pool, GPUs on each of its nodes); pool -1 - i: limit number i
 _STAY = -1  # in place of a Cell's index: the job stays where it is
 
 
@@ -153,10 +153,10 @@ def _without_stuck(problem: Problem, movable: Bools) -> list[int]:
 
 
 def _stuck_by_limit(problem: Problem, movable: Bools) -> list[float]:
-    """GPUs that running jobs which can't change take of each limit."""
+    """What running jobs that can't change use of each limit."""
     pairs = zip(problem.jobs, movable.tolist(), strict=True)
-    stuck = [(a, a.cells[a.current].shape.gpus) for a, moves in pairs if a.current is not None and not moves]
-    return [float(sum(gpus for a, gpus in stuck if limit.binds(a))) for limit in problem.limits]
+    stuck = [a for a, moves in pairs if a.current is not None and not moves]
+    return [sum(limit.use(a, a.current) for a in stuck) for limit in problem.limits]
 
 
 class _Pools:
@@ -192,7 +192,10 @@ class _UseRows:
         self._number: dict[tuple[tuple[Piece, float], ...], int] = {}
         self.split = False
         filters = {f: i for i, f in enumerate(dict.fromkeys(job.node_filter for job in problem.jobs))}
-        bound = [tuple(i for i, limit in enumerate(problem.limits) if limit.binds(a)) for a in problem.jobs]
+        bound = [
+            tuple((i, rate) for i, limit in enumerate(problem.limits) if (rate := limit.rate(a)) is not None)
+            for a in problem.jobs
+        ]
         bounds = {b: i for i, b in enumerate(dict.fromkeys(bound))}
         self._filters, self._bounds, self._bound = list(filters), list(bounds), bound
         numbers = [
@@ -213,7 +216,7 @@ class _UseRows:
             number_of_filter, bound = divmod(group, len(self._bounds))
             usable = self._pools.usable(self._filters[number_of_filter], self._types[number])
             self.split |= count > 1 and len(usable) > 1
-            limits = {(-1 - i, 1): float(count * size) for i in self._bounds[bound]}
+            limits = {(-1 - i, 1): rate.of(self._types[number], count, size) for i, rate in self._bounds[bound]}
             fits = [q for q in usable if self._pools.fit(q, size) >= count]
             rows.append([self._row({(q, size): float(count), **limits}) for q in fits])
         many = np.array([len(own) for own in rows], dtype=np.intp)
@@ -232,7 +235,7 @@ class _UseRows:
         size, index, free = shape.gpus_per_node, self._pools.index, self._pools.free
         standing = [n for n in request.nodes if n in index and free[index[n]] >= size]
         use: dict[Piece, float] = {(q, size): float(n) for q, n in Counter(self._pools.of[n] for n in standing).items()}
-        use |= {(-1 - i, 1): float(shape.gpus) for i in self._bound[job]}
+        use |= {(-1 - i, 1): rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node) for i, rate in self._bound[job]}
         return self._row(use)
 
     def matrix(self, stuck: Sequence[float]) -> tuple[Floats, Floats]:
@@ -246,7 +249,7 @@ class _UseRows:
         for q, of_pool in sorted(sizes.items()):
             if q < 0:
                 rows.append((q, 1))
-                limit.append(self._problem.limits[-1 - q].gpus - stuck[-1 - q])
+                limit.append(self._problem.limits[-1 - q].most - stuck[-1 - q])
                 continue
             weaker: list[tuple[int, int]] = []
             for size in sorted(of_pool):

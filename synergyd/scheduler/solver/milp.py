@@ -10,7 +10,7 @@ take it; for each running job, whether it stays in place. Rows:
 - a job that stays occupies its own nodes, so a node's share of the row for s is floor((c_n - what stays there)/s):
   linear where s divides the staying pieces, else an integer variable of that node;
 - where jobs of several partitions share nodes, integer flows count the pieces of each size on each pool of nodes;
-- the GPUs of an account's or a partition's jobs are at most its limit.
+- what the jobs under a limit use together (GPUs of an account, as a rule) is at most the limit.
 
 So moving a job to make room is a choice of the program too, at the price of the job's restart.
 """
@@ -112,13 +112,13 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
             pieces[usable, column.gpus_per_node].append((variable, column.nodes))
         for limit, terms in zip(problem.limits, limited, strict=True):
             if limit.binds(job):
-                if group.stay is not None and job.current is not None:
-                    terms.append((group.stay, float(job.cells[job.current].shape.gpus)))
-                terms += [(v, float(c.gpus)) for v, c in zip(group.variables, group.columns, strict=True)]
+                if group.stay is not None:
+                    terms.append((group.stay, limit.use(job, job.current)))
+                terms += [(v, limit.use(job, c.cell)) for v, c in zip(group.variables, group.columns, strict=True)]
         everyone = [*group.variables, *(v for v in (group.stay, group.stop) if v is not None)]
         program.row([(v, 1.0) for v in everyone], count if group.stay is not None else 0, count)
     for limit, terms in zip(problem.limits, limited, strict=True):
-        program.row(terms, -math.inf, limit.gpus)
+        program.row(terms, -math.inf, limit.most)
     demand = _route(program, pieces)
     for q, pool in enumerate(pools):
         sizes = sorted({size for at, size in demand if at == q})
@@ -190,7 +190,7 @@ def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup
         job = problem.jobs[i]
         own = columns(job, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
-        bound = tuple(limit.binds(job) for limit in problem.limits)
+        bound = tuple(limit.rate(job) for limit in problem.limits)
         loss = round(stay_value(job, problem.terms) - stop_value(job, problem.terms), 9) if job.stoppable else None
         key = (open_to[job.node_filter], offers, _held(job), bound, loss)
         if key in groups:

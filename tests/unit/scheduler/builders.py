@@ -144,10 +144,7 @@ def brute_force(problem: Problem) -> float:
 def within(problem: Problem, choice: Sequence[int | None]) -> bool:
     """Do the jobs keep every limit?"""
     return all(
-        sum(
-            a.cells[c].shape.gpus for a, c in zip(problem.jobs, choice, strict=True) if c is not None and limit.binds(a)
-        )
-        <= limit.gpus
+        sum(limit.use(a, c) for a, c in zip(problem.jobs, choice, strict=True)) <= limit.most + 1e-6
         for limit in problem.limits
     )
 

@@ -12,9 +12,9 @@ from synergyd.records import Action, Directive, JobState
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
-from synergyd.scheduler.problem.gpu_limits import within_limits
-from synergyd.scheduler.problem.priorities import gpu_limits_of, objective_of, weights, with_claims
-from synergyd.scheduler.problem.records import GpuLimit, JobRequest, NodeCapacity, Objective, Problem, Progress
+from synergyd.scheduler.problem.gpu_limits import usage_limits, within_limits
+from synergyd.scheduler.problem.priorities import objective_of, weights, with_claims
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem, Progress, UsageLimit
 from synergyd.scheduler.problem.utility import change_value, restart_factor, stay_value, value_terms
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
@@ -135,6 +135,15 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
     assert "deadline" in first[9].why and dict(first[9].worth)["need"] > 3 * math.log(32)
 
 
+def test_slurms_fair_share_scales_weights_where_it_is_asked_for() -> None:
+    jobs = [job(i, uid=1000 + i) for i in (1, 2, 3, 4)]
+    shares = {1: 0.5, 2: 0.25, 3: 0.0}
+    assert set(weights(jobs, PLAIN, shares).values()) == {1.0}
+    found = weights(jobs, Settings(fair_share_weight=True), shares)
+    assert found == {1: 2.0, 2: 1.0, 3: pytest.approx(0.1), 4: 1.0}
+    assert weights(jobs, Settings(fair_share_weight=True)) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
@@ -147,14 +156,14 @@ def test_limits_are_less_what_others_hold_and_never_below_what_is_held() -> None
         job(9, account="chem", state=JobState.PENDING),
     ]
     settings = Settings(account_limits={"chem": 8, "bio": 0}, partition_limits={"debug": 4})
-    found = gpu_limits_of(asks, others, settings)
+    found = usage_limits(asks, others, settings)
     assert found == (
-        GpuLimit("account", "chem", 5, 8),
-        GpuLimit("account", "bio", 0),
-        GpuLimit("partition", "debug", 3, 4),
+        UsageLimit("account", "chem", 5, 8),
+        UsageLimit("account", "bio", 0),
+        UsageLimit("partition", "debug", 3, 4),
     )
-    assert gpu_limits_of(asks, others, Settings(account_limits={"chem": 3})) == (GpuLimit("account", "chem", 2, 3),)
-    assert gpu_limits_of(asks, others, PLAIN) == ()
+    assert usage_limits(asks, others, Settings(account_limits={"chem": 3})) == (UsageLimit("account", "chem", 2, 3),)
+    assert usage_limits(asks, others, PLAIN) == ()
 
 
 def test_an_account_at_its_limit_waits_and_is_told_so() -> None:
@@ -170,7 +179,7 @@ def test_an_account_at_its_limit_waits_and_is_told_so() -> None:
 
 def test_policies_that_know_no_limits_are_held_to_them() -> None:
     asks = [ask(i, cells(1.0), account="chem") for i in range(3)]
-    problem = Problem(tuple(asks), ROOMS, limits=(GpuLimit("account", "chem", 2),))
+    problem = Problem(tuple(asks), ROOMS, limits=(UsageLimit("account", "chem", 2),))
     free = FifoPolicy().allocate(problem)
     assert free.choice == (0, 0, 0)
     assert within_limits(problem, free).choice == (0, 0, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.events import Observed
 from synergyd.records import JobState
+from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.observe import launch_failed, state_of
 from synergyd.slurm.rows import JobRow, PartitionRow
@@ -44,6 +45,10 @@ class FakeSlurm:
     calls: list[list[str]] = field(default_factory=list)
     requeued: list[tuple[int, int]] = field(default_factory=list)
     signals: list[tuple[int, int, float]] = field(default_factory=list)
+    rules: AccountingRules = field(default_factory=AccountingRules)
+    assoc_mgr: str = ""
+    assoc_reads: int = 0
+    acts_as_owner: bool = True
     away: bool = False
     refuse: dict[str, tuple[str, bool]] = field(default_factory=dict)
     ignore: set[str] = field(default_factory=set)
@@ -75,6 +80,15 @@ class FakeSlurm:
         here = [i for i in job_ids if i in self.jobs]
         return {i: (expand(self.required.get(i, "")), self.excluded.get(i, ())) for i in here}
 
+    def accounting_rules(self) -> AccountingRules:
+        self._reach("scontrol show config")
+        return self.rules
+
+    def associations(self) -> str:
+        self._reach("scontrol show assoc_mgr")
+        self.assoc_reads += 1
+        return self.assoc_mgr
+
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         self._reach("squeue --json")
         return {i: self.comments[i] for i in job_ids if i in self.comments}
@@ -96,6 +110,9 @@ class FakeSlurm:
         for job_id in job_ids:
             if (job := self.jobs.get(job_id)) is not None and job.state == "PENDING":
                 self._set_field(job_id, "StartTime", f"now+{seconds}")
+
+    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+        self.update(job_id, fields)
 
     def requeue(self, job_id: int) -> None:
         self._write("requeue", str(job_id))

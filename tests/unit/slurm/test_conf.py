@@ -64,7 +64,8 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
-        "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes QosWeights=high:4,low:0.5\n"
+        "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
+        "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
@@ -99,6 +100,7 @@ def test_every_key(folder: Path) -> None:
         deadline_share=2,
         max_weight=4,
         priority_weight=True,
+        fair_share_weight=True,
         qos_weights={"high": 4.0, "low": 0.5},
         account_limits={"chem": 64},
         partition_limits={"gpu": 128, "debug": 0},

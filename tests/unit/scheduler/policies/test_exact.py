@@ -17,12 +17,13 @@ from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.records import (
     Allocation,
-    GpuLimit,
     JobRequest,
     NodeCapacity,
     NodeFilter,
     Objective,
     Problem,
+    Rate,
+    UsageLimit,
 )
 from synergyd.scheduler.problem.utility import objective
 from synergyd.scheduler.solver.greedy import greedy
@@ -81,9 +82,20 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
     limits = []
     if rnd.random() < 0.4:
         asks = [replace(a, account=rnd.choice("xy")) for a in asks]
-        for limit in (GpuLimit("account", "x", rnd.randrange(5)), GpuLimit("partition", "p", rnd.randrange(9))):
-            held = sum(a.cells[a.current].shape.gpus for a in asks if a.current is not None and limit.binds(a))
-            limits.append(replace(limit, gpus=max(limit.gpus, held)))
+        rates = {
+            a.job_id: Rate(
+                rnd.choice([0.0, 1.0]), rnd.choice([0.0, 1.0, 2.5]), rnd.choice([0.0, 1.0]), whole=rnd.choice([0, 4])
+            )
+            for a in asks
+            if rnd.random() < 0.6
+        }
+        for limit in (
+            UsageLimit("account", "x", rnd.randrange(5)),
+            UsageLimit("partition", "p", rnd.randrange(9)),
+            UsageLimit("account", "x", rnd.randrange(9), unit="CPUs", slurm="GrpTRES", rates=rates),
+        ):
+            held = sum(limit.use(a, a.current) for a in asks)
+            limits.append(replace(limit, most=max(limit.most, held)))
     return Problem(tuple(asks), tuple(rooms), terms, limits=tuple(limits))
 
 

@@ -1,0 +1,40 @@
+"""Slurm's accounting through its commands: what it enforces, and updates in a job owner's name."""
+
+from __future__ import annotations
+
+import logging
+import pwd
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from synergyd.slurm.associations import QOS_FIELDS, AccountingRules, enforced, partition_qos, qos_rules
+from synergyd.slurm.client import SlurmError
+
+log = logging.getLogger("synergyd")
+# SLURM_JWT is the daemon's own right; of the rest the command needs nothing
+_OWNERS = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "MUNGE_SOCKET", "SLURM_TIME_FORMAT", "LC_ALL")
+NO_GROUP = 65534
+
+
+def read_rules(run: Callable[..., bytes]) -> AccountingRules:
+    """By `run(*argv)`: one call where Slurm enforces no limits, else three. Raises what `run` raises."""
+    words = enforced(run("scontrol", "show", "config").decode(errors="replace"))
+    if "limits" not in words:
+        return AccountingRules(enforced=words)
+    partitions = run("scontrol", "show", "partition", "-o").decode(errors="replace")
+    try:
+        qos = run("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS_FIELDS)}").decode(errors="replace")
+    except SlurmError as error:  # slurmdbd is away, or sacctmgr is not here: what assoc_mgr shows must do
+        log.warning("limits of one user in a QOS are known only of users with jobs in it: %s", error)
+        qos = ""
+    return AccountingRules(enforced=words, qos=qos_rules(qos), partition_qos=partition_qos(partitions))
+
+
+def owner_process(uid: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Popen's arguments for a command as user `uid`, who can look into the process: it is given nothing of the daemon's own."""
+    try:
+        group = pwd.getpwuid(uid).pw_gid
+    except KeyError:  # Slurm knows users that this host does not
+        group = NO_GROUP
+    env = {k: v for k, v in environment.items() if k in _OWNERS}
+    return {"env": env, "user": uid, "group": group, "extra_groups": [], "cwd": "/"}

@@ -1,0 +1,149 @@
+"""synergyd on a cluster whose slurmdbd holds jobs to limits of associations and QOS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from synergyd.slurm.associations import parse
+from synergyd.slurm.command_line import CommandLine
+from tests.integration.daemon_site import explain, status, until_beat, until_steps
+from tests.throwaway import accounting, light_job
+from tests.throwaway.accounting import Accounting
+from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.synergy import make_cluster, synergyd
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(accounting.missing_programs()), reason=f"not here: {accounting.missing_programs()}"),
+]
+NOBODY = 65534
+AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+ACCOUNTS = (
+    "add account chem GrpTRES=gres/gpu=4,node=1,cpu=8,mem=4000",
+    "add account few GrpTRES=cpu=4",
+    "add account wide GrpTRES=node=1",
+    "add account small MaxTRESPerJob=gres/gpu=2",
+    "add account shrinks",
+    "add account free",
+    "add qos capped MaxTRESPerUser=gres/gpu=1",
+    "add user nobody account=chem,few,wide,small,free qos=normal,capped defaultqos=normal",
+    "add user root account=shrinks",
+)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[SlurmCluster]:
+    """Two nodes with four GPUs each, a slurmdbd, the plugin, and a running daemon with an epoch a second."""
+    cluster = make_cluster(epoch_s=1)
+    cluster.accounting = Accounting(ACCOUNTS)
+    with cluster, synergyd(cluster):
+        until_beat(cluster)
+        yield cluster
+
+
+def used(cluster: SlurmCluster, account: str) -> dict[str, int]:
+    """What Slurm counts to an account, by TRES."""
+    text = cluster.run("scontrol", "show", "assoc_mgr", "flags=assoc", f"accounts={account}").stdout
+    line = next(x for x in text.splitlines() if "GrpTRES=" in x)
+    return {name: int(n) for name, n in re.findall(r"([\w/]+)=[N\d]+\((\d+)\)", line)}
+
+
+def submit(cluster: SlurmCluster, account: str, *options: str, held: bool = False) -> int:
+    """A job of nobody's that asks for one GPU, may have all, and only sleeps."""
+    directive = "" if held else "#SYNERGY min_gpus=1 max_gpus=8 global_batch=8 micro_batch=1"
+    script = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n{directive}\nsleep 300\n"
+    extra = ("--hold",) if held else ()
+    return cluster.sbatch(script, f"--account={account}", "--time=60", *extra, *options, **AS_NOBODY)
+
+
+def end(cluster: SlurmCluster, *job_ids: int) -> None:
+    cluster.run("scancel", *map(str, job_ids))
+    cluster.wait_for(lambda: not any(cluster.state(i) in ("RUNNING", "COMPLETING") for i in job_ids), 60, "their end")
+
+
+def why(cluster: SlurmCluster, job_id: int) -> str:
+    """All that explain tells of the last decision."""
+    decision = explain(cluster, job_id)["decision"]
+    return " ".join([decision["why"], *(a["why_not"] for a in decision["alternatives"])])
+
+
+@pytest.mark.parametrize(
+    ("account", "options", "most", "told"),
+    [
+        ("chem", ("--cpus-per-task=2", "--mem=1000"), {"gres/gpu": 4, "node": 1}, "account chem may hold"),
+        ("few", ("--cpus-per-task=4",), {"cpu": 4, "node": 1}, "account few may hold"),
+        ("wide", (), {"node": 1}, "account wide may hold"),
+        ("small", (), {"gres/gpu": 2}, "may have at most 2 GPUs (MaxTRESPerJob)"),
+        ("free", ("--qos=capped",), {"gres/gpu": 1}, "in QOS capped may hold"),
+    ],
+)
+def test_a_job_starts_with_what_a_limit_leaves(
+    site: SlurmCluster, account: str, options: tuple[str, ...], most: dict[str, int], told: str
+) -> None:
+    """On an empty cluster, where a job of no limited account gets all GPUs."""
+    job = submit(site, account, *options)
+    site.wait_for(lambda: site.state(job) == "RUNNING", 60, "the job to start")
+    has = used(site, account)
+    try:
+        assert {name: has[name] for name in most} == most
+        assert told in why(site, job)
+    finally:
+        end(site, job)
+
+
+def test_a_job_without_a_limit_gets_all_and_two_share_one(site: SlurmCluster) -> None:
+    alone = submit(site, "free")
+    site.wait_for(lambda: used(site, "free")["gres/gpu"] == 8, 60, "all GPUs to be its")
+    end(site, alone)
+    jobs = [submit(site, "chem") for _ in range(5)]
+    site.wait_for(lambda: used(site, "chem")["gres/gpu"] == 4, 60, "the account to have its GPUs")
+    site.wait_for(lambda: "account chem may hold 0 more" in why(site, jobs[4]), 30, "the last one's reason")
+    assert used(site, "chem")["node"] == 1
+    end(site, *jobs)
+
+
+def test_a_limit_lowered_below_what_runs_stops_nothing(site: SlurmCluster) -> None:
+    job = light_job.submit(site, gpus=2, directive="min_gpus=1 max_gpus=2", options=("--account=shrinks",))
+    until_steps(site, job)
+    site.sacctmgr("modify account shrinks set GrpTRES=gres/gpu=1")
+    site.wait_for(
+        lambda: "account shrinks has 2 GPUs and may have 1 (GrpTRES)" in why(site, job), 30, "the limit to be known"
+    )
+    assert site.state(job) == "RUNNING"
+    assert used(site, "shrinks")["gres/gpu"] == 2
+    assert status(site)[job]["restarts"] == 0
+    end(site, job)
+
+
+def test_an_update_of_the_size_leaves_limits_in_force(site: SlurmCluster) -> None:
+    """By root's own update Slurm takes a limit on CPUs as lifted by an admin: were that no longer so, `update` would do."""
+    slurm = CommandLine(site.env)
+    assert slurm.accounting_rules().limits
+    size = {"NumTasks": "2", "NumNodes": "2-2", "NumCPUs": "8", "TresPerNode": "gres:gpu:2", "ReqNodeList": "n1,n2"}
+    lifted, kept = (submit(site, "few", "--cpus-per-task=4", held=True) for _ in range(2))
+    slurm.update(lifted, size)
+    slurm.update_size(kept, NOBODY, {**size, "AdminComment": "mine"})
+    assert slurm.admin_comments([kept]) == {kept: "mine"}
+    slurm.update(kept, {"StartTime": "now", "Nice": "5"})  # what root writes besides lifts nothing
+    site.run("scontrol", "release", str(kept))
+    site.wait_for(
+        lambda: (row := slurm.job(kept)) is not None and row.reason == "AssocGrpCpuLimit", 30, "Slurm's reason"
+    )
+    site.run("scontrol", "release", str(lifted))
+    site.wait_for(lambda: site.state(lifted) == "RUNNING", 30, "the other to run")
+    assert used(site, "few")["cpu"] == 8
+    end(site, lifted, kept)
+
+
+def test_what_slurm_shows_is_understood(site: SlurmCluster) -> None:
+    slurm = CommandLine(site.env)
+    rules, found = slurm.accounting_rules(), parse(slurm.associations())
+    assert rules.qos["capped"].user.tres["gres/gpu"].limit == 1
+    leaf = found.of("small", "nobody", "main")
+    assert leaf is not None and leaf.job_tres["gres/gpu"].limit == 2 and leaf.fair_share is not None
+    assert [a.account for a in found.chain(leaf)] == ["small", "small", "root"]
+    assert found.of("small", "root", "main") is None
