@@ -50,6 +50,7 @@ class Directive:
     resize: bool = True
     reshard: bool | None = None  # None: the launcher's own knowledge decides
     deadline_s: float | None = None  # seconds since 1970
+    continues: int = 0  # times that it goes on with a new time limit where one ends
 
 
 @dataclass(frozen=True)
