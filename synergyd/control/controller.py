@@ -253,7 +253,7 @@ class Controller:
             # whether a job that was restarted before it was seen was requeued just now nobody knows
             ended_s = now_s if observed.restarts else 0.0
             new = JobLifecycle(job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts)
-            self._track(job_id, new)
+            self._track(job_id, replace(new, walltime=event.walltime))
         tracked = self.jobs[job_id]
         tracked.eligible_s, tracked.requeuing = observed.eligible_s, event.requeuing
         return self._advance(job_id, observed, now_s)
@@ -342,8 +342,8 @@ class Controller:
             or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s)
         ):
             return []
-        park_s = self.times.park_s
-        return [ParkAgain(job.job_id, park_s) if tracked.parked == job.restarts else Park(job.job_id, park_s)]
+        park_s, time = self.times.park_s, tracked.lifecycle.walltime.grant
+        return [ParkAgain(job.job_id, park_s) if tracked.parked == job.restarts else Park(job.job_id, park_s, time)]
 
     def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
         if tracked is None or tracked.blocked is None:

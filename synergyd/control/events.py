@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synergyd.control.instructions import Instruction, Target
+from synergyd.control.walltime import UNTIMED, Walltime
 from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 
 # -- one job's resize ----------------------------------------------------------------------------------------------
@@ -13,11 +14,15 @@ from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 @dataclass(frozen=True)
 class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
-    `eligible_s`: when a pending job may start (Slurm's EligibleTime)."""
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending. `limit_s`: its
+    time limit; `ends_s`: when that ends a running job. None where there is none."""
 
     state: str
     restarts: int = 0
     eligible_s: float | None = None
+    queued_s: float | None = None
+    limit_s: float | None = None
+    ends_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,13 @@ ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedO
 @dataclass(frozen=True)
 class JobObserved:
     """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is
-    pending, but still on its way back into the queue."""
+    pending, but still on its way back into the queue. `walltime`: what its script and its stamp say of its time limit."""
 
     job_id: int
     submit_s: float
     observed: Observed
     requeuing: bool = False
+    walltime: Walltime = UNTIMED
 
 
 @dataclass(frozen=True)

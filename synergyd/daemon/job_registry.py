@@ -112,9 +112,11 @@ class JobRegistry:
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
         asked, cpus, note = None, None, ""
+        time_limit_s, continued = row.time_limit_s, 0
         if stamp is not None:
             asked, cpus, note = stamp.asked, stamp.cpus_per_node, stamp.note
             own_tasks = stamp.own_tasks if stamp.asked else own_tasks
+            time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continued
         return Known(
             directive,
             error,
@@ -122,4 +124,6 @@ class JobRegistry:
             cpus or max(1, row.num_cpus // max(1, row.num_nodes)),
             own_tasks,
             note,
+            time_limit_s,
+            continued,
         )

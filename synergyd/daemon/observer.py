@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.walltime import Walltime
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
-from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
+from synergyd.slurm.observe import Known, cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
 from synergyd.slurm.rows import JobRow
 
 log = logging.getLogger("synergyd")
@@ -59,7 +60,7 @@ class Observer:
     def queue_events(self) -> Iterator[JobObserved | QueueRead]:
         """What the last read showed of each job, and who has left."""
         for job_id, row in self.rows.items():
-            yield _seen(job_id, row)
+            yield _seen(job_id, row, self.registry.known[job_id])
         yield QueueRead(self._here)
 
     def snapshot(self, controller: Controller, paused: frozenset[int], now_s: float) -> Snapshot:
@@ -82,7 +83,7 @@ class Observer:
             everything = {r.job_id: r for r in self.reader.jobs()}
             now = {i: everything.get(i) for i in moving}
         for job_id, row in now.items():
-            yield _seen(job_id, row)
+            yield _seen(job_id, row, self.registry.known[job_id])
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
@@ -122,9 +123,18 @@ class Observer:
         return self._leaves
 
 
-def _seen(job_id: int, row: JobRow | None) -> JobObserved:
+def _seen(job_id: int, row: JobRow | None, known: Known) -> JobObserved:
     if row is None or (state := state_of(row)) is JobState.DONE:
         return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
     pending = state is JobState.PENDING
-    observed = Observed(state.value, row.restarts, row.eligible_s if pending else None)
-    return JobObserved(job_id, row.submit_s, observed, requeuing=pending and row.state != "PENDING")
+    observed = Observed(
+        state.value,
+        row.restarts,
+        row.eligible_s if pending else None,
+        row.submit_s if pending else None,
+        row.time_limit_s,
+        row.end_s if state in (JobState.RUNNING, JobState.SUSPENDED) and row.time_limit_s is not None else None,
+    )
+    continues = known.directive.continues if known.directive else 0
+    walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)
+    return JobObserved(job_id, row.submit_s, observed, pending and row.state != "PENDING", walltime)

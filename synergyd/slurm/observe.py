@@ -48,6 +48,8 @@ class Known:
     # tasks of its sbatch line where they are more than one a node: such a job keeps its size
     own_tasks: int | None = None
     note: str = ""  # an operator's own AdminComment, kept
+    time_limit_s: float | None = None  # of its sbatch line
+    continued: int = 0  # times that it has begun anew
 
 
 def state_of(row: JobRow) -> JobState:
