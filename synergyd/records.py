@@ -7,7 +7,6 @@ only the standard library is used, so that a compute node can load this module.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -196,8 +195,81 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What a node has besides GPUs, or what of it is taken. Memory is MiB; `gres`: other generic resources by name, sorted."""
+
+    cpus: int = 0
+    memory_mib: int = 0
+    gres: tuple[tuple[str, int], ...] = ()
+
+    def holds(self, need: Room) -> bool:
+        """Is there as much of everything as `need` says?"""
+        if self.cpus < need.cpus or self.memory_mib < need.memory_mib:
+            return False
+        if not need.gres:
+            return True
+        there = dict(self.gres)
+        return all(there.get(name, 0) >= count for name, count in need.gres)
+
+    def plus(self, other: Room, sign: int = 1) -> Room:
+        """Both together; with sign -1 what is left, below nothing where `other` has more."""
+        gres = self.gres
+        if other.gres:
+            counts = dict(gres)
+            for name, count in other.gres:
+                counts[name] = counts.get(name, 0) + sign * count
+            gres = tuple(sorted(counts.items()))
+        return Room(self.cpus + sign * other.cpus, self.memory_mib + sign * other.memory_mib, gres)
+
+    def at_least(self, other: Room) -> Room:
+        """The more of each."""
+        gres = dict(other.gres) | {n: max(c, dict(other.gres).get(n, 0)) for n, c in self.gres}
+        return Room(max(self.cpus, other.cpus), max(self.memory_mib, other.memory_mib), tuple(sorted(gres.items())))
+
+
+NO_ROOM = Room()
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    """What a job takes of each of its nodes besides GPUs. Memory is MiB, 0 where Slurm does not count it."""
+
+    cpus: int = 0
+    #: where that is more
+    cpus_per_gpu: int = 0
+    memory_mib: int = 0
+    memory_per_cpu_mib: int = 0
+    memory_per_gpu_mib: int = 0
+    #: all the memory of each node
+    whole_memory: bool = False
+    #: whole nodes (--exclusive and partitions that give out nothing less)
+    whole_nodes: bool = False
+    #: one thread of a core (--hint=nomultithread): its CPUs are cores
+    one_thread: bool = False
+    gres: tuple[tuple[str, int], ...] = ()
+    #: that the node must have, whoever holds it
+    total_memory_mib: int = 0
+    tmp_disk_mib: int = 0
+    #: that it may take of a node by its partitions' limits; 0: no limit
+    max_cpus: int = 0
+    max_memory_mib: int = 0
+
+    def on(self, gpus: int, threads: int = 1, memory_mib: int = 0) -> Room:
+        """What `gpus` GPUs of one node take with them, on a node with so many threads a core and so much memory. CPUs are given
+        out by whole cores."""
+        cpus = max(self.cpus, self.cpus_per_gpu * gpus)
+        memory = self.memory_mib + self.memory_per_gpu_mib * gpus + self.memory_per_cpu_mib * cpus
+        cpus = cpus * threads if self.one_thread else -(-cpus // threads) * threads
+        return Room(cpus, memory_mib if self.whole_memory else memory, self.gres)
+
+
+GPUS_ONLY = NodeNeeds()
+
+
+@dataclass(frozen=True)
 class Node:
-    """A node as Slurm shows it. `gpus_used` counts GPUs given to any job, Synergy's or not."""
+    """A node as Slurm shows it, once for each type of GPUs that it has. `gpus_used` counts GPUs given to any job, Synergy's or not;
+    `used` likewise. `room` None: what it has besides GPUs is not known, and is plenty."""
 
     name: str
     gpu_type: str
@@ -208,11 +280,10 @@ class Node:
     features: tuple[str, ...] = ()
     reason: str = ""
     leaf: str = ""  # its leaf switch, where Slurm knows the topology
-
-
-def has_features(wanted: str, features: Container[str]) -> bool:
-    """Does a node with `features` meet a --constraint of names joined by & or by |? ("" asks for none.)"""
-    return not wanted or any(all(name in features for name in one.split("&")) for one in wanted.split("|"))
+    room: Room | None = None
+    used: Room = NO_ROOM
+    threads_per_core: int = 1  # 1 too where Slurm gives out single threads
+    tmp_disk_mib: int = 0
 
 
 @dataclass(frozen=True)
@@ -229,7 +300,20 @@ class Cluster:
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
-        return {n.name: n for n in self.nodes}
+        """Of a node with several types of GPUs, its first."""
+        return {n.name: n for n in reversed(self.nodes)}
+
+    @cached_property
+    def keys(self) -> dict[tuple[str, str], str]:
+        """(node, GPU type) -> a name of its own for the second and further types of a node; no other nodes."""
+        first = {n.name: n.gpu_type for n in reversed(self.nodes)}
+        return {(n.name, n.gpu_type): f"{n.name}:{n.gpu_type}" for n in self.nodes if first[n.name] != n.gpu_type}
+
+    def node(self, name: str, gpu_type: str) -> Node | None:
+        """The node by its name, as it is seen for one of its types of GPUs."""
+        if (name, gpu_type) in self.keys:
+            return next(n for n in self.nodes if (n.name, n.gpu_type) == (name, gpu_type))
+        return self.by_name.get(name)
 
     def gpu_types(self) -> tuple[str, ...]:
         return tuple(sorted({gpu_type for gpu_type, *_ in self.kinds}))
@@ -266,7 +350,12 @@ class Job:
     fixed: str = ""
     account: str = ""
     qos: str = ""
-    features: str = ""  # that its nodes must have (--constraint): names joined by & or by |
+    features: str = ""  # that its nodes must have (--constraint)
+    needs: NodeNeeds = GPUS_ONLY
+    nodelist: tuple[str, ...] = ()  # nodes that it must have (--nodelist)
+    exclude: tuple[str, ...] = ()  # nodes that it must not have (--exclude)
+    open_partitions: str = ""  # those of `partition` that would take it, where they are not all
+    max_nodes: int | None = None  # of its partitions
     priority: float = 0.0  # Slurm's, of a pending job
 
 

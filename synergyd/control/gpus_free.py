@@ -1,8 +1,8 @@
-"""May a decision be carried out now, or are its GPUs still held by others?"""
+"""May a decision be carried out now, or are its GPUs, CPUs or memory still held by others?"""
 
 from __future__ import annotations
 
-from synergyd.records import Action, Decision, Snapshot
+from synergyd.records import Action, Decision, Job, Node, Snapshot
 
 
 def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
@@ -18,12 +18,23 @@ def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
     shape = decision.cell.shape
     if decision.action is Action.RESIZE and shape.gpus < job.shape.gpus:
         return True
-    nodes = snapshot.cluster.by_name
     for name in decision.node_names:
-        node = nodes.get(name)
+        node = snapshot.cluster.node(name, shape.gpu_type)
         if node is None or not node.up:
             return False
         own = job.shape.gpus_per_node if name in job.node_names else 0
         if node.gpus - node.gpus_used + own < shape.gpus_per_node:
             return False
+        if not own and node.room is not None and not _has_room(node, job, shape.gpus_per_node):
+            return False
     return True
+
+
+def _has_room(node: Node, job: Job, gpus: int) -> bool:
+    """Are the CPUs and memory free that go with so many GPUs of this node?"""
+    if node.room is None:
+        return True
+    if job.needs.whole_nodes:
+        return node.used.cpus == 0 and node.gpus_used == 0
+    need = job.needs.on(gpus, node.threads_per_core, node.room.memory_mib)
+    return node.room.plus(node.used, -1).holds(need)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import parse_script, read_stamp
-from synergyd.slurm.observe import Known, beyond_placing, shape_of
+from synergyd.slurm.needs import beyond_placing
+from synergyd.slurm.observe import Known, shape_of
 from synergyd.slurm.rows import JobRow
 from synergyd.wire import admin_comment
 
 log = logging.getLogger("synergyd.registry")
 SCRIPTS_AN_EPOCH = 200  # each is one RPC
 READING_S = 10.0  # an epoch, whatever slurmctld and the scripts are like; the others come at the next
+EXCLUSIONS_EPOCHS = 20  # until the excluded nodes of jobs that wait are read again
 AGAIN_S = 600.0  # until a script is tried again that could not be read for a reason that is not known to pass
 
 
@@ -31,6 +34,8 @@ class JobRegistry:
         self.known: dict[int, Known] = {}
         self.begin_s: dict[int, float] = {}  # the user's own begin time, where there is one
         self.plain: set[tuple[int, float]] = set()
+        self._excluded_read: set[int] = set()
+        self._reads = 0
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
         """Reads the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
@@ -79,7 +84,27 @@ class JobRegistry:
             if not own and row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5:
                 self.begin_s[row.job_id] = row.eligible_s
         self.plain |= found
+        self._read_exclusions(rows)
         return found
+
+    def _read_exclusions(self, rows: Iterable[JobRow]) -> None:
+        """--exclude of jobs that are new, and now and then of all that wait: their users may change it. One call, most often none."""
+        self._excluded_read &= self.known.keys()
+        self._reads += 1
+        if self._reads % EXCLUSIONS_EPOCHS == 0:
+            self._excluded_read -= {r.job_id for r in rows if r.state == "PENDING"}
+        ours = [i for i, known in self.known.items() if known.directive is not None and i not in self._excluded_read]
+        if not ours:
+            return
+        try:
+            lists = self._slurm.node_lists(ours)
+        except SlurmError as problem:
+            log.warning("excluded nodes are not known: %s", problem)
+            return  # tried again at the next epoch
+        for job_id in ours:
+            excluded = lists.get(job_id, ((), ()))[1]
+            self.known[job_id] = replace(self.known[job_id], excluded=excluded)
+            self._excluded_read.add(job_id)
 
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
@@ -111,12 +136,17 @@ class JobRegistry:
         if directive is not None and (beyond := beyond_placing(row)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
-        asked, cpus, note = None, None, ""
+        asked, cpus, note, nodelist = None, None, "", row.req_nodes
         time_limit_s, continued = row.time_limit_s, 0
         if stamp is not None:
             asked, cpus, note = stamp.asked, stamp.cpus_per_node, stamp.note
             own_tasks = stamp.own_tasks if stamp.asked else own_tasks
             time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continued
+            nodelist = stamp.nodelist if stamp.asked else nodelist
+        if (
+            row.cpus_per_gpu
+        ):  # Slurm counts its CPUs anew when it starts; those that it holds belong to its present GPUs
+            cpus = cpus or max(row.min_cpus, row.tasks_per_node * row.cpus_per_task)
         return Known(
             directive,
             error,
@@ -124,6 +154,7 @@ class JobRegistry:
             cpus or max(1, row.num_cpus // max(1, row.num_nodes)),
             own_tasks,
             note,
-            time_limit_s,
-            continued,
+            nodelist,
+            time_limit_s=time_limit_s,
+            continued=continued,
         )

@@ -15,10 +15,11 @@ from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import Known, cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.rows import JobRow, PartitionRow
 
 log = logging.getLogger("synergyd")
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
+LIMITS_EPOCHS = 20  # until the partitions' limits are read again
 Predict = Callable[[Report, Job | None, Profile], tuple[float, int] | None]
 
 
@@ -36,15 +37,18 @@ class Observer:
     _crowded: frozenset[str] = frozenset()
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
+    _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
+    _limited: frozenset[str] = frozenset()  # the partitions that were there then
+    _limits_left: int = 0  # epochs until they are read again
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
     def read(self, plain: frozenset[tuple[int, float]]) -> set[tuple[int, float]]:
         """Reads queue and nodes. `plain`: (job id, submit time) known to have no directive; returns those newly found to have
         none. Raises SlurmError when Slurm can't be read."""
         rows, nodes = self.reader.jobs(), self.reader.nodes()
-        self.cluster = cluster_of(
-            nodes, self.settings.partitions, self._leaf_switches(frozenset(n.name for n in nodes))
-        )
+        self._read_limits(frozenset(p for n in nodes for p in n.partitions))
+        leaves = self._leaf_switches(frozenset(n.name for n in nodes))
+        self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
         self.registry.plain |= plain
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
@@ -67,7 +71,8 @@ class Observer:
         """The cluster and Synergy's jobs as an epoch may decide about them."""
         jobs = []
         for job_id, row in sorted(self.rows.items()):
-            job = job_of(row, self.registry.known[job_id], self._gpu_types, paused=job_id in paused)
+            known = self.registry.known[job_id]
+            job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
             begin_s = self.registry.begin_s.get(job_id)
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
             job = controller.as_decided_about(job, now_s)
@@ -87,7 +92,7 @@ class Observer:
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
-        return cluster_of(self.reader.nodes(), self.settings.partitions, self._leaves)
+        return cluster_of(self.reader.nodes(), self.settings.partitions, self._leaves, self._limits)
 
     def unchanged(self, job_id: int) -> bool:
         """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""
@@ -112,6 +117,17 @@ class Observer:
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
         predicted = predict(report, running, tracked.profile or Profile())
         yield Reported((report,), row.restarts, predicted, running.shape if running else None)
+
+    def _read_limits(self, names: frozenset[str]) -> None:
+        """Partitions' limits, again when partitions have come or gone and each LIMITS_EPOCHS: an admin may change them at any time."""
+        self._limits_left -= 1
+        if self._limits_left > 0 and names == self._limited:
+            return
+        try:
+            self._limits = {p.name: p for p in self.writer.partitions()}
+            self._limits_left, self._limited = LIMITS_EPOCHS, names
+        except SlurmError as problem:
+            log.warning("partitions' limits: %s", problem)
 
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
         """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""

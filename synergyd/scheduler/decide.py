@@ -17,6 +17,7 @@ from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import (
     disbelief,
     gpu_limits_of,
@@ -133,6 +134,8 @@ def _problem(
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
     requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
     terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
+    limits_of_nodes = NodeLimits(nodes)
+    requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
     limits = gpu_limits_of(requests, snapshot.jobs, settings)
     spanned = None
@@ -251,7 +254,12 @@ def _decision(
     worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
     relative = relative_goodput(cell, job.cells, job.asked)
     why += sentence(shared)
-    return Decision(job.job_id, action, cell, nodes, why, relative, alternatives, worth, fairness, shared)
+    return Decision(job.job_id, action, cell, _hosts(nodes), why, relative, alternatives, worth, fairness, shared)
+
+
+def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The nodes' own names, of those that tell a node's types of GPUs apart."""
+    return tuple(name.partition(":")[0] for name in names)
 
 
 def _action(job: JobRequest, choice: int, nodes: tuple[str, ...]) -> Action:

@@ -37,7 +37,9 @@ class ExplanationContext:
         self.problem, self.allocation, self.placement = problem, allocation, placement
         self.restart_cost_s, self.sizes_fixed, self.rule = restart_cost_s, sizes_fixed, rule
         self.empty, self.left = FreeGpus(problem.nodes), FreeGpus(problem.nodes)
-        self.left.free.update(placement.left)
+        for i, cell, _ in allocation.taken(problem):
+            request = problem.jobs[i]
+            self.left.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
         self.capacity = problem.capacity()
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
@@ -75,6 +77,7 @@ class ExplanationContext:
             id(job.cells),
             job.banned,
             job.node_filter,
+            job.needs,
             job.account,
         )  # nothing else of a waiting job is part of a reason
         if like not in self._told:
@@ -83,12 +86,12 @@ class ExplanationContext:
 
     def fits_empty(self, job: JobRequest, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
-        return self.empty.count(cell.shape, job.node_filter) >= cell.shape.nodes
+        return self.empty.count(cell.shape, job.node_filter, needs=job.needs) >= cell.shape.nodes
 
     def fits_beside(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
         names, gpus = held or ((), 0)
-        return self.left.count(cell.shape, job.node_filter, names, gpus) >= cell.shape.nodes
+        return self.left.count(cell.shape, job.node_filter, names, gpus, job.needs) >= cell.shape.nodes
 
     def free(self, job: JobRequest, gpu_type: str) -> int:
         """GPUs left over on nodes that the job may use."""

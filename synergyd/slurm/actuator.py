@@ -149,7 +149,11 @@ class Actuator:
         return None
 
     def _fields(self, target: Target, known: Known) -> dict[str, str]:
-        return {"ReqNodeList": ",".join(target.nodes), "AdminComment": self._stamp(known, target.plan)}
+        # without nodes of ours its user's own --nodelist stands again
+        return {
+            "ReqNodeList": ",".join(target.nodes or known.nodelist),
+            "AdminComment": self._stamp(known, target.plan),
+        }
 
     def _stamp(self, known: Known, plan: Plan | None) -> str:
         stamp = admin_comment.AdminCommentStamp(
@@ -157,6 +161,7 @@ class Actuator:
             asked=known.asked,
             cpus_per_node=known.cpus_per_node,
             own_tasks=known.own_tasks,
+            nodelist=known.nodelist,
             plan=plan,
             note=known.note,
             report=self.report,

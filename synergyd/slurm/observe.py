@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
-from synergyd.slurm.rows import JobRow, NodeRow, gpu_items, gpus_of
+from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
+from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
 _STATES = {
     "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
@@ -19,7 +19,6 @@ _STATES = {
         JobState.DONE,
     ),
 }  # fmt: skip
-_SIMPLE = re.compile(r"[^&|\[\]()*:]+(&[^&|\[\]()*:]+)*|[^&|\[\]()*:]+(\|[^&|\[\]()*:]+)*")
 _BAD_NODE = (
     "down",
     "drain",
@@ -48,6 +47,8 @@ class Known:
     # tasks of its sbatch line where they are more than one a node: such a job keeps its size
     own_tasks: int | None = None
     note: str = ""  # an operator's own AdminComment, kept
+    nodelist: tuple[str, ...] = ()  # its user's own --nodelist, which our ReqNodeList keeps
+    excluded: tuple[str, ...] = ()  # its --exclude
     time_limit_s: float | None = None  # of its sbatch line
     continued: int = 0  # times that it has begun anew
 
@@ -61,20 +62,56 @@ def state_of(row: JobRow) -> JobState:
 
 
 def node_of(row: NodeRow) -> Node:
-    """One node; `up` only in states that take new jobs."""
-    gpu_type, gpus = gpus_of(row.gres)
-    used = sum(count for kind, count in gpu_items(row.gres_used) if kind in ("", gpu_type))
+    """One node, seen for the first of its types of GPUs; `up` only in states that take new jobs."""
+    return nodes_of(row)[0]
+
+
+def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
+    """A node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
     state = row.state.lower()
     bad = any(word in state for word in _BAD_NODE) or any(mark in state for mark in "*~#!%$@^")
-    return Node(row.name, gpu_type or "gpu", gpus, min(used, gpus), not bad, row.partitions, row.features, row.reason)
+    totals: dict[str, int] = {}
+    for kind, count in gpu_items(row.gres):
+        totals[kind] = totals.get(kind, 0) + count
+    if any(totals.get(kind, 0) for kind in totals if kind):
+        totals.pop("", None)  # the untyped total of the same GPUs
+    room, used = room_of(row)
+    found = []
+    for kind, gpus in sorted(totals.items(), key=lambda item: item[1] == 0) or [("", 0)]:
+        in_use = sum(count for other, count in gpu_items(row.gres_used) if other in ("", kind))
+        found.append(
+            Node(
+                row.name,
+                kind or "gpu",
+                gpus,
+                min(in_use, gpus),
+                not bad,
+                row.partitions,
+                row.features,
+                row.reason,
+                room=room,
+                used=used,
+                threads_per_core=row.threads_per_core if whole_cores else 1,
+                tmp_disk_mib=row.tmp_disk_mib,
+            )
+        )
+    return tuple(found)
 
 
 def cluster_of(
-    rows: Iterable[NodeRow], partitions: tuple[str, ...] = (), leaves: Mapping[str, str] | None = None
+    rows: Iterable[NodeRow],
+    partitions: tuple[str, ...] = (),
+    leaves: Mapping[str, str] | None = None,
+    limits: Mapping[str, PartitionRow] | None = None,
 ) -> Cluster:
-    """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name."""
-    nodes = (replace(node_of(r), leaf=(leaves or {}).get(r.name, "")) for r in rows)
-    return Cluster(tuple(n for n in nodes if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
+    """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name; `limits`:
+    partitions by name."""
+    found = []
+    for row in rows:
+        cores = not any(name in (limits or {}) and not (limits or {})[name].whole_cores for name in row.partitions)
+        leaf = (leaves or {}).get(row.name, "")
+        found += [replace(node, leaf=leaf) for node in nodes_of(row, cores)]
+    return Cluster(tuple(n for n in found if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
 
 
 def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
@@ -102,15 +139,6 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
-def beyond_placing(row: JobRow) -> str:
-    """Why Synergy can't name nodes for this job, or ''."""
-    if row.reservation:
-        return f"it is in the reservation {row.reservation}, whose nodes Slurm names"
-    if row.features and not _SIMPLE.fullmatch(row.features):
-        return f"its --constraint={row.features} is more than names joined by & or by |"
-    return ""
-
-
 def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozenset[str]:
     """Partitions in which jobs that are not Synergy's wait for GPUs now: there, no Synergy job may grow beyond what it asked for."""
     waiting = frozenset(("Resources", "Priority", "None", ""))
@@ -131,11 +159,20 @@ def held_to_asked(job: Job) -> Job:
     return replace(job, directive=replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most)))
 
 
-def job_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], *, paused: bool) -> Job:
-    """One Synergy job as Slurm shows it."""
+def job_of(
+    row: JobRow,
+    known: Known,
+    gpu_type_of_node: Mapping[str, str],
+    *,
+    paused: bool,
+    partitions: Mapping[str, PartitionRow] | None = None,
+) -> Job:
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known."""
     state = state_of(row)
     directive, error = known.directive, known.error
-    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row)):
+    names, shut = open_partitions(row, known.asked.nodes, partitions or {})
+    limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
+    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
     fixed = ""
     if directive is not None:
@@ -168,4 +205,9 @@ def job_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], *, pa
         qos=row.qos,
         features=row.features,
         priority=float(row.priority),
+        needs=needs_of(row, known.cpus_per_node, limits),
+        nodelist=known.nodelist,
+        exclude=tuple(sorted(known.excluded)),
+        open_partitions=",".join(names),
+        max_nodes=min((p.max_nodes for p in limits if p.max_nodes), default=None),
     )

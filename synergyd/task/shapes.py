@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from synergyd.records import Cluster, Directive, Job, Shape, has_features
+from synergyd.constraint import has_features
+from synergyd.records import Cluster, Directive, Job, Shape
 from synergyd.task.model.hardware import canonical
 
 _ALL_NODES = 16

@@ -25,6 +25,7 @@ _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 _TIME = re.compile(r"(-|[0-9]{1,9}),[0-9]{1,6}\Z", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z", re.ASCII)
 _ENCODED = re.compile(rb"[^A-Za-z0-9_./:,+@-]")  # stamped as %XX, other bytes as they are
+_NODES = re.compile(r"[A-Za-z0-9_.,-]+\Z")
 _DAMAGED = re.compile(r"%(?![0-9A-F]{2})")
 
 
@@ -41,6 +42,8 @@ class AdminCommentStamp:
     cpus_per_node: int | None = None
     #: tasks of the sbatch line, where they are more than one a node
     own_tasks: int | None = None
+    #: --nodelist of the sbatch line
+    nodelist: tuple[str, ...] = ()
     plan: Plan | None = None
     #: an operator's own AdminComment, percent-encoded by the plugin
     note: str = ""
@@ -70,6 +73,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"tasks={stamp.own_tasks}")
     if stamp.time_limit_s is not None or stamp.continued:
         own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continued}")
+    if stamp.nodelist:
+        own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
         own.append(f"plan={plan_text(stamp.plan)}")
     if stamp.note:
@@ -122,6 +127,7 @@ def decode(text: str) -> AdminCommentStamp | None:
         asked=asked,
         cpus_per_node=count("cpus"),
         own_tasks=count("tasks"),
+        nodelist=tuple(x for x in matching("nodes", _NODES, "names of nodes").split(",") if x),
         plan=plan,
         note=fields.get("note", ""),
         report=matching("report", _ADDRESS, "HOST:PORT"),

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
-BASE = "synergyd.errors synergyd.ordinary_file synergyd.records synergyd.words synergyd.rates synergyd.link_names synergyd.settings"
+BASE = (
+    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.records synergyd.words synergyd.rates synergyd.link_names "
+    "synergyd.settings"
+)
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
 PLACEMENT = f"{PROBLEM} synergyd.scheduler.placement"
@@ -25,6 +28,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd", ""),
     ("synergyd.errors", ""),
     ("synergyd.ordinary_file", ""),
+    ("synergyd.constraint", ""),
     ("synergyd.records", ""),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
@@ -93,6 +97,7 @@ HEAVY = ("sqlalchemy", "alembic", "scipy", "rich", "prometheus_client", "numpy",
 FORBIDDEN = {
     "synergyd.errors": (*IMPURE, *HEAVY),
     "synergyd.records": (*IMPURE, *HEAVY),
+    "synergyd.constraint": (*IMPURE, *HEAVY),
     "synergyd.words": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
     "synergyd.link_names": (*IMPURE, *HEAVY),

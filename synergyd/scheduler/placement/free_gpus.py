@@ -1,30 +1,33 @@
-"""The nodes' free GPUs while jobs are placed one after another."""
+"""The nodes' free GPUs, CPUs and memory while jobs are placed one after another."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from synergyd.records import Shape
+from synergyd.records import GPUS_ONLY, NodeNeeds, Room, Shape
 from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 
-_Fit = tuple[
-    bool, int, int, int, int
-]  # (not the job's own, others that want it, partitions, free GPUs, index of the node)
+# (not the job's own, others that want it, partitions, free GPUs, index of the node)
+_Fit = tuple[bool, int, int, int, int]
+_Check = Callable[[int], bool]
 
 
 class FreeGpus:
-    """Free GPUs per node; best fit. Jobs placed biggest GPUs-per-node first always fit where the counts allow it,
-    if those sizes divide each other (1, 2, 4, 8 and whole nodes do). With `spanned` not None no job that spans
-    nodes gets a node on which another does; `spanned` are those that jobs placed elsewhere span."""
+    """Free GPUs per node, and what else jobs take of them; best fit. Jobs placed biggest GPUs-per-node first always fit where
+    the counts allow it, if those sizes divide each other (1, 2, 4, 8 and whole nodes do) and CPUs and memory are plenty. With
+    `spanned` not None no job that spans nodes gets a node on which another does; `spanned` are those that jobs placed
+    elsewhere span."""
 
     def __init__(self, nodes: Iterable[NodeCapacity], spanned: Collection[str] | None = None) -> None:
         self._spanned: Counter[str] | None = None if spanned is None else Counter(spanned)
         self._nodes = tuple(nodes)
         self._order = {node.name: i for i, node in enumerate(self._nodes)}
         self.free = {node.name: node.free for node in self._nodes}
+        # by the node's own name: its types of GPUs share it. Below nothing where a job that stays has more than was to give
+        self._room = {node.host or node.name: node.room for node in self._nodes if node.room is not None}
         self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
-        self._counts: dict[tuple[str, NodeFilter, int], int] = {}
+        self._counts: dict[tuple[str, NodeFilter, NodeNeeds, int], int] = {}
 
     def pick(
         self,
@@ -32,30 +35,65 @@ class FreeGpus:
         node_filter: NodeFilter,
         own: Collection[str] = (),
         wanted: Mapping[str, int] | None = None,
+        needs: NodeNeeds = GPUS_ONLY,
     ) -> tuple[str, ...] | None:
-        """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free, or None.
+        """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free and what a job needs beside them, or None.
 
-        Inside one leaf switch where that is possible. Nodes in `own` come first, then those that fewest others want
-        (`wanted`), those that fewest partitions share, the tightest fit, the first in order.
+        All of one partition, the filter's required nodes among them, inside one leaf switch where that is possible. Nodes in
+        `own` come first, then those that fewest others want (`wanted`), those that fewest partitions share, the tightest fit,
+        the first in order.
         """
+        if shape.nodes > 1 and "," in node_filter.partition:
+            each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
+            found = [names for f in each if (names := self.pick(shape, f, own, wanted, needs)) is not None]
+            return max(found, key=lambda names: sum(name in own for name in names), default=None)
         wanted = wanted or {}
-        free, gpus = self.free, shape.gpus_per_node
+        free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         nodes = self._open_to(shape.gpu_type, node_filter)
         fit = [
             (name not in own, wanted.get(name, 0), shared, free[name], i)
             for name, shared, i in nodes
-            if free[name] >= gpus and self._may_span(name, shape)
+            if free[name] >= gpus and self._may_span(name, shape) and (has_room is None or has_room(i))
         ]
         if 2 * len(fit) < len(nodes):
             # Full nodes need not be looked at again until GPUs are given back.
             self._open[shape.gpu_type, node_filter] = [entry for entry in nodes if free[entry[0]] > 0]
         if len(fit) < shape.nodes:
             return None
+        must: list[_Fit] = []
+        if node_filter.required:
+            must = [entry for entry in fit if self._host(entry[-1]) in node_filter.required]
+            if not len(node_filter.required) == len(must) <= shape.nodes:
+                return None
+            fit = [entry for entry in fit if entry not in must]
         if shape.nodes == 1:
-            return (self._nodes[min(fit)[-1]].name,)
+            return (self._nodes[min(must or fit)[-1]].name,)
         fit.sort()
-        chosen = sorted(i for *_, i in self._near(fit, shape.nodes))
+        chosen = sorted(i for *_, i in [*must, *self._near(fit, shape.nodes - len(must))])
         return tuple(self._nodes[i].name for i in chosen)
+
+    def _host(self, i: int) -> str:
+        return self._nodes[i].host or self._nodes[i].name
+
+    def _check(self, needs: NodeNeeds, gpus: int) -> _Check | None:
+        """Whether a node (by index) has what a job needs beside so many GPUs; None where every node has."""
+        if needs is GPUS_ONLY or not self._room or needs == GPUS_ONLY:
+            return None
+        known: dict[tuple[int, int], Room] = {}
+
+        def has_room(i: int) -> bool:
+            node = self._nodes[i]
+            if node.room is None:
+                return True
+            room = self._room[node.host or node.name]
+            if needs.whole_nodes:
+                return node.untouched and room == node.room and self.free[node.name] == node.free
+            key = node.threads, node.total.memory_mib if needs.whole_memory else 0
+            if key not in known:
+                known[key] = needs.on(gpus, *key)
+            return room.holds(known[key])
+
+        return has_room
 
     def _near(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
         """The first `nodes` of `fit` inside one leaf switch, else on few: a leaf that has enough comes first, then the one with
@@ -78,27 +116,67 @@ class FreeGpus:
             chosen += next(iter(leaves.values()))
         return chosen[:nodes]
 
-    def count(self, shape: Shape, node_filter: NodeFilter, own: Collection[str] = (), back: int = 0) -> int:
-        """Nodes that have the shape's GPUs free, `back` GPUs on each node of `own` given back. At least `shape.nodes` of
-        them: `pick` would find nodes."""
-        free, gpus = self.free, shape.gpus_per_node
-        key = shape.gpu_type, node_filter, gpus
+    def count(
+        self,
+        shape: Shape,
+        node_filter: NodeFilter,
+        own: Collection[str] = (),
+        back: int = 0,
+        needs: NodeNeeds = GPUS_ONLY,
+    ) -> int:
+        """Nodes that have the shape's GPUs free and what a job needs beside them, `back` GPUs on each node of `own` given back with
+        what belongs to them. At least `shape.nodes` of them: `pick` would find nodes."""
+        if shape.nodes > 1 and "," in node_filter.partition:
+            each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
+            return max(self.count(shape, f, own, back, needs) for f in each)
+        if len(node_filter.required) > shape.nodes:
+            return 0
+        free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
+        key = shape.gpu_type, node_filter, needs, gpus
         if key not in self._counts:
             nodes = self._open_to(shape.gpu_type, node_filter)
-            self._counts[key] = sum(free[name] >= gpus for name, _, _ in nodes)
+            fit = [i for name, _, i in nodes if free[name] >= gpus and (has_room is None or has_room(i))]
+            there = {self._host(i) for i in fit} if node_filter.required else set()
+            self._counts[key] = len(fit) if there.union(own).issuperset(node_filter.required) else 0
         fitting = self._counts[key]
         for name in own:
-            if name in free and free[name] < gpus:
-                node = self._nodes[self._order[name]]
-                if node.gpu_type == shape.gpu_type and node.admits(node_filter):
-                    fitting += min(node.free, free[name] + back) >= gpus
+            i = self._order.get(name)
+            if i is None or (free[name] >= gpus and (has_room is None or has_room(i))):
+                continue
+            node = self._nodes[i]
+            if (
+                node.gpu_type == shape.gpu_type
+                and node.admits(node_filter)
+                and min(node.free, free[name] + back) >= gpus
+            ):
+                fitting += has_room is None or self._room_with(node, back, needs).holds(self._need(node, gpus, needs))
         return fitting
 
-    def fitting(self, shape: Shape, node_filter: NodeFilter) -> list[str]:
+    def _need(self, node: NodeCapacity, gpus: int, needs: NodeNeeds) -> Room:
+        whole = node.room if needs.whole_nodes else None
+        return whole or needs.on(gpus, node.threads, node.total.memory_mib)
+
+    def _room_with(self, node: NodeCapacity, back: int, needs: NodeNeeds) -> Room:
+        """What there would be with what belongs to `back` of the job's GPUs given back."""
+        if node.room is None:
+            return self._need(node, back, needs)
+        return self._room[node.host or node.name].plus(self._need(node, back, needs))
+
+    def fitting(self, shape: Shape, node_filter: NodeFilter, needs: NodeNeeds = GPUS_ONLY) -> list[str]:
         """Names of the nodes that could each take one node's part of the shape."""
-        free, gpus = self.free, shape.gpus_per_node
+        free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         nodes = self._open_to(shape.gpu_type, node_filter)
-        return [name for name, _, _ in nodes if free[name] >= gpus and self._may_span(name, shape)]
+        return [
+            name
+            for name, _, i in nodes
+            if free[name] >= gpus and self._may_span(name, shape) and (has_room is None or has_room(i))
+        ]
+
+    def beside(self, needs: NodeNeeds) -> str:
+        """What is asked beside GPUs, for a sentence on why no node was found."""
+        return (
+            "" if self._check(needs, 0) is None else ", with the CPUs, memory and the like that it asks for beside them"
+        )
 
     def _may_span(self, name: str, shape: Shape) -> bool:
         return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
@@ -114,18 +192,19 @@ class FreeGpus:
             ]
         return self._open[key]
 
-    def take(self, names: Iterable[str], gpus: int) -> None:
-        """Takes `gpus` on each node. A node that has fewer (it went down under its job) is left with none."""
+    def take(self, names: Iterable[str], gpus: int, needs: NodeNeeds = GPUS_ONLY) -> None:
+        """Takes `gpus` on each node, and what belongs to them. A node that has fewer (it went down under its job) is left with none."""
         self._counts.clear()
         names = tuple(names)
         if self._spanned is not None and len(names) > 1:
             self._spanned.update(names)
         for name in names:
             if name in self.free:
-                self.free[name] = max(0, self.free[name] - gpus)
+                self.free[name] = 0 if needs.whole_nodes else max(0, self.free[name] - gpus)
+        self._change_room(names, gpus, needs, -1)
 
-    def give(self, names: Iterable[str], gpus: int) -> None:
-        """Gives `gpus` back on each node that can hand out GPUs."""
+    def give(self, names: Iterable[str], gpus: int, needs: NodeNeeds = GPUS_ONLY) -> None:
+        """Gives `gpus` back on each node that can hand out GPUs, and what belongs to them."""
         self._open.clear()
         self._counts.clear()
         names = tuple(names)
@@ -133,4 +212,15 @@ class FreeGpus:
             self._spanned.subtract(names)
         for name in names:
             if name in self.free:
-                self.free[name] = min(self._nodes[self._order[name]].free, self.free[name] + gpus)
+                most = self._nodes[self._order[name]].free
+                self.free[name] = most if needs.whole_nodes else min(most, self.free[name] + gpus)
+        self._change_room(names, gpus, needs, 1)
+
+    def _change_room(self, names: Iterable[str], gpus: int, needs: NodeNeeds, sign: int) -> None:
+        if not self._room or needs is GPUS_ONLY or needs == GPUS_ONLY:
+            return
+        for name in names:
+            node = self._nodes[self._order[name]] if name in self._order else None
+            if node is not None and node.room is not None:
+                host = node.host or name
+                self._room[host] = self._room[host].plus(self._need(node, gpus, needs), sign)

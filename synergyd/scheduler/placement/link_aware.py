@@ -81,6 +81,7 @@ class _LinkAwareSearch:
         tries: int,
     ) -> None:
         self.problem, self.topology = problem, topology
+        self.partitions = {node.name: node.partitions for node in problem.nodes}
         self.leaf = {node.name: node.leaf for node in problem.nodes}
         self.free_gpus = FreeGpus(problem.nodes, problem.spanned)
         self.choice = list(allocation.choice)
@@ -115,13 +116,13 @@ class _LinkAwareSearch:
 
     def _put(self, i: int, assignment: Assignment) -> None:
         self.assignments[i], self.choice[i] = assignment, assignment.choice
-        self.free_gpus.take(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node)
+        self.free_gpus.take(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node, self.problem.jobs[i].needs)
         if assignment.traffic is not None:
             self._send(i, assignment.traffic)
 
     def _lift(self, i: int) -> Assignment:
         assignment = self.assignments.pop(i)
-        self.free_gpus.give(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node)
+        self.free_gpus.give(assignment.nodes, self._cell(i, assignment).shape.gpus_per_node, self.problem.jobs[i].needs)
         if assignment.traffic is not None:
             self._send(i, assignment.traffic, -1)
         return assignment
@@ -199,7 +200,7 @@ class _LinkAwareSearch:
         if job.current is not None and not old.stays:
             cell = job.cells[job.current]
             narrower = sizes and cell.shape.gpus <= job.cells[old.choice].shape.gpus
-            if narrower and own <= set(self.free_gpus.fitting(cell.shape, job.node_filter)):
+            if narrower and own <= set(self.free_gpus.fitting(cell.shape, job.node_filter, job.needs)):
                 yield Assignment(job.current, True, job.nodes, traffic_of(i, cell, job.nodes, self.topology))
         if job.current is not None and job.discount <= 0:
             return
@@ -211,11 +212,12 @@ class _LinkAwareSearch:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
-                names = self.free_gpus.pick(cell.shape, job.node_filter, own)
+                names = self.free_gpus.pick(cell.shape, job.node_filter, own, needs=job.needs)
                 node_sets = [] if names is None else [names]
             else:
-                fits = self.free_gpus.fitting(cell.shape, job.node_filter)
+                fits = self.free_gpus.fitting(cell.shape, job.node_filter, job.needs)
                 node_sets = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.free_gpus.free)
+                node_sets = [names for names in node_sets if job.node_filter.allows(names, self.partitions)]
             for names in node_sets:
                 stays = choice == job.current and set(names) == own
                 assignment = Assignment(choice, stays, job.nodes if stays else names, None)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from synergyd.records import Shape
+from synergyd.records import GPUS_ONLY, NodeNeeds, Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.records import ANY_NODE, Allocation, NodeCapacity, NodeFilter, Problem
 
@@ -24,6 +24,7 @@ class PlacementRequest:
     node_filter: NodeFilter = ANY_NODE
     nodes: tuple[str, ...] = ()
     stay: bool = False
+    needs: NodeNeeds = GPUS_ONLY
 
 
 @dataclass(frozen=True)
@@ -45,24 +46,33 @@ def place(
     failed: dict[int, str] = {}
     for request in requests:
         if request.stay:
-            free_gpus.take(request.nodes, request.shape.gpus_per_node)
+            free_gpus.take(request.nodes, request.shape.gpus_per_node, request.needs)
             nodes[request.job_id] = request.nodes
     changing = [r for r in requests if not r.stay]
     # Nodes on which a changing job sits are left to it where others have a choice.
     homes = Counter(name for r in changing for name in r.nodes)
     choices = {p: sum(node.admits(p) for node in capacities) for p in {r.node_filter for r in changing}}
-    # Of equal sizes those on several nodes first (they need distinct ones), then those with the fewest nodes open to
-    # them, then those that have a home to keep.
-    changing.sort(key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id))
+    # Those that must have certain nodes first. Of equal sizes those on several nodes first (they need distinct ones), then
+    # those with the fewest nodes open to them, then those that have a home to keep.
+    changing.sort(
+        key=lambda r: (
+            not r.node_filter.required,
+            -r.shape.gpus_per_node,
+            -r.shape.nodes,
+            choices[r.node_filter],
+            not r.nodes,
+            r.job_id,
+        )
+    )
     for request in changing:
         homes.subtract(request.nodes)
-        names = free_gpus.pick(request.shape, request.node_filter, frozenset(request.nodes), homes)
+        names = free_gpus.pick(request.shape, request.node_filter, frozenset(request.nodes), homes, request.needs)
         if names is None:
-            failed[request.job_id] = why_not(free_gpus.free, capacities, request)
+            failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(request.needs)
             if spanned is not None and request.shape.nodes > 1:
                 failed[request.job_id] += ", on nodes with no other job that spans nodes"
             continue
-        free_gpus.take(names, request.shape.gpus_per_node)
+        free_gpus.take(names, request.shape.gpus_per_node, request.needs)
         nodes[request.job_id] = names
     return Placement(nodes, failed, free_gpus.free)
 
@@ -70,7 +80,7 @@ def place(
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
     """The placement requests of an allocation."""
     return [
-        PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay)
+        PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay, job.needs)
         for job, cell, stay in ((problem.jobs[i], cell, stay) for i, cell, stay in allocation.taken(problem))
     ]
 

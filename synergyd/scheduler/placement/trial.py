@@ -22,7 +22,7 @@ class TrialPlacement:
         for i, job in enumerate(problem.jobs):
             if running and job.current is not None:
                 self.choice[i], self.nodes[i] = job.current, job.nodes
-                self.free_gpus.take(job.nodes, self._held(i))
+                self.free_gpus.take(job.nodes, self._held(i), job.needs)
             self._homes.update(() if running else job.nodes)
 
     def put(self, changes: Mapping[int, int], keep: bool = True) -> bool:
@@ -30,14 +30,14 @@ class TrialPlacement:
         False, and all stays as it is, if one does not fit. Without `keep` all stays as it is in any case."""
         order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
         for i in order:
-            self.free_gpus.give(self.nodes[i], self._held(i))
+            self.free_gpus.give(self.nodes[i], self._held(i), self._jobs[i].needs)
         placed: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
             job, shape = self._jobs[i], self._jobs[i].cells[changes[i]].shape
-            names = self.free_gpus.pick(shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes)
+            names = self.free_gpus.pick(shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes, job.needs)
             if names is None:
                 break
-            self.free_gpus.take(names, shape.gpus_per_node)
+            self.free_gpus.take(names, shape.gpus_per_node, job.needs)
             placed.append((i, names))
         fits = len(placed) == len(order)
         if fits and keep:
@@ -45,9 +45,9 @@ class TrialPlacement:
                 self.choice[i], self.nodes[i] = changes[i], names
             return True
         for i, names in placed:
-            self.free_gpus.give(names, self._jobs[i].cells[changes[i]].shape.gpus_per_node)
+            self.free_gpus.give(names, self._jobs[i].cells[changes[i]].shape.gpus_per_node, self._jobs[i].needs)
         for i in order:
-            self.free_gpus.take(self.nodes[i], self._held(i))
+            self.free_gpus.take(self.nodes[i], self._held(i), self._jobs[i].needs)
         return fits
 
     def _held(self, i: int) -> int:

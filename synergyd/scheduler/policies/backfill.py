@@ -38,7 +38,11 @@ class BackfillPolicy(Policy):
         for i in by_submission(problem):
             job, want = problem.jobs[i], requested_size(problem.jobs[i])
             shape = job.cells[want].shape
-            if job.current is not None or want in job.banned or empty.pick(shape, job.node_filter) is None:
+            if (
+                job.current is not None
+                or want in job.banned
+                or empty.pick(shape, job.node_filter, needs=job.needs) is None
+            ):
                 continue
             tried += guard is not None
             if tried > self._depth:
@@ -75,8 +79,8 @@ class _Reservation:
         free_gpus = FreeGpus(self._problem.nodes)
         for job, picked in zip(self._problem.jobs, choice, strict=True):
             if picked is not None and _end(job, picked) > time_s:
-                free_gpus.take(placed.nodes[job.job_id], job.cells[picked].shape.gpus_per_node)
-        return free_gpus.pick(self._shape, self._head.node_filter) is not None
+                free_gpus.take(placed.nodes[job.job_id], job.cells[picked].shape.gpus_per_node, job.needs)
+        return free_gpus.pick(self._shape, self._head.node_filter, needs=self._head.needs) is not None
 
 
 def _end(job: JobRequest, choice: int) -> float:

@@ -23,17 +23,17 @@ class FifoPolicy(Policy):
         choice: list[int | None] = [job.current for job in problem.jobs]
         for job in problem.jobs:
             if job.current is not None:
-                free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node)
+                free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
         waiting = [i for i, job in enumerate(problem.jobs) if job.current is None]
         for i in sorted(waiting, key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
             job = problem.jobs[i]
             wanted = smallest(job.cells) if job.asked is None else job.asked
             shape = job.cells[wanted].shape
-            if wanted in job.banned or empty.pick(shape, job.node_filter) is None:
+            if wanted in job.banned or empty.pick(shape, job.node_filter, needs=job.needs) is None:
                 continue
-            names = free_gpus.pick(shape, job.node_filter)
+            names = free_gpus.pick(shape, job.node_filter, needs=job.needs)
             if names is None:
                 break
-            free_gpus.take(names, shape.gpus_per_node)
+            free_gpus.take(names, shape.gpus_per_node, job.needs)
             choice[i] = wanted
         return allocation(problem, choice)

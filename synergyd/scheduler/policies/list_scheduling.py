@@ -29,14 +29,14 @@ def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int])
                 continue
             gpus = job.cells[cell].shape.gpus_per_node
             if cell == job.current and _undisturbed(free_gpus, gpus_of, job, gpus):
-                free_gpus.take(job.nodes, gpus)
+                free_gpus.take(job.nodes, gpus, job.needs)
                 choice[i] = cell
                 break
             if cell in job.banned:
                 continue
-            names = free_gpus.pick(job.cells[cell].shape, job.node_filter, job.nodes, homes)
+            names = free_gpus.pick(job.cells[cell].shape, job.node_filter, job.nodes, homes, job.needs)
             if names is not None:
-                free_gpus.take(names, gpus)
+                free_gpus.take(names, gpus, job.needs)
                 choice[i] = cell
                 moved |= {i} if cell == job.current else set()
                 break

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.records import NO_ROOM, Action, Cell, Directive, Job, JobState, Node, NodeNeeds, Plan, Shape, Snapshot
 from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.node_limits import usable_gpus
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
 from synergyd.scheduler.problem.utility import (
     find_asked,
@@ -65,7 +65,9 @@ def classify_job(
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
         cells_with_current, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restart_cost_s)
-        return _request(job, cells_with_current, history, current=current, nodes=job.node_names, discount=discount)
+        further, kind = snapshot.cluster.keys, job.shape.gpu_type
+        nodes = tuple(further.get((name, kind), name) for name in job.node_names) if further else job.node_names
+        return _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
@@ -97,12 +99,22 @@ def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[Nod
     A node that is not up hands out none; jobs that run there may stay. A node that shows fewer GPUs than its asking
     jobs hold (it lost some) hands out what they hold, so that staying is always possible.
     """
-    own: Counter[str] = Counter()
+    own: dict[str, list[tuple[int, NodeNeeds]]] = {}
+    jobs = tuple(jobs)
     for job in jobs:
         if job.current is not None:
             for name in job.nodes:
-                own[name] += job.cells[job.current].shape.gpus_per_node
-    return tuple(_capacity(node, own[node.name]) for node in snapshot.cluster.nodes if node.gpus > 0)
+                own.setdefault(name, []).append((job.cells[job.current].shape.gpus_per_node, job.needs))
+    # the most modest first: most often they can have all that there is
+    needs = sorted({job.needs for job in jobs}, key=lambda n: (n.cpus, n.cpus_per_gpu, n.memory_mib))
+    capacities, further = [], snapshot.cluster.keys
+    for node in snapshot.cluster.nodes:
+        if node.gpus > 0:
+            key = further.get((node.name, node.gpu_type), node.name)
+            held = own.get(key, [])
+            capacity = _capacity(node, held, key)
+            capacities.append(usable_gpus(capacity, needs, sum(gpus for gpus, _ in held)))
+    return tuple(capacities)
 
 
 def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell | None:
@@ -126,10 +138,32 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     return replace(max(degrees or same, key=lambda c: c.goodput), plan=plan)
 
 
-def _capacity(node: Node, own: int) -> NodeCapacity:
-    others = max(0, node.gpus_used - own)
-    free = max(node.gpus - others, own) if node.up else 0
-    return NodeCapacity(node.name, node.gpu_type, free, node.partitions, node.features, node.leaf)
+def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = "") -> NodeCapacity:
+    """`own`: GPUs and needs of each asking job that runs there. `key`: its name where another type of this node came before."""
+    whole = any(needs.whole_nodes for _, needs in own)  # one job has all that is in use
+    held = node.gpus_used if whole else sum(gpus for gpus, _ in own)
+    others = max(0, node.gpus_used - held)
+    free = max(node.gpus - others, held) if node.up else 0
+    room = node.room
+    if room is not None:
+        ours = NO_ROOM
+        for gpus, needs in own:
+            ours = ours.plus(node.used if needs.whole_nodes else needs.on(gpus, node.threads_per_core, room.memory_mib))
+        # at least what the asking jobs hold: staying is always possible
+        room = room.plus(node.used.plus(ours, -1).at_least(NO_ROOM), -1).at_least(ours)
+    return NodeCapacity(
+        key or node.name,
+        node.gpu_type,
+        free,
+        node.partitions,
+        node.features,
+        node.leaf,
+        room,
+        node.room or NO_ROOM,
+        node.threads_per_core,
+        node.tmp_disk_mib,
+        "" if key in ("", node.name) else node.name,
+    )
 
 
 def _work(plan: Plan) -> tuple[int, ...]:
@@ -182,6 +216,11 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Un
     return UntouchedJob(Action.KEEP, why, cell, job.node_names, relative)
 
 
+def filter_of(job: Job) -> NodeFilter:
+    """The nodes that the job names, by its own words."""
+    return NodeFilter(job.open_partitions or job.partition, job.features, job.exclude, job.nodelist)
+
+
 def _impossible(job: Job, snapshot: Snapshot) -> str:
     """Why a waiting job can't start on this cluster whatever runs; "" if it can."""
     directive = job.directive or Directive()
@@ -189,9 +228,9 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     fixed = fixed_reason(job)
     need = job.shape.gpus if fixed else directive.min_gpus or 1
     usable, up = [], 0
-    node_filter = NodeFilter(job.partition, job.features)
+    node_filter = filter_of(job)
     for n in snapshot.cluster.nodes:
-        if (not types or n.gpu_type in types) and _capacity(n, 0).admits(node_filter):
+        if (not types or n.gpu_type in types) and _capacity(n).admits(node_filter):
             usable.append(n)
             up += n.gpus if n.up else 0
             if up >= need > 0:
@@ -277,7 +316,9 @@ def _request(
         relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
         weight=history.weight,
         submit_s=job.submit_s,
-        node_filter=NodeFilter(job.partition, job.features),
+        node_filter=filter_of(job),
+        needs=job.needs,
+        max_nodes=job.max_nodes,
         asked=asked,
         current=current,
         nodes=nodes,

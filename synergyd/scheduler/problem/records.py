@@ -6,11 +6,12 @@ policies/registry.py; nothing else changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol
 
-from synergyd.records import Cell, has_features
+from synergyd.constraint import has_features
+from synergyd.records import GPUS_ONLY, NO_ROOM, Cell, NodeNeeds, Room
 
 
 class NodeFilter(NamedTuple):
@@ -18,8 +19,21 @@ class NodeFilter(NamedTuple):
 
     #: Slurm's field of the job: one partition, or several with commas between them
     partition: str = ""
-    #: node features that the job asks for (--constraint): names joined by & or by |
+    #: node features that the job asks for (--constraint)
     features: str = ""
+    #: nodes that it can't use, sorted: --exclude, and those without the CPUs or memory for its smallest piece
+    barred: tuple[str, ...] = ()
+    #: nodes that must be among its own (--nodelist), sorted
+    required: tuple[str, ...] = ()
+
+    def allows(self, names: Sequence[str], partitions: Mapping[str, tuple[str, ...]]) -> bool:
+        """May one job have all these nodes (each of them admits it)? `partitions` by node name: Slurm starts it inside one."""
+        if not set(self.required) <= {name.partition(":")[0] for name in names}:
+            return False
+        if "," not in self.partition or len(names) == 1:
+            return True
+        own = [partitions[name] for name in names]
+        return any(all(not of_node or p in of_node for of_node in own) for p in self.partition.split(","))
 
 
 ANY_NODE = NodeFilter()
@@ -38,10 +52,25 @@ class NodeCapacity:
     features: tuple[str, ...] = ()
     #: its leaf switch; "": not known
     leaf: str = ""
+    #: what this problem hands out besides GPUs; None: plenty
+    room: Room | None = None
+    #: all that the node has of it
+    total: Room = NO_ROOM
+    threads: int = 1
+    tmp_disk_mib: int = 0
+    #: the node's own name where `name` tells its types of GPUs apart
+    host: str = ""
+
+    @property
+    def untouched(self) -> bool:
+        """Does no job outside of the problem hold any of it?"""
+        return self.room is None or self.room.holds(self.total)
 
     def admits(self, node_filter: NodeFilter) -> bool:
         """May a job with this filter run here?"""
-        names, wanted = node_filter
+        names, wanted, barred, _ = node_filter
+        if barred and self.name in barred:
+            return False
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
         return inside and has_features(wanted, self.features)
 
@@ -72,6 +101,9 @@ class JobRequest:
     weight: float = 1.0
     submit_s: float = 0.0
     node_filter: NodeFilter = ANY_NODE
+    needs: NodeNeeds = GPUS_ONLY
+    #: on how many nodes it may be at most
+    max_nodes: int | None = None
     #: index of the Cell of the size asked for; None if there is none
     asked: int | None = None
     #: index of the Cell that it runs with, on `nodes`; None: it waits

@@ -20,16 +20,16 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
     free_gpus, choice = FreeGpus(problem.nodes), list(allocated.choice)
     left = Allowance(problem, choice)
     for i, cell, _ in allocated.taken(problem):
-        free_gpus.take(nodes[problem.jobs[i].job_id], cell.shape.gpus_per_node)
+        free_gpus.take(nodes[problem.jobs[i].job_id], cell.shape.gpus_per_node, problem.jobs[i].needs)
     waiting = [i for i, picked in enumerate(choice) if picked is None and problem.jobs[i].current is None]
     pairs = [(i, column) for i in waiting for column in columns(problem.jobs[i], problem.terms)]
     for i, column in sorted(pairs, key=lambda pair: (-pair[1].gain / pair[1].gpus, problem.jobs[pair[0]].job_id)):
         job = problem.jobs[i]
         if choice[i] is not None or not left.allows(job, None, column.cell):
             continue
-        names = free_gpus.pick(job.cells[column.cell].shape, job.node_filter)
+        names = free_gpus.pick(job.cells[column.cell].shape, job.node_filter, needs=job.needs)
         if names is not None:
-            free_gpus.take(names, column.gpus_per_node)
+            free_gpus.take(names, column.gpus_per_node, job.needs)
             left.change(job, None, column.cell)
             choice[i] = column.cell
     return allocation(problem, choice, allocated.moved, allocated.upper_bound)
@@ -47,7 +47,7 @@ def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = Tru
     for i, job in enumerate(problem.jobs):
         if job.current is not None:
             held[i] = (job.nodes, job.cells[job.current].shape)
-            free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node)
+            free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
     options = [columns(job, problem.terms) for job in problem.jobs]
     left = Allowance(problem, choice)
 
@@ -55,17 +55,17 @@ def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = Tru
         before = held[i]
         if not left.allows(problem.jobs[i], choice[i], column.cell):
             return
-        if before:
-            free_gpus.give(before[0], before[1].gpus_per_node)
         job = problem.jobs[i]
+        if before:
+            free_gpus.give(before[0], before[1].gpus_per_node, job.needs)
         shape = job.cells[column.cell].shape
-        names = free_gpus.pick(shape, job.node_filter, before[0] if before else ())
+        names = free_gpus.pick(shape, job.node_filter, before[0] if before else (), needs=job.needs)
         if names is not None:
             left.change(job, choice[i], column.cell)
             held[i], choice[i], gains[i] = (names, shape), column.cell, column.gain
-            free_gpus.take(names, shape.gpus_per_node)
+            free_gpus.take(names, shape.gpus_per_node, job.needs)
         elif before:
-            free_gpus.take(before[0], before[1].gpus_per_node)
+            free_gpus.take(before[0], before[1].gpus_per_node, job.needs)
 
     def rank(pair: tuple[int, Column]) -> tuple[float, float, int, int]:
         i, column = pair

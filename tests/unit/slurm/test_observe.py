@@ -8,9 +8,9 @@ import pytest
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, Reported
 from synergyd.control.resize import ResizeTimes
-from synergyd.records import Directive, JobState, Report, Shape
-from synergyd.slurm.observe import Known, beyond_placing, cluster_of, job_of, node_of, not_resizable, shape_of, state_of
-from synergyd.slurm.rows import NodeRow
+from synergyd.records import Directive, JobState, Report, Room, Shape
+from synergyd.slurm.observe import Known, cluster_of, job_of, node_of, nodes_of, not_resizable, shape_of, state_of
+from synergyd.slurm.rows import NodeRow, PartitionRow
 from tests.unit.slurm.fake_slurm import row
 
 NODE = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:0(IDX:N/A)", ("a100",), ("main",), "")
@@ -152,19 +152,34 @@ def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
     assert job.asked == Shape("h100", 4, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({}, ""),
-        ({"features": "ib"}, ""),
-        ({"features": "ib&fast"}, ""),
-        ({"features": "ib|fast|slow"}, ""),
-        ({"features": "ib&fast|slow"}, "--constraint=ib&fast|slow is more than"),
-        ({"features": "[rack1|rack2]"}, "--constraint=[rack1|rack2] is more than"),
-        ({"features": "ib*2"}, "--constraint=ib*2 is more than"),
-        ({"reservation": "maint_7"}, "in the reservation maint_7"),
-    ],
-)
-def test_what_is_beyond_placing(changes: dict[str, Any], says: str) -> None:
-    found = beyond_placing(row(**changes))
-    assert says in found and bool(found) == bool(says)
+def test_a_node_is_seen_once_for_each_of_its_types() -> None:
+    gres, used = "gpu:a100:2,gpu:1g.10gb:7,nic:2", "gpu:a100:1(IDX:0),gpu:1g.10gb:0(IDX:N/A),nic:1"
+    row = replace(
+        NODE, gres=gres, gres_used=used, cpus=64, cpus_alloc=8, memory_mib=1000, memory_alloc_mib=10, threads_per_core=2
+    )
+    first, second = nodes_of(row)
+    assert (first.gpu_type, first.gpus, first.gpus_used) == ("a100", 2, 1)
+    assert (second.gpu_type, second.gpus, second.gpus_used) == ("1g.10gb", 7, 0)
+    assert first.room == second.room == Room(64, 1000, (("nic", 2),))
+    assert first.used == second.used == Room(8, 10, (("nic", 1),))
+    assert (first.threads_per_core, nodes_of(row, whole_cores=False)[0].threads_per_core) == (2, 1)
+    cluster = cluster_of([row, replace(NODE, name="n2")])
+    assert cluster.keys == {("n1", "1g.10gb"): "n1:1g.10gb"}
+    assert cluster.node("n1", "1g.10gb") == second and cluster.node("n1", "a100") == first == cluster.by_name["n1"]
+    assert nodes_of(NODE)[0].room is None, "nothing said of its CPUs: they are plenty"
+
+
+def test_a_job_in_several_partitions_goes_by_those_that_take_it() -> None:
+    limits = {
+        "main": PartitionRow(name="main", max_nodes=4),
+        "small": PartitionRow(name="small", max_nodes=1),
+        "shut": PartitionRow(name="shut", state="DOWN"),
+        "theirs": PartitionRow(name="theirs", allow_accounts=("chem",)),
+    }
+    asked = replace(KNOWN, asked=Shape("a100", 2, 2), nodelist=("n1",), excluded=("n3", "n2"))
+    job = job_of(row(partition="main,small,shut,theirs", account="bio"), asked, {}, paused=False, partitions=limits)
+    assert (job.open_partitions, job.max_nodes) == ("main", 4)
+    assert (job.nodelist, job.exclude) == (("n1",), ("n2", "n3"))
+    job = job_of(row(partition="small,shut"), asked, {}, paused=False, partitions=limits)
+    assert job.directive is None and "small: MaxNodes=1; shut: it is DOWN" in job.directive_error
+    assert job_of(row(partition="new"), asked, {}, paused=False, partitions=limits).open_partitions == "new"

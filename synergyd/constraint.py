@@ -1,0 +1,78 @@
+"""Slurm's --constraint: features that a job's nodes must have, as far as placement can honour them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from functools import lru_cache
+
+_DEPTH = 16  # parentheses inside one another
+_TOKENS = re.compile(r"[&|()]|[^&|()\[\]*:,!\s]+")
+_NOT_OURS = re.compile(r"[\[\]*:,!\s]")  # counts (ib*2), one of several ([a|b]), what other releases may add
+
+# a feature's name, or (& or |, what is joined)
+Constraint = str | tuple[str, tuple["Constraint", ...]]
+
+
+def has_features(wanted: str, features: Container[str]) -> bool:
+    """Does a node with `features` meet a --constraint? "" asks for none; one that can't be honoured is met by no node."""
+    if not wanted:
+        return True
+    constraint = parsed(wanted)
+    return constraint is not None and _met(constraint, features)
+
+
+def beyond_honouring(wanted: str) -> str:
+    """Why placement can't honour this --constraint, or ''."""
+    if not wanted or parsed(wanted) is not None:
+        return ""
+    return f"its --constraint={wanted} is more than names joined by & or by |, in parentheses where both are"
+
+
+@lru_cache(maxsize=4096)
+def parsed(text: str) -> Constraint | None:
+    """The constraint; None where it counts nodes, chooses one of several for all nodes, or joins by both & and | at one
+    level: Slurm goes from left to right there, where others would take & first."""
+    if _NOT_OURS.search(text):
+        return None
+    tokens = _TOKENS.findall(text)
+    try:
+        found, rest = _joined(tokens, 0, 0)
+    except _Beyond:
+        return None
+    return found if rest == len(tokens) else None
+
+
+class _Beyond(Exception):
+    """This text is not a constraint that placement honours."""
+
+
+def _joined(tokens: list[str], at: int, depth: int) -> tuple[Constraint, int]:
+    """(what stands from token `at` on, the token behind it)."""
+    parts, by = [], ""
+    while True:
+        part, at = _one(tokens, at, depth)
+        parts.append(part)
+        if at == len(tokens) or tokens[at] not in ("&", "|"):
+            return (parts[0] if len(parts) == 1 else (by, tuple(parts))), at
+        if by not in ("", tokens[at]):
+            raise _Beyond
+        by, at = tokens[at], at + 1
+
+
+def _one(tokens: list[str], at: int, depth: int) -> tuple[Constraint, int]:
+    if at == len(tokens) or depth > _DEPTH or tokens[at] in ("&", "|", ")"):
+        raise _Beyond
+    if tokens[at] != "(":
+        return tokens[at], at + 1
+    found, at = _joined(tokens, at + 1, depth + 1)
+    if at == len(tokens) or tokens[at] != ")":
+        raise _Beyond
+    return found, at + 1
+
+
+def _met(constraint: Constraint, features: Container[str]) -> bool:
+    if isinstance(constraint, str):
+        return constraint in features
+    met = (_met(part, features) for part in constraint[1])
+    return all(met) if constraint[0] == "&" else any(met)

@@ -1,0 +1,95 @@
+"""What a job takes of each node, by its options and its partitions' defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from synergyd.records import NodeNeeds, Room
+from synergyd.slurm.needs import beyond_placing, needs_of, other_gres
+from synergyd.slurm.rows import PartitionRow
+from tests.unit.slurm.fake_slurm import row
+
+COUNTED = PartitionRow(name="main", counts_memory=True)
+
+
+def on(changes: dict[str, Any], gpus: int = 2, threads: int = 1, **limits: Any) -> Room:
+    """Of one node with 1000 MiB; eight CPUs a node unless the partition or the job says more."""
+    partition = PartitionRow(name="main", counts_memory=True, **limits)
+    return needs_of(row(**changes), changes.get("num_cpus", 8), [partition]).on(gpus, threads, 1000)
+
+
+@pytest.mark.parametrize(
+    "changes, limits, room",
+    [
+        ({"min_memory_mib": 300}, {}, Room(8, 300)),  # --mem
+        ({"min_memory_mib": 30, "memory_per_cpu": True}, {}, Room(8, 240)),
+        ({"min_memory_mib": 30, "num_cpus": 1}, {"def_mem_per_cpu_mib": 30}, Room(1, 30)),
+        ({"memory_per_gpu_mib": 50}, {}, Room(8, 100)),
+        ({"memory_per_gpu_mib": 50, "min_memory_mib": 7}, {}, Room(8, 100)),  # the default of a CPU does not count then
+        ({}, {"def_mem_per_gpu_mib": 40}, Room(8, 80)),
+        ({}, {}, Room(8, 1000)),  # no --mem and no default: all of it
+        ({"cpus_per_gpu": 6, "min_memory_mib": 1}, {}, Room(12, 1)),
+        ({"cpus_per_gpu": 2, "min_memory_mib": 1}, {}, Room(8, 1)),
+        ({"min_memory_mib": 1}, {"def_cpus_per_gpu": 5}, Room(10, 1)),
+        ({"min_cpus": 20, "min_memory_mib": 1}, {}, Room(20, 1)),
+        ({"tasks_per_node": 3, "cpus_per_task": 4, "min_memory_mib": 1}, {}, Room(12, 1)),
+        ({"tres_per_node": "gres:gpu:2,gres:nic:1", "min_memory_mib": 1}, {}, Room(8, 1, (("nic", 1),))),
+    ],
+)
+def test_what_slurm_charges(changes: dict[str, Any], limits: dict[str, Any], room: Room) -> None:
+    assert on(changes, **limits) == room
+
+
+def test_cores_and_their_threads() -> None:
+    assert on({"num_cpus": 7, "min_memory_mib": 1}, threads=2).cpus == 8, "whole cores"
+    assert on({"num_cpus": 7, "min_memory_mib": 1, "threads_per_core": 1}, threads=2).cpus == 14
+
+
+def test_memory_that_slurm_does_not_count_must_be_there_all_the_same() -> None:
+    needs = needs_of(row(min_memory_mib=300), 8, [PartitionRow(name="main")])
+    assert (needs.on(2).memory_mib, needs.total_memory_mib, needs.whole_memory) == (0, 300, False)
+
+
+def test_whole_nodes() -> None:
+    for changes in ({"oversubscribe": "NO"}, {"oversubscribe": "USER"}):
+        assert needs_of(row(**changes), 8, []).whole_nodes
+    assert needs_of(row(), 8, [COUNTED, PartitionRow(name="x", whole_nodes=True)]).whole_nodes
+    assert not needs_of(row(oversubscribe="YES"), 8, [COUNTED]).whole_nodes
+
+
+def test_limits_of_a_node() -> None:
+    strict = PartitionRow(name="x", max_cpus_per_node=10, max_mem_per_node_mib=500)
+    assert (needs_of(row(), 8, [COUNTED, strict]).max_cpus, needs_of(row(), 8, [strict]).max_memory_mib) == (10, 500)
+    assert needs_of(row(), 8, []) == NodeNeeds(cpus=8)
+
+
+def test_other_gres() -> None:
+    assert other_gres("gpu:a100:4(S:0-1),nic:ib:2,nic:1,nvme") == {"nic": 3, "nvme": 1}
+    assert other_gres("bandwidth:lustre:no_consume:4G,mem:4K") == {"mem": 4096}
+    assert other_gres("") == other_gres("gres:gpu:2") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        ({"features": "ib"}, ""),
+        ({"features": "ib&fast"}, ""),
+        ({"features": "ib|fast|slow"}, ""),
+        ({"features": "ib&fast|slow"}, "--constraint=ib&fast|slow is more than"),
+        ({"features": "[rack1|rack2]"}, "--constraint=[rack1|rack2] is more than"),
+        ({"features": "ib*2"}, "--constraint=ib*2 is more than"),
+        ({"features": "ib&(fast|slow)"}, ""),
+        ({"licenses": "matlab:3"}, "licences (matlab:3)"),
+        ({"switches": 1}, "at most 1 leaf switch (--switches)"),
+        ({"contiguous": True}, "--contiguous"),
+        ({"core_spec": 2}, "--core-spec"),
+        ({"sockets_cores": "2:8"}, "sockets and cores (2:8)"),
+        ({"reservation": "maint_7"}, "in the reservation maint_7"),
+    ],
+)
+def test_what_is_beyond_placing(changes: dict[str, Any], says: str) -> None:
+    found = beyond_placing(row(**changes))
+    assert says in found and bool(found) == bool(says)
