@@ -357,6 +357,11 @@ class Job:
     open_partitions: str = ""  # those of `partition` that would take it, where they are not all
     max_nodes: int | None = None  # of its partitions
     priority: float = 0.0  # Slurm's, of a pending job
+    time_limit_s: float | None = None  # as Slurm has it now
+    time_left_s: float | None = None  # until its time limit ends it for good
+    cut_s: float | None = None  # when a reservation takes its nodes while it runs
+    barred: tuple[str, ...] = ()  # nodes that it must not start on, for reservations
+    barred_why: str = ""  # sentences, each with a blank before it
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,8 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.gpus_free import gpus_free
-from synergyd.control.health import warnings
 from synergyd.control.in_transit import arrived, stays, under_way
-from synergyd.control.instructions import Park, Target
+from synergyd.control.instructions import AskCheckpoint, Park, Target
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.progress import progress_of
 from synergyd.control.rebatch import better_batch
@@ -58,6 +57,7 @@ from synergyd.control.resize import (
     ResizeTimes,
     advance,
 )
+from synergyd.control.reviews import review_health, review_time
 from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, TellBatch, Tracked
 from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
@@ -204,7 +204,8 @@ class Controller:
             case BatchReviewed():
                 return self._review_batch(event)
             case HealthReviewed():
-                return [o for t in self.jobs.values() for o in self._review_health(t, now_s)]
+                jobs = self.jobs.values()
+                return [o for t in jobs for o in (*review_health(t, now_s), *self._review_time(t, now_s))]
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
             case Ticked(job_id=job_id):
@@ -356,6 +357,8 @@ class Controller:
         tracked = self.jobs.get(job_id)
         if tracked is not None and isinstance(answer, CarriedOut) and isinstance(answer.instruction, Park):
             tracked.parked = tracked.job.restarts if tracked.job else None
+        if tracked is not None and isinstance(answer, Refused) and isinstance(answer.instruction, AskCheckpoint):
+            tracked.saved = (0, 0.0)
         return self._advance(job_id, answer, now_s)
 
     def _want(self, tracked: Tracked, decision: Decision, job: Job, now_s: float) -> list[Output]:
@@ -386,17 +389,9 @@ class Controller:
             told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
         return told
 
-    def _review_health(self, tracked: Tracked, now_s: float) -> list[Output]:
-        report, job = tracked.report, tracked.job
-        running = tracked.lifecycle.state is ResizeState.RUNNING
-        if report is None or job is None or not running or report.restarts != job.restarts:
-            tracked.warned = (0, frozenset())
-            return []
-        present = warnings(report, tracked.heard_s, now_s)
-        known = tracked.warned[1] if tracked.warned[0] == job.restarts else frozenset()
-        fresh = tuple(w.text for w in present if w.kind not in known)
-        tracked.warned = (job.restarts, frozenset(w.kind for w in present))
-        return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
+    def _review_time(self, tracked: Tracked, now_s: float) -> list[Output]:
+        answer = review_time(tracked, now_s, self.times.lead_s)
+        return self._advance(tracked.lifecycle.job_id, answer, now_s) if isinstance(answer, Wanted) else answer
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 

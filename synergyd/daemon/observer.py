@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.time_view import Reservation, in_time
 from synergyd.control.walltime import Walltime
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
@@ -15,9 +16,11 @@ from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.observe import Known, cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
+from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, PartitionRow
 
 log = logging.getLogger("synergyd")
+NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 LIMITS_EPOCHS = 20  # until the partitions' limits are read again
 Predict = Callable[[Report, Job | None, Profile], tuple[float, int] | None]
@@ -40,6 +43,8 @@ class Observer:
     _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
+    _reservations: tuple[Reservation, ...] = ()
+    _reserved_left: int = 0  # epochs until they are read again, where there were none
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
     def read(self, plain: frozenset[tuple[int, float]]) -> set[tuple[int, float]]:
@@ -50,6 +55,7 @@ class Observer:
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
+        self._read_reservations({n.name: n.cpus for n in nodes})
         self.registry.plain |= plain
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
@@ -76,6 +82,16 @@ class Observer:
             begin_s = self.registry.begin_s.get(job_id)
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
             job = controller.as_decided_about(job, now_s)
+            if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
+                restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
+                job = in_time(
+                    job,
+                    tracked.lifecycle.walltime,
+                    self._reservations,
+                    now_s,
+                    lead_s=controller.times.lead_s,
+                    restart_s=restart_s,
+                )
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
 
@@ -128,6 +144,17 @@ class Observer:
             self._limits_left, self._limited = LIMITS_EPOCHS, names
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
+
+    def _read_reservations(self, cpus: Mapping[str, int]) -> None:
+        """Each epoch while there are any, else each NO_RESERVATIONS."""
+        if self._reserved_left > 0:
+            self._reserved_left -= 1
+            return
+        try:
+            self._reservations = read_reservations(self.writer.reservations(), cpus)
+        except SlurmError as problem:
+            log.warning("reservations: %s", problem)
+        self._reserved_left = 0 if self._reservations else NO_RESERVATIONS
 
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
         """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""

@@ -116,10 +116,12 @@ def decide(
     decisions = []
     for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
         if isinstance(sorted_job, UntouchedJob):
-            decisions.append(_untouched(job.job_id, sorted_job, shared.get(job.job_id)))
+            left = _untouched(job.job_id, sorted_job, shared.get(job.job_id))
+            decisions.append(replace(left, why=left.why + job.barred_why))
             continue
         found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
         note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
+        note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         decisions.append(replace(found, why=found.why + note) if note else found)
     return tuple(decisions)
 

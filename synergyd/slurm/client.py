@@ -54,6 +54,11 @@ class SlurmWriter(Protocol):
         """(ReqNodeList, ExcNodeList) by job id, of those that are in the queue. Raises SlurmError."""
         ...
 
+    def reservations(self) -> str:
+        """All reservations, as `scontrol show reservation --oneliner` prints them with times in seconds since 1970; "" where there
+        are none. Raises SlurmError."""
+        ...
+
     def job(self, job_id: int) -> JobRow | None:
         """One job now; None when it has left the queue."""
         ...

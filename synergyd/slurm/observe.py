@@ -205,6 +205,7 @@ def job_of(
         qos=row.qos,
         features=row.features,
         priority=float(row.priority),
+        time_limit_s=row.time_limit_s,
         needs=needs_of(row, known.cpus_per_node, limits),
         nodelist=known.nodelist,
         exclude=tuple(sorted(known.excluded)),
