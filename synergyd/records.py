@@ -284,6 +284,8 @@ class Node:
     used: Room = NO_ROOM
     threads_per_core: int = 1  # 1 too where Slurm gives out single threads
     tmp_disk_mib: int = 0
+    wakeable: bool = False  # powered down: Slurm wakes it for a job
+    leaked: int = 0  # GPUs that Slurm counts as in use and no job holds
 
 
 @dataclass(frozen=True)

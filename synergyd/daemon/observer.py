@@ -15,7 +15,17 @@ from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
-from synergyd.slurm.observe import Known, cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
+from synergyd.slurm.observe import (
+    Known,
+    cluster_of,
+    crowded_partitions,
+    held_to_asked,
+    job_of,
+    leaks,
+    node_of,
+    state_of,
+    with_leaks,
+)
 from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, PartitionRow
 
@@ -43,6 +53,7 @@ class Observer:
     _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
+    _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
     _reservations: tuple[Reservation, ...] = ()
     _reserved_left: int = 0  # epochs until they are read again, where there were none
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
@@ -54,6 +65,10 @@ class Observer:
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
+        # seen twice: a job may start between the two reads
+        leaked, before = leaks(nodes, rows), self._leaks
+        self._leaks = leaked
+        self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes})
         self.registry.plain |= plain

@@ -235,7 +235,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     for n in snapshot.cluster.nodes:
         if (not types or n.gpu_type in types) and _capacity(n).admits(node_filter):
             usable.append(n)
-            up += n.gpus if n.up else 0
+            up += n.gpus if n.up or n.wakeable else 0
             if up >= need > 0:
                 return ""  # seen enough: the others need not be counted
     kinds = f" of type {' or '.join(types)}" if types else ""
