@@ -28,7 +28,9 @@ CLOUD = (
 @pytest.fixture(scope="module")
 def timed() -> Iterator[SlurmCluster]:
     """Three nodes with four GPUs each, and one that is powered down; an epoch a second."""
-    made = make_cluster((NodeGroup("cpu", 3, 4),), epoch_s=1, settings=(*CLOUD, "#SYNERGY CheckpointTimeout=130"))
+    made = make_cluster((NodeGroup("cpu", 3, 4),), epoch_s=1, settings=CLOUD)
+    # asked for two minutes before a reservation takes a job's nodes
+    made.slurm_conf = tuple(line.replace("CheckpointTimeout=60", "CheckpointTimeout=130") for line in made.slurm_conf)
     with made as cluster:
         yield cluster
 
@@ -91,7 +93,7 @@ def test_what_is_left_of_a_limit_goes_with_the_job(empty: SlurmCluster) -> None:
 
 def test_no_job_is_placed_or_restarted_across_a_maintenance_reservation(empty: SlurmCluster) -> None:
     """Two nodes are reserved before the first job would have ended; then all are."""
-    maintenance = ("Duration=10", "Users=root", "Flags=MAINT,IGNORE_JOBS,OVERLAP", "StartTime=now+180")
+    maintenance = ("Duration=10", "Users=root", "Flags=MAINT,IGNORE_JOBS,OVERLAP", "StartTime=now+160")
     empty.run("scontrol", "create", "reservation", "ReservationName=part", "Nodes=n1,n2", *maintenance)
     with synergyd(empty) as daemon:
         until_beat(empty)
