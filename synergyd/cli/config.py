@@ -40,9 +40,10 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
     wrong, with 0 when there are only warnings.
     """
     try:
-        path = conf or getattr(context, "conf", None) or find_slurm_conf()
+        named = conf or getattr(context, "conf", None)
+        path = named or find_slurm_conf()
         loaded = load_settings(path)
-        live = () if conf else leak_lints()
+        live = () if named else leak_lints()
         problems = (*loaded.problems, *lint(path, loaded), *live)
     except UsageError as error:
         if as_json:
