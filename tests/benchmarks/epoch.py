@@ -1,12 +1,13 @@
 """A whole epoch: goodput table, allocation, placement and decision records, for many jobs that run.
 
-    python -m tests.benchmarks.epoch --jobs 10000 --nodes 1280 --types 3 [--repeats 5] [--json]
+    python -m tests.benchmarks.epoch --jobs 10000 --nodes 1280 --types 3 [--repeats 5] [--room plenty|scarce] [--json]
 
 Jobs name one of several models, sizes, batch ranges and learnt speeds, so that --kinds of them differ. The first epoch starts all
 that fit; then, before each further one, 2 % of the jobs have learnt something new (their profile moved) and 1 % of the jobs have
 ended with new ones in their place. Parts, in milliseconds of CPU: table (SynergyTask through the daemon's Forecast), decide
 (allocation, placement, decision records). `moved` counts running jobs that were sent to other nodes with the Cell they had;
-`changed` those that were resized; `failed` Cells that were allocated and could not be placed.
+`changed` those that were resized; `failed` Cells that were allocated and could not be placed. With --room nodes have 128 CPUs and
+1 TiB, of which jobs ask for as much as there is (plenty) or some for more than that with all GPUs of a node (scarce).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import synergyd.scheduler.decide as deciding
 import synergyd.scheduler.placement.place as place_module
 from synergyd.daemon.forecast import Forecast
 from synergyd.records import (
+    GPUS_ONLY,
+    NO_ROOM,
     Action,
     Cell,
     Cluster,
@@ -36,8 +39,10 @@ from synergyd.records import (
     Job,
     JobState,
     Node,
+    NodeNeeds,
     Plan,
     Profile,
+    Room,
     Shape,
     Snapshot,
 )
@@ -45,16 +50,28 @@ from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 
 TYPES = ("a100-80", "h100", "v100", "a100-40", "l20", "h200", "a40", "b200")
+NEEDS = {
+    "": (GPUS_ONLY,),
+    "plenty": (NodeNeeds(cpus=8, memory_mib=65_536), NodeNeeds(cpus_per_gpu=16, memory_per_gpu_mib=131_072)),
+    "scarce": (
+        NodeNeeds(cpus=8),
+        NodeNeeds(cpus_per_gpu=16, memory_per_gpu_mib=131_072),
+        NodeNeeds(cpus=48),
+        NodeNeeds(cpus_per_gpu=24),
+    ),
+}
 MODELS = ("gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b", "llama2-7b", "llama2-13b", "llama3-8b")
 
 
 class World:
     """A cluster with a queue, kept between epochs."""
 
-    def __init__(self, jobs: int, nodes: int, types: int, kinds: int, seed: int) -> None:
+    def __init__(self, jobs: int, nodes: int, types: int, kinds: int, seed: int, room: str = "") -> None:
         self._rnd = random.Random(seed)
         self._types = TYPES[:types]
-        self._nodes = [Node(f"n{i:05}", TYPES[i % types], 8) for i in range(nodes)]
+        total = Room(128, 1_048_576) if room else None
+        self._needs = NEEDS[room]
+        self._nodes = [Node(f"n{i:05}", TYPES[i % types], 8, room=total) for i in range(nodes)]
         self._kinds = [self._kind() for _ in range(kinds)]
         self._next = 1
         self.now_s = 1e6
@@ -77,17 +94,19 @@ class World:
         directive, asked, profile = self._rnd.choice(self._kinds)
         made = Job(
             self._next, f"j{self._next}", "u", 1, "gpu", JobState.PENDING, "Resources", self.now_s, None, None, 0,
-            asked, asked, directive=directive,
+            asked, asked, directive=directive, needs=self._needs[self._next % len(self._needs)],
         )  # fmt: skip
         self.jobs[self._next], self.profiles[self._next] = made, profile
         self._next += 1
 
     def snapshot(self) -> Snapshot:
         used: Counter[str] = Counter()
+        room: dict[str, Room] = {}
         for job in self.jobs.values():
             for name in job.node_names:
                 used[name] += job.shape.gpus_per_node
-        nodes = tuple(replace(n, gpus_used=used[n.name]) for n in self._nodes)
+                room[name] = room.get(name, NO_ROOM).plus(job.needs.on(job.shape.gpus_per_node))
+        nodes = tuple(replace(n, gpus_used=used[n.name], used=room.get(n.name, NO_ROOM)) for n in self._nodes)
         return Snapshot(self.now_s, Cluster(nodes), tuple(self.jobs.values()))
 
     def carry_out(self, decisions: tuple[Decision, ...]) -> Counter[str]:
@@ -175,9 +194,10 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--room", default="", choices=[x for x in NEEDS if x])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    world = World(given.jobs, given.nodes, given.types, given.kinds, given.seed)
+    world = World(given.jobs, given.nodes, given.types, given.kinds, given.seed, given.room)
     settings = Settings()
     forecast = Forecast(settings)
     first = epoch(world, forecast, settings)

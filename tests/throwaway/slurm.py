@@ -31,11 +31,12 @@ class MissingProgram(RuntimeError):
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """`nodes` nodes with `gpus` GPUs of type `gpu_type` each."""
+    """`nodes` nodes with `gpus` GPUs of type `gpu_type` each, and `features` (names with commas between) beside that type's name."""
 
     gpu_type: str
     nodes: int
     gpus: int
+    features: str = ""
 
     @classmethod
     def parse(cls, text: str) -> NodeGroup:
@@ -65,6 +66,8 @@ class SlurmCluster:
     slurm_conf: Sequence[str] = ()
     job_submit: str = ""
     cpus_per_node: int = 64
+    memory_mib: int = 64000  # of each node; Slurm counts its use only with `counts_memory`
+    counts_memory: bool = False
     park_cred_expire_s: int = 120
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
@@ -255,7 +258,8 @@ class SlurmCluster:
             ports = f"[{self.port + 1 + first}-{self.port + 1 + last}]" if g.nodes > 1 else str(self.port + 1 + first)
             nodes.append(
                 f"NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={self.cpus_per_node} "
-                f"RealMemory=64000 Gres=gpu:{g.gpu_type}:{g.gpus} Feature={g.gpu_type}"
+                f"RealMemory={self.memory_mib} Gres=gpu:{g.gpu_type}:{g.gpus} "
+                f"Feature={','.join(x for x in (g.gpu_type, g.features) if x)}"
             )
             # any character devices do: nothing opens them
             gres.append(f"NodeName={names} Name=gpu Type={g.gpu_type} File=/dev/tty[0-{g.gpus - 1}]" if g.gpus > 1 else
@@ -284,7 +288,7 @@ class SlurmCluster:
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
             "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_Core",
+            f"SelectTypeParameters={'CR_Core_Memory' if self.counts_memory else 'CR_Core'}",
             "GresTypes=gpu",
             "ReturnToService=2",
             "MpiDefault=none",

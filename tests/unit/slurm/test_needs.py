@@ -53,8 +53,8 @@ def test_memory_that_slurm_does_not_count_must_be_there_all_the_same() -> None:
 
 
 def test_whole_nodes() -> None:
-    for changes in ({"oversubscribe": "NO"}, {"oversubscribe": "USER"}):
-        assert needs_of(row(**changes), 8, []).whole_nodes
+    for word in ("NO", "USER"):
+        assert needs_of(row(oversubscribe=word), 8, []).whole_nodes
     assert needs_of(row(), 8, [COUNTED, PartitionRow(name="x", whole_nodes=True)]).whole_nodes
     assert not needs_of(row(oversubscribe="YES"), 8, [COUNTED]).whole_nodes
 

@@ -78,7 +78,7 @@ def test_fewer_nodes_than_are_named_are_no_answer() -> None:
 def test_memory_and_cpus_of_a_gpu_bound_its_size() -> None:
     nodes = [roomy("n1", memory=40_000), roomy("n2", memory=50_000)]
     found = run(nodes, job(1, needs=NodeNeeds(cpus_per_gpu=1, memory_per_gpu_mib=7_000)))[1]
-    assert found.cell is not None and (found.cell.shape.gpus, found.node_names) == (2, ("n1",))
+    assert found.cell is not None and (found.cell.shape.gpus, found.node_names) == (2, ("n2",)), "the tighter fit"
 
 
 def test_two_jobs_share_a_node_only_as_far_as_its_cpus_go() -> None:
