@@ -273,6 +273,14 @@ function kinds.time(value, key)
   return integer(seconds)
 end
 
+function kinds.walltime(value, key)
+  if value == "stop" then return value end
+  if value == "continue" then return "continue:" .. integer(G.continues) end
+  local times = value:match("^continue:(.*)$")
+  local number = times and whole(times, key)
+  return number and "continue:" .. integer(number)
+end
+
 local function check(key, value)
   local named = {key = key.name, value = show(value), takes = key.takes}
   return kinds[key.kind](value, key, named) or wrong("bad", named)

@@ -28,6 +28,8 @@ local keys = {
    takes = "yes or no"},
   {name = "deadline", kind = "time", low = 946684800, high = 4102444799, max_bytes = 0, default = "",
    takes = "seconds since 1970 or a date from 2000 to 2099, for example deadline=2026-12-01T12:00"},
+  {name = "walltime", kind = "walltime", low = 1, high = 1000, max_bytes = 0, default = "stop",
+   takes = "stop, continue or continue:N with N from 1 to 1000, for example walltime=continue:5"},
 }
 local messages = {
   long_line = {"the line is longer than {max} bytes",
@@ -103,5 +105,5 @@ return {
   keys = keys, messages = messages, forbidden = forbidden,
   stamp = "synergy:1", max_stamp = 1000, max_line = 4096,
   max_lines = 32, max_header = 131072, max_look = 1048576,
-  max_names = 16, max_name = 64, shown = 60,
+  max_names = 16, max_name = 64, shown = 60, continues = 10,
 }

@@ -49,6 +49,7 @@ class Directive:
     resize: bool = True
     reshard: bool | None = None  # None: the launcher's own knowledge decides
     deadline_s: float | None = None  # seconds since 1970
+    continues: int = 0  # times that it goes on with a new time limit where one ends
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,8 @@ class Node:
     used: Room = NO_ROOM
     threads_per_core: int = 1  # 1 too where Slurm gives out single threads
     tmp_disk_mib: int = 0
+    wakeable: bool = False  # powered down: Slurm wakes it for a job
+    leaked: int = 0  # GPUs that Slurm counts as in use and no job holds
 
 
 @dataclass(frozen=True)
@@ -359,6 +362,11 @@ class Job:
     gives_back: bool = False  # it runs on more GPUs than it may keep: plain jobs wait for GPUs in its partition
     launch_failed: bool = False
     avoid: tuple[str, ...] = ()  # nodes that it may not have for now: its last start failed there
+    time_limit_s: float | None = None  # as Slurm has it now
+    time_left_s: float | None = None  # until its time limit ends it for good
+    cut_s: float | None = None  # when a reservation takes its nodes while it runs
+    barred: tuple[str, ...] = ()  # nodes that it must not start on, for reservations
+    barred_why: str = ""  # sentences, each with a blank before it
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,13 @@ from sqlalchemy.exc import ArgumentError
 from synergyd.cli.console import console as make_console
 from synergyd.errors import UsageError, one_line
 from synergyd.settings import GPU_TYPE, SETTINGS, Setting, Settings
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.conf import Lint, LoadedSettings, find_slurm_conf, load_settings
 from synergyd.slurm.conf_lint import lint
+from synergyd.slurm.observe import leaks
+
+ANSWER_S = 5.0  # longest that a check waits for Slurm
 
 
 @click.group()
@@ -35,9 +40,11 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
     wrong, with 0 when there are only warnings.
     """
     try:
-        path = conf or getattr(context, "conf", None) or find_slurm_conf()
+        named = conf or getattr(context, "conf", None)
+        path = named or find_slurm_conf()
         loaded = load_settings(path)
-        problems = (*loaded.problems, *lint(path, loaded))
+        live = () if named else leak_lints()
+        problems = (*loaded.problems, *lint(path, loaded), *live)
     except UsageError as error:
         if as_json:
             click.echo(json.dumps({"error": str(error)}))
@@ -50,6 +57,21 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
         _show(path, loaded, problems)
     if any(problem.severity == "error" for problem in problems):
         sys.exit(2)
+
+
+def leak_lints() -> tuple[Lint, ...]:
+    """What the running cluster shows, where it answers: nodes on which Slurm has lost count of its GPUs."""
+    slurm = CommandLine(timeout_s=ANSWER_S)
+    try:
+        # jobs after nodes: one that has started in between is seen
+        nodes, jobs = slurm.nodes(), slurm.jobs()
+    except SlurmError:
+        return ()
+    right = "nobody gets these GPUs until slurmctld counts anew: see `scontrol show node`"
+    return tuple(
+        Lint(f"node {name}", f"Slurm counts {count} GPUs as in use that no job holds", right, "warning")
+        for name, count in sorted(leaks(nodes, jobs).items())
+    )
 
 
 def rows(loaded: LoadedSettings) -> list[tuple[str, str, str]]:

@@ -49,7 +49,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived, stays, under_way
-from synergyd.control.instructions import Park, Target
+from synergyd.control.instructions import AskCheckpoint, Park, Target
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.progress import progress_of
 from synergyd.control.resize import (
@@ -60,7 +60,7 @@ from synergyd.control.resize import (
     ResizeState,
     ResizeTimes,
 )
-from synergyd.control.reviews import review_batch, review_health
+from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_refusal import has_room
 from synergyd.control.start_time import after_writing, put_off_until_s
 from synergyd.control.starts import advance
@@ -204,7 +204,8 @@ class Controller:
             case BatchReviewed():
                 return review_batch(self.jobs.get(event.job_id), event)
             case HealthReviewed():
-                return [o for t in self.jobs.values() for o in review_health(t, now_s)]
+                jobs = self.jobs.values()
+                return [o for t in jobs for o in (*review_health(t, now_s), *self._review_time(t, now_s))]
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
             case ClockSet(by_s=by_s):
@@ -259,7 +260,7 @@ class Controller:
             # whether a job that was restarted before it was seen was requeued just now nobody knows
             ended_s = now_s if observed.restarts else 0.0
             new = JobLifecycle(job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts)
-            self._track(job_id, new)
+            self._track(job_id, replace(new, walltime=event.walltime))
         tracked = self.jobs[job_id]
         tracked.eligible_s, tracked.requeuing, tracked.reason = observed.eligible_s, event.requeuing, observed.reason
         tracked.begin_s = put_off_until_s(
@@ -372,7 +373,7 @@ class Controller:
         again = tracked.parked == job.restarts
         return [
             Remember(tracked.lifecycle, life.state, "Park"),
-            ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s),
+            ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s, life.walltime.grant),
         ]
 
     def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
@@ -386,6 +387,8 @@ class Controller:
         tracked = self.jobs.get(job_id)
         if tracked is not None and isinstance(answer, CarriedOut) and isinstance(answer.instruction, Park):
             tracked.parked = tracked.job.restarts if tracked.job else None
+        if tracked is not None and isinstance(answer, Refused) and isinstance(answer.instruction, AskCheckpoint):
+            tracked.saved = (0, 0.0)
         return self._advance(job_id, answer, now_s)
 
     def _want(self, tracked: Tracked, decision: Decision, job: Job, now_s: float) -> list[Output]:
@@ -399,6 +402,10 @@ class Controller:
         target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
         return self._advance(job.job_id, wanted, now_s)
+
+    def _review_time(self, tracked: Tracked, now_s: float) -> list[Output]:
+        answer = review_time(tracked, now_s, self.times.lead_s)
+        return self._advance(tracked.lifecycle.job_id, answer, now_s) if isinstance(answer, Wanted) else answer
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synergyd.control.instructions import Instruction, Target
+from synergyd.control.walltime import UNTIMED, Walltime
 from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 
 # -- one job's resize ----------------------------------------------------------------------------------------------
@@ -13,14 +14,18 @@ from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
 @dataclass(frozen=True)
 class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
-    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `reason`: why it has not started, in Slurm's words;
-    `launch_failed`: Slurm holds it since its last start failed."""
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
+    not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
+    `ends_s`: when that ends a running job. None where there is none."""
 
     state: str
     restarts: int = 0
     eligible_s: float | None = None
     launch_failed: bool = False
     reason: str = ""
+    queued_s: float | None = None
+    limit_s: float | None = None
+    ends_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,15 @@ ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedO
 @dataclass(frozen=True)
 class JobObserved:
     """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is
-    pending, but still on its way back into the queue. `begin_s`: its user's own start time, as long as Synergy has written none."""
+    pending, but still on its way back into the queue. `begin_s`: its user's own start time, as long as Synergy has written none.
+    `walltime`: what its script and its stamp say of its time limit."""
 
     job_id: int
     submit_s: float
     observed: Observed
     requeuing: bool = False
     begin_s: float | None = None
+    walltime: Walltime = UNTIMED
 
 
 @dataclass(frozen=True)

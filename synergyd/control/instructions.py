@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from synergyd.control.walltime import TimeGrant
 from synergyd.records import Plan, Shape
 
 
@@ -37,19 +38,22 @@ class Requeue:
 
 @dataclass(frozen=True)
 class Park:
-    """Make the pending job ineligible until `park_s` from now."""
+    """Make the pending job ineligible until `park_s` from now. `time`: the limit that its next incarnation gets."""
 
     job_id: int
     park_s: float
+    time: TimeGrant | None = None
 
 
 @dataclass(frozen=True)
 class Update:
-    """Give the pending job `target`'s size, nodes and plan; parks it too; done only when all of it reads back."""
+    """Give the pending job `target`'s size, nodes and plan, and the limit `time`; parks it too; done only when all of it reads
+    back."""
 
     job_id: int
     target: Target
     park_s: float
+    time: TimeGrant | None = None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from synergyd.control.start_refusal import (
     waits_its_turn,
 )
 from synergyd.control.start_time import WrittenStart
+from synergyd.control.walltime import UNTIMED, Walltime, problem
 from synergyd.records import Plan
 from synergyd.settings import Settings
 from synergyd.words import size_words
@@ -81,6 +82,8 @@ class ResizeTimes:
     # from the end of an incarnation to the start of the next: slurmd refuses, and Slurm then fails, a job whose
     # credential is of the same whole second as the revocation of the one before
     restart_delay_s: float = 2.0
+    # so long before a time limit ends a job, its last checkpoint is asked for
+    lead_s: float = 420.0
 
 
 def times_of(settings: Settings) -> ResizeTimes:
@@ -90,6 +93,8 @@ def times_of(settings: Settings) -> ResizeTimes:
         park_s=settings.park_s,
         restart_delay_s=settings.restart_delay_s,
         release_timeout_s=max(60.0, 2 * settings.epoch_s),
+        # time limits are looked at once an epoch
+        lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
     )
 
 
@@ -122,6 +127,7 @@ class JobLifecycle:
     refusals: tuple[Refusal, ...] = ()  # that hold still
     refused: int = 0  # starts that Slurm refused so far
     left: str = ""  # Slurm's reason for which the job was left to Slurm; "": it was not
+    walltime: Walltime = UNTIMED
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
         return Step(life)
     match event:
         case Observed():
-            return _observed(life, event, now_s, limits)
+            return _observed(_timed(life, event, now_s, limits), event, now_s, limits)
         case Wanted():
             return _wanted(life, event, now_s, limits)
         case Preempted():
@@ -167,7 +173,7 @@ def validate(life: JobLifecycle) -> str:
         return f"state {life.state} without a target"
     if life.attempts < 0 or life.restarts < 0:
         return "negative count"
-    return ""
+    return problem(life.walltime)
 
 
 # -- one function an event -----------------------------------------------------------------------------------------
@@ -191,7 +197,8 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
         case ResizeState.CHECKPOINTING if newer and running:
             return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
         case ResizeState.CHECKPOINTING | ResizeState.REQUEUING if event.state == "PENDING":
-            return _to_held(replace(life, restarts=event.restarts, ended_s=now_s), now_s, limits, "requeued")
+            back = replace(life, restarts=event.restarts, ended_s=now_s)
+            return _to_held(back, now_s, limits, f"requeued{life.walltime.words()}")
         case ResizeState.CHECKPOINTING if event.state == "SUSPENDED":
             text = "suspended while its checkpoint was awaited: resize given up"
             return _to(replace(life, target=None, stopping=False), ResizeState.RUNNING, now_s, text)
@@ -219,6 +226,20 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
             return _not_started(_pending(life, event, now_s), event.reason, now_s, limits)
         case _:
             return Step(_pending(life, event, now_s) if event.state == "PENDING" else life)
+
+
+def _timed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> JobLifecycle:
+    """`life` with what Slurm shows of its time limit."""
+    walltime = life.walltime.seen(event.limit_s)
+    if event.state in ("RUNNING", "SUSPENDED"):
+        walltime = walltime.running(event.ends_s)
+    elif event.state == "PENDING" and life.state is ResizeState.REQUEUING:
+        # by Slurm's clock, unless that is not the daemon's
+        ended_s = event.queued_s if event.queued_s is not None and life.since_s <= event.queued_s <= now_s else now_s
+        walltime = walltime.requeued(ended_s, limits.lead_s)
+    elif event.state == "PENDING" and life.state in (ResizeState.RUNNING, ResizeState.CHECKPOINTING):
+        walltime = walltime.lost()
+    return life if walltime == life.walltime else replace(life, walltime=walltime)
 
 
 def _pending(life: JobLifecycle, event: Observed, now_s: float) -> JobLifecycle:
@@ -307,7 +328,7 @@ def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTim
         case Update() if give_up and life.origin is not None and life.target != life.origin:
             again = replace(back, target=life.origin, attempts=0)
             text = f"new size refused ({event.error}): back to {_words(life.origin)}"
-            return _to(again, ResizeState.HELD, now_s, text, (Update(life.job_id, life.origin, limits.park_s),))
+            return _to(again, ResizeState.HELD, now_s, text, (_update(life, life.origin, limits),))
         case Update() if give_up:
             return _to_unchanged(back, now_s, limits, f"update refused ({event.error})")
         case Requeue() if give_up:
@@ -331,11 +352,15 @@ def _awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]
         case ResizeState.REQUEUING:
             return (Requeue(life.job_id, life.restarts),)
         case ResizeState.HELD if life.target is not None:
-            return (Update(life.job_id, life.target, limits.park_s),)
+            return (_update(life, life.target, limits),)
         case ResizeState.RESIZED:
             return (Release(life.job_id),)
         case _:
             return ()
+
+
+def _update(life: JobLifecycle, target: Target, limits: ResizeTimes) -> Update:
+    return Update(life.job_id, target, limits.park_s, life.walltime.grant)
 
 
 def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) -> Step:
@@ -416,10 +441,9 @@ def _to_requeuing(life: JobLifecycle, now_s: float, text: str) -> Step:
 def _to_held(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
     if life.target is None:
         # kept from starting by itself before those that it made way for
-        park = (Park(life.job_id, limits.park_s),) if life.stopping else ()
+        park = (Park(life.job_id, limits.park_s, life.walltime.grant),) if life.stopping else ()
         return _to(replace(life, stopping=False, plan=None), ResizeState.QUEUED, now_s, text, park)
-    update = Update(life.job_id, life.target, limits.park_s)
-    return _to(replace(life, attempts=0), ResizeState.HELD, now_s, text, (update,))
+    return _to(replace(life, attempts=0), ResizeState.HELD, now_s, text, (_update(life, life.target, limits),))
 
 
 def _to_unchanged(life: JobLifecycle, now_s: float, limits: ResizeTimes, why: str) -> Step:

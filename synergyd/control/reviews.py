@@ -1,12 +1,14 @@
-"""What an epoch finds out about a running job besides its size: a better batch, and whether it is well."""
+"""What an epoch finds out about a running job besides its size: a better batch, whether it is well, and the end of its time."""
 
 from __future__ import annotations
 
-from synergyd.control.events import BatchReviewed
+from synergyd.control.events import BatchReviewed, Wanted
 from synergyd.control.health import warnings
+from synergyd.control.instructions import AskCheckpoint, Target
 from synergyd.control.rebatch import better_batch
 from synergyd.control.resize import ResizeState
 from synergyd.control.tracked import Output, Remember, TellBatch, Tracked
+from synergyd.control.walltime import due_s
 
 
 def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
@@ -39,3 +41,29 @@ def review_health(tracked: Tracked, now_s: float) -> list[Output]:
     fresh = tuple(w.text for w in present if w.kind not in known)
     tracked.warned = (job.restarts, frozenset(w.kind for w in present))
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
+
+
+def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output] | Wanted:
+    """A checkpoint is asked for in time before Slurm ends the job, or it is restarted where its limit begins anew.
+
+    Only an incarnation that has reported can be asked. A second checkpoint is asked for only where the end was put off.
+    """
+    life, job, report = tracked.lifecycle, tracked.job, tracked.report
+    if job is None or job.directive is None or life.state is not ResizeState.RUNNING:
+        return []
+    if report is None or report.restarts != job.restarts:
+        return []
+    due = due_s(life.walltime, lead_s, job.cut_s)
+    if due is None or now_s < due:
+        return []
+    by_limit = job.cut_s is None or (life.walltime.ends_s is not None and life.walltime.ends_s <= job.cut_s)
+    if life.walltime.goes_on and by_limit and not job.paused:
+        present = Target(job.shape, job.node_names, life.plan)
+        return Wanted(present, "its time limit begins anew", tracked.checkpoints_taken, present)
+    restarts, before_s = tracked.saved
+    if restarts == job.restarts and due < before_s + lead_s:
+        return []
+    tracked.saved = (job.restarts, due)
+    end = "its time limit ends it" if by_limit else "a reservation takes its nodes"
+    text = f"checkpoint asked for before {end}"
+    return [Remember(life, life.state, "Time", (text,)), AskCheckpoint(job.job_id, life.restarts)]

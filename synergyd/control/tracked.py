@@ -87,6 +87,8 @@ class Tracked:
     told_plan: tuple[int, Plan] | None = None
     #: (restarts, kinds of warnings that are in its story)
     warned: tuple[int, frozenset[str]] = (0, frozenset())
+    #: (restarts, when the checkpoint before its end was due that it was asked for)
+    saved: tuple[int, float] = (0, 0.0)
     #: the incarnation that was kept from starting, with its own size stamped
     parked: int | None = None
     #: the incarnation whose story says that its reports can't be learnt from

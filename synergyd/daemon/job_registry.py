@@ -141,9 +141,11 @@ class JobRegistry:
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
         asked, cpus, note, nodelist = None, None, "", row.req_nodes
+        time_limit_s, continued = row.time_limit_s, 0
         if stamp is not None:
             asked, cpus, note = stamp.asked, stamp.cpus_per_node, stamp.note
             own_tasks = stamp.own_tasks if stamp.asked else own_tasks
+            time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continued
             nodelist = stamp.nodelist if stamp.asked else nodelist
         if (
             row.cpus_per_gpu
@@ -157,4 +159,6 @@ class JobRegistry:
             own_tasks,
             note,
             nodelist,
+            time_limit_s=time_limit_s,
+            continued=continued,
         )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
 from synergyd.control.instructions import Update
+from synergyd.control.time_view import Reservation, in_time
+from synergyd.control.walltime import Walltime
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
@@ -22,12 +24,16 @@ from synergyd.slurm.observe import (
     held_to_asked,
     job_of,
     launch_failed,
+    leaks,
     node_of,
     state_of,
+    with_leaks,
 )
+from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, PartitionRow
 
 log = logging.getLogger("synergyd")
+NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 LIMITS_EPOCHS = 20  # until the partitions' limits are read again
 Predict = Callable[[Report, Job | None, Profile], tuple[float, int] | None]
@@ -52,6 +58,9 @@ class Observer:
     _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
+    _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
+    _reservations: tuple[Reservation, ...] = ()
+    _reserved_left: int = 0  # epochs until they are read again, where there were none
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
     def read(self, plain: frozenset[tuple[int, float]], now_s: float) -> set[tuple[int, float]]:
@@ -61,7 +70,12 @@ class Observer:
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
+        # seen twice: a job may start between the two reads
+        leaked, before = leaks(nodes, rows), self._leaks
+        self._leaks = leaked
+        self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
+        self._read_reservations({n.name: n.cpus for n in nodes})
         self.registry.plain |= plain
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
@@ -90,6 +104,16 @@ class Observer:
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = controller.as_decided_about(job, now_s)
+            if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
+                restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
+                job = in_time(
+                    job,
+                    tracked.lifecycle.walltime,
+                    self._reservations,
+                    now_s,
+                    lead_s=controller.times.lead_s,
+                    restart_s=restart_s,
+                )
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
 
@@ -145,11 +169,19 @@ class Observer:
         if row is None or (state := state_of(row)) is JobState.DONE:
             return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
         pending = state is JobState.PENDING
-        observed = Observed(state.value, row.restarts)
+        observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s)
         if pending:
-            observed = replace(observed, eligible_s=row.eligible_s, launch_failed=launch_failed(row), reason=row.reason)
+            failed = launch_failed(row)
+            observed = replace(
+                observed, eligible_s=row.eligible_s, launch_failed=failed, reason=row.reason, queued_s=row.submit_s
+            )
+        elif state in (JobState.RUNNING, JobState.SUSPENDED) and row.time_limit_s is not None:
+            observed = replace(observed, ends_s=row.end_s)
+        known = self.registry.known[job_id]
+        continues = known.directive.continues if known.directive else 0
+        walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)
         requeuing = pending and row.state != "PENDING"
-        return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row))
+        return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row), walltime)
 
     def _read_limits(self, names: frozenset[str]) -> None:
         """Partitions' limits, again when partitions have come or gone and each LIMITS_EPOCHS: an admin may change them at any time."""
@@ -161,6 +193,17 @@ class Observer:
             self._limits_left, self._limited = LIMITS_EPOCHS, names
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
+
+    def _read_reservations(self, cpus: Mapping[str, int]) -> None:
+        """Each epoch while there are any, else each NO_RESERVATIONS."""
+        if self._reserved_left > 0:
+            self._reserved_left -= 1
+            return
+        try:
+            self._reservations = read_reservations(self.writer.reservations(), cpus)
+        except SlurmError as problem:
+            log.warning("reservations: %s", problem)
+        self._reserved_left = 0 if self._reservations else NO_RESERVATIONS
 
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
         """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""

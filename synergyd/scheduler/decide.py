@@ -37,6 +37,7 @@ from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, P
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
 from synergyd.scheduler.solver.greedy import fill, greedy
+from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
 
 _UNKNOWN = Progress()
@@ -123,15 +124,19 @@ def decide(
         away=answer.away,
     )
     by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
-    decisions = []
+    decisions, leaked = [], leak_words(snapshot.cluster.nodes)
     for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
         if isinstance(sorted_job, UntouchedJob):
-            decisions.append(_untouched(job.job_id, sorted_job, shared.get(job.job_id)))
+            left = _untouched(job.job_id, sorted_job, shared.get(job.job_id))
+            decisions.append(replace(left, why=left.why + job.barred_why))
             continue
         found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
         note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
+        note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
+        note += leaked if found.action is Action.WAIT else ""
         decisions.append(replace(found, why=found.why + note) if note else found)
-    return tuple(as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True))
+    as_held = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
+    return with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
 
 
 def _problem(

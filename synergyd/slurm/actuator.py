@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from synergyd.control.instructions import (
     Target,
     Update,
 )
+from synergyd.control.walltime import TimeGrant
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
@@ -41,7 +42,7 @@ class Actuator:
     slurm: SlurmWriter
     state_dir: Path
     report: str
-    known: Mapping[int, Known]
+    known: dict[int, Known]
     links: str = ""
     put_off: Callable[[JobRow], bool] = lambda _: False
 
@@ -144,13 +145,14 @@ class Actuator:
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
                     self.slurm.requeue(job_id)
-            case Park(park_s=park_s):
+            case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                self.slurm.update(
-                    job_id, {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(job_id, known, None)}
-                )
-            case Update(target=target, park_s=park_s):
+                stamp = self._stamp(job_id, _timed(known, time), None)
+                limit = _time_limit(row, known, time)
+                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
+                self.known[job_id] = _timed(known, time)
+            case Update(target=target, park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
                 size = _size(target.shape, row, known)
@@ -159,7 +161,8 @@ class Actuator:
                 self._reserve(job_id, known)
                 # parked first and alone: a refused update may set some fields and not the start time, and then
                 # the job would start half-changed
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
+                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, known, time)})
+                known = self.known[job_id] = _timed(known, time)
                 self.slurm.update_size(job_id, row.uid, {**size, **self._fields(job_id, target, known)})
                 difference = self._difference(job_id, target)
                 if difference:
@@ -198,6 +201,8 @@ class Actuator:
             report=self.report,
             by=os.getuid(),
             links=self.links,
+            time_limit_s=None if known.time_limit_s is None else int(known.time_limit_s),
+            continued=known.continued,
         )
         return admin_comment.encode(stamp)
 
@@ -214,6 +219,23 @@ class Actuator:
             if set(nodes) != set(target.nodes):
                 return f"read back ReqNodeList {','.join(nodes) or 'empty'}, wanted {','.join(target.nodes)}", False
         return None
+
+
+def _timed(known: Known, time: TimeGrant | None) -> Known:
+    """What is known of the job with what its next incarnation is granted."""
+    return known if time is None else replace(known, time_limit_s=time.asked_s, continued=time.continued)
+
+
+def _time_limit(row: JobRow, known: Known, time: TimeGrant | None) -> dict[str, str]:
+    """The field that gives the job what is left of its time limit. Only ever lowered, but where it begins anew."""
+    if time is None:
+        return {}
+    anew = time.continued > known.continued
+    if not anew and row.time_limit_s is not None and row.time_limit_s <= 60 * time.minutes:
+        return {}
+    # Slurm refuses a limit below its --time-min
+    least = {"TimeMin": str(time.minutes)} if row.min_time_s > 60 * time.minutes else {}
+    return {**least, "TimeLimit": str(time.minutes)}
 
 
 def _size(shape: Shape, row: JobRow, known: Known) -> dict[str, str] | str:

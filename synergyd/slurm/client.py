@@ -62,6 +62,11 @@ class SlurmWriter(Protocol):
         """`scontrol show assoc_mgr`, in one call. Raises SlurmError."""
         ...
 
+    def reservations(self) -> str:
+        """All reservations, as `scontrol show reservation --oneliner` prints them with times in seconds since 1970; "" where there
+        are none. Raises SlurmError."""
+        ...
+
     def job(self, job_id: int) -> JobRow | None:
         """One job now; None when it has left the queue."""
         ...

@@ -127,6 +127,9 @@ class CommandLine:
                     found[name] = words["SwitchName"]
         return found
 
+    def reservations(self) -> str:
+        return self._run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
+
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
         """One call: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""
         found = {}

@@ -14,6 +14,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.grammar import (
     BY_NAME,
+    CONTINUES,
     KEYS,
     MAX_HEADER,
     MAX_LINE,
@@ -198,6 +199,13 @@ def _check(key: Key, value: str) -> str:
             if value not in ("yes", "no"):
                 raise bad
             return value
+        case "walltime":
+            word, colon, times = value.partition(":")
+            if word == "stop" and not colon:
+                return word
+            if word != "continue":
+                raise bad
+            return f"continue:{_number(times, key, bad) if colon else CONTINUES}"
         case _:
             seconds = int(value) if re.fullmatch("[0-9]{1,10}", value) else _date(value, bad)
             if not key.low <= seconds <= key.high:
@@ -311,6 +319,7 @@ def _directive(found: Mapping[str, str]) -> Directive:
         resize=found.get("resize", "yes") == "yes",
         reshard=found["reshard"] == "yes" if "reshard" in found else None,
         deadline_s=float(found["deadline"]) if "deadline" in found else None,
+        continues=int(found.get("walltime", "").partition(":")[2] or 0),
     )
 
 
@@ -331,5 +340,6 @@ def _values(directive: Directive) -> dict[str, str]:
         "resize": "yes" if directive.resize else "no",
         "reshard": None if directive.reshard is None else "yes" if directive.reshard else "no",
         "deadline": None if directive.deadline_s is None else int(directive.deadline_s),
+        "walltime": f"continue:{directive.continues}" if directive.continues else None,
     }
     return {name: as_bytes(str(value)) for name, value in values.items() if value is not None}

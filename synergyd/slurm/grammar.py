@@ -19,6 +19,7 @@ MAX_LINE = 4096
 MAX_LINES = 32  # #SYNERGY lines
 MAX_HEADER = 128 * 1024  # bytes of a script in which #SYNERGY lines are read
 MAX_LOOK = 1024 * 1024  # bytes in which one after a longer header is found, and refused
+CONTINUES = 10  # times that `walltime=continue` stands for
 MAX_NAMES = 16
 MAX_NAME = 64
 SHOWN = 60  # bytes of a user's text repeated in an error
@@ -36,7 +37,7 @@ FORBIDDEN: tuple[tuple[int, int], ...] = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `kind` is text, path, int, names, range, float, flag or time; `low` and `high` bound numbers (float:
+    """One key. `kind` is text, path, int, names, range, float, flag, time or walltime; `low` and `high` bound numbers (float:
     millionths; time: seconds since 1970), `max_bytes` bounds texts, `default` is the value that a stamp leaves out."""
 
     name: str
@@ -65,6 +66,8 @@ class Key:
                 return f"a number from {self.low / 1_000_000:g} to {self.high // 1_000_000}{example}"
             case "flag":
                 return "yes or no"
+            case "walltime":
+                return f"stop, continue or continue:N with N from {self.low} to {self.high}{example}"
             case _:
                 return f"seconds since 1970 or a date from 2000 to 2099{example}"
 
@@ -84,6 +87,7 @@ KEYS: tuple[Key, ...] = (
     Key("resize", "flag", default="yes", example="no"),
     Key("reshard", "flag", example="no"),
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),
+    Key("walltime", "walltime", 1, 1000, default="stop", example="continue:5"),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 
@@ -169,7 +173,7 @@ def lua() -> str:
         "  keys = keys, messages = messages, forbidden = forbidden,",
         f"  stamp = {_lua_text(MARK)}, max_stamp = {MAX_STAMP}, max_line = {MAX_LINE},",
         f"  max_lines = {MAX_LINES}, max_header = {MAX_HEADER}, max_look = {MAX_LOOK},",
-        f"  max_names = {MAX_NAMES}, max_name = {MAX_NAME}, shown = {SHOWN},",
+        f"  max_names = {MAX_NAMES}, max_name = {MAX_NAME}, shown = {SHOWN}, continues = {CONTINUES},",
         "}",
     ]
     return "\n".join(lines) + "\n"

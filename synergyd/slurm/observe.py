@@ -19,6 +19,7 @@ _STATES = {
         JobState.DONE,
     ),
 }  # fmt: skip
+_ASLEEP = frozenset(("cloud", "powered_down", "planned", "power_up", "dynamic_norm"))
 _BAD_NODE = (
     "down",
     "drain",
@@ -49,6 +50,8 @@ class Known:
     note: str = ""  # an operator's own AdminComment, kept
     nodelist: tuple[str, ...] = ()  # its user's own --nodelist, which our ReqNodeList keeps
     excluded: tuple[str, ...] = ()  # its --exclude
+    time_limit_s: float | None = None  # of its sbatch line
+    continued: int = 0  # times that it has begun anew
 
 
 def state_of(row: JobRow) -> JobState:
@@ -97,9 +100,30 @@ def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
                 used=used,
                 threads_per_core=row.threads_per_core if whole_cores else 1,
                 tmp_disk_mib=row.tmp_disk_mib,
+                wakeable=wakeable(state),
             )
         )
     return tuple(found)
+
+
+def wakeable(state: str) -> bool:
+    """Is a node in this state (`idle+cloud+powered_down`) one that Slurm powers up for a job?"""
+    base, *flags = state.split("+")
+    return base == "idle" and "powered_down" in flags and set(flags) <= _ASLEEP
+
+
+def leaks(rows: Iterable[NodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
+    """By node: GPUs that Slurm counts as in use there although no job is. Slurm itself gives them to nobody either."""
+    held = {name for job in jobs if state_of(job) is not JobState.DONE for name in job.node_names}
+    used = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in held}
+    return {name: count for name, count in used.items() if count}
+
+
+def with_leaks(cluster: Cluster, leaked: Mapping[str, int]) -> Cluster:
+    """The cluster with what `leaks` found."""
+    if not leaked:
+        return cluster
+    return Cluster(tuple(replace(n, leaked=leaked.get(n.name, 0)) for n in cluster.nodes))
 
 
 def cluster_of(
@@ -213,6 +237,7 @@ def job_of(
         qos=row.qos,
         features=row.features,
         priority=float(row.priority),
+        time_limit_s=row.time_limit_s,
         needs=needs_of(row, known.cpus_per_node, limits),
         nodelist=known.nodelist,
         exclude=tuple(sorted(known.excluded)),

@@ -23,6 +23,7 @@ MAX_CHARACTERS = 64 * 1024  # of a comment; what follows is not looked at
 NOTE_CHARACTERS = 1024  # of an operator's own text
 _UID = re.compile(r"[0-9]{1,10}\Z")
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
+_TIME = re.compile(r"(-|[0-9]{1,9}),[0-9]{1,6}\Z", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z", re.ASCII)
 _ENCODED = re.compile(rb"[^A-Za-z0-9_./:,+@-]")  # stamped as %XX, other bytes as they are
 _NODES = re.compile(r"[A-Za-z0-9_.,-]+\Z")
@@ -53,6 +54,10 @@ class AdminCommentStamp:
     by: int | None = None
     #: host:port of the link arbiter
     links: str = ""
+    #: time limit of the sbatch line, seconds; None: none, or not known
+    time_limit_s: int | None = None
+    #: times that it has begun anew
+    continued: int = 0
     #: by name of a field of the daemon's part: what is wrong with it
     mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -67,6 +72,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"cpus={stamp.cpus_per_node}")
     if stamp.own_tasks is not None:
         own.append(f"tasks={stamp.own_tasks}")
+    if stamp.time_limit_s is not None or stamp.continued:
+        own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continued}")
     if stamp.nodelist:
         own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
@@ -109,6 +116,7 @@ def decode(text: str) -> AdminCommentStamp | None:
         asked = Shape("" if gpu_type == "-" else gpu_type, int(sizes[0]), int(sizes[1]))
     elif "asked" in fields:
         dropped("asked", "TYPE,NODES,GPUS")
+    limit, _, continued = matching("time", _TIME, "SECONDS,TIMES").partition(",")
     if fields.get("plan"):
         try:
             plan = plan_from_text(fields["plan"])
@@ -126,6 +134,8 @@ def decode(text: str) -> AdminCommentStamp | None:
         report=matching("report", _ADDRESS, "HOST:PORT"),
         by=int(by) if by else None,
         links=matching("links", _ADDRESS, "HOST:PORT"),
+        time_limit_s=int(limit) if limit.isdigit() else None,
+        continued=int(continued or 0),
         mistakes=mistakes,
     )
 

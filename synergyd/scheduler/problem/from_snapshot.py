@@ -10,6 +10,7 @@ from synergyd.records import NO_ROOM, Action, Cell, Directive, Job, JobState, No
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.node_limits import usable_gpus
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
+from synergyd.scheduler.problem.time_limits import finishing_first, time_discount
 from synergyd.scheduler.problem.utility import (
     find_asked,
     relative_goodput,
@@ -65,6 +66,7 @@ def classify_job(
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
         cells_with_current, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restart_cost_s)
+        discount *= time_discount(job.time_left_s, restart_cost_s)
         further, kind = snapshot.cluster.keys, job.shape.gpu_type
         nodes = tuple(further.get((name, kind), name) for name in job.node_names) if further else job.node_names
         return _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
@@ -219,8 +221,8 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Un
 
 
 def filter_of(job: Job, avoid: tuple[str, ...] = ()) -> NodeFilter:
-    """The nodes that the job names, by its own words, and none of those to `avoid`."""
-    barred = tuple(sorted({*job.exclude, *avoid})) if avoid else job.exclude
+    """The nodes that the job names, by its own words, without those that are reserved while it would run, and those to `avoid`."""
+    barred = tuple(sorted({*job.exclude, *job.barred, *avoid})) if job.barred or avoid else job.exclude
     return NodeFilter(job.open_partitions or job.partition, job.features, barred, job.nodelist)
 
 
@@ -231,11 +233,11 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     fixed = fixed_reason(job)
     need = job.shape.gpus if fixed else directive.min_gpus or 1
     usable, up = [], 0
-    node_filter = filter_of(job)
+    node_filter = filter_of(replace(job, barred=()))
     for n in snapshot.cluster.nodes:
         if (not types or n.gpu_type in types) and _capacity(n).admits(node_filter):
             usable.append(n)
-            up += n.gpus if n.up and n.name not in job.avoid else 0
+            up += n.gpus if (n.up or n.wakeable) and n.name not in job.avoid else 0
             if up >= need > 0:
                 return ""  # seen enough: the others need not be counted
     kinds = f" of type {' or '.join(types)}" if types else ""
@@ -314,10 +316,11 @@ def _request(
 ) -> JobRequest:
     asked = find_asked(cells, job.asked)
     known = CellIndex.of(cells).sound
+    relative = relative_goodputs(cells, asked) if known else (1.0,) * len(cells)
     return JobRequest(
         job.job_id,
         cells,
-        relative_goodputs(cells, asked) if known else (1.0,) * len(cells),
+        finishing_first(relative, cells, history.progress, job.time_left_s),
         weight=history.weight,
         submit_s=job.submit_s,
         node_filter=filter_of(job, job.avoid),

@@ -54,6 +54,8 @@ class FakeSlurm:
     ignore: set[str] = field(default_factory=set)
     full: bool = False
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
+    reserved: str = ""  # as scontrol shows reservations
+    ran_s: dict[int, float] = field(default_factory=dict)  # by job: seconds of all incarnations that ended
     _ends: dict[int, tuple[float, bool]] = field(default_factory=dict)
     _revoked: dict[int, float] = field(default_factory=dict)
 
@@ -66,6 +68,10 @@ class FakeSlurm:
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")
         return expand(self.required.get(job_id, ""))
+
+    def reservations(self) -> str:
+        self._reach("scontrol show reservation")
+        return self.reserved
 
     def leaf_switches(self) -> dict[str, str]:
         self._reach("scontrol show topology")
@@ -137,8 +143,17 @@ class FakeSlurm:
         if seen is None or state_of(seen) is JobState.DONE:
             return Observed("GONE")
         state = state_of(seen)
-        eligible_s = seen.eligible_s if state is JobState.PENDING else None
-        return Observed(state.value, seen.restarts, eligible_s, launch_failed(seen))
+        pending, ends_s = state is JobState.PENDING, None if state is JobState.PENDING else seen.end_s
+        eligible_s, queued_s = (seen.eligible_s, seen.submit_s) if pending else (None, None)
+        return Observed(
+            state.value,
+            seen.restarts,
+            eligible_s,
+            launch_failed(seen),
+            queued_s=queued_s,
+            limit_s=seen.time_limit_s,
+            ends_s=ends_s,
+        )
 
     def fail_launch(self, job_id: int) -> None:
         """slurmd refuses to start the job: Slurm requeues it at once, and holds it."""
@@ -161,7 +176,10 @@ class FakeSlurm:
             if not again:
                 del self.jobs[job_id]
             return
-        self.jobs[job_id] = replace(job, state="COMPLETING", restarts=job.restarts + again)
+        # as 22.05: SubmitTime is that of the requeue
+        submit_s = self.now_s if again else job.submit_s
+        self.jobs[job_id] = replace(job, state="COMPLETING", restarts=job.restarts + again, submit_s=submit_s)
+        self.ran_s[job_id] = self.ran_s.get(job_id, 0.0) + self.now_s - (job.start_s or self.now_s)
         self._ends[job_id] = (self.now_s + COMPLETING_S, again)
 
     def cancel(self, job_id: int) -> None:
@@ -191,7 +209,10 @@ class FakeSlurm:
                     self.failed.append(job_id)
                     del self.jobs[job_id]
                     continue
-                self.set(job_id, state="RUNNING", start_s=self.now_s)
+                end_s = None if job.time_limit_s is None else self.now_s + job.time_limit_s
+                self.set(job_id, state="RUNNING", start_s=self.now_s, end_s=end_s)
+            elif job.state == "RUNNING" and job.end_s is not None and job.end_s <= self.now_s:
+                self.end(job_id, again=False)  # TIMEOUT
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -234,5 +255,9 @@ class FakeSlurm:
                 self.required[job_id] = value
             case "AdminComment":
                 self.comments[job_id] = value
+            case "TimeLimit":
+                self.set(job_id, time_limit_s=60.0 * int(value))
+            case "TimeMin":
+                self.set(job_id, min_time_s=60.0 * int(value))
             case _:
                 raise AssertionError(f"no such field: {key}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,17 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from synergyd.cli.config import config, rows
+from synergyd.cli.config import config, leak_lints, rows
 from synergyd.errors import UsageError
 from synergyd.settings import SETTINGS, Settings
 from synergyd.slurm import conf
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.conf import LoadedSettings, find_slurm_conf, load_settings, with_values
 from synergyd.slurm.conf_lint import lint
+from synergyd.slurm.rows import NodeRow
 from tests.unit.plugin.lua_runtimes import ROOT
+from tests.unit.slurm.fake_slurm import row
 
 GOOD = """\
 ClusterName=test
@@ -447,3 +452,19 @@ def test_values_over_settings_as_slurm_conf_writes_them() -> None:
             with_values(Settings(), "--set", [text])
     with pytest.raises(UsageError, match="given twice"):
         with_values(Settings(), "--set", ["Epoch=60", "epoch=30"])
+
+
+def test_gpus_that_slurm_has_lost_count_of_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the running cluster, and nothing where none answers."""
+    used = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:4(IDX:0-3)", (), ("main",), "")
+    monkeypatch.setattr(CommandLine, "nodes", lambda self: (used, replace(used, name="n2")))
+    monkeypatch.setattr(CommandLine, "jobs", lambda self: (row(1, state="RUNNING", node_names=("n2",)),))
+    (found,) = leak_lints()
+    assert (found.severity, found.where) == ("warning", "node n1")
+    assert found.what == "Slurm counts 4 GPUs as in use that no job holds"
+
+    def away(self: CommandLine) -> tuple[NodeRow, ...]:
+        raise SlurmError("sinfo", "Unable to contact slurm controller", transient=True)
+
+    monkeypatch.setattr(CommandLine, "nodes", away)
+    assert leak_lints() == ()

@@ -248,6 +248,7 @@ def directives(draw: st.DrawFn) -> Directive:
         resize=resize,
         reshard=draw(st.sampled_from([None, False, True] if resize else [None, False])),
         deadline_s=draw(st.none() | st.integers(946684800, 4102444799).map(float)),
+        continues=draw(st.integers(0, 1000)),
     )
 
 

@@ -9,7 +9,19 @@ from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, Reported
 from synergyd.control.resize import ResizeTimes
 from synergyd.records import Directive, JobState, Report, Room, Shape
-from synergyd.slurm.observe import Known, cluster_of, job_of, node_of, nodes_of, not_resizable, shape_of, state_of
+from synergyd.slurm.observe import (
+    Known,
+    cluster_of,
+    job_of,
+    leaks,
+    node_of,
+    nodes_of,
+    not_resizable,
+    shape_of,
+    state_of,
+    wakeable,
+    with_leaks,
+)
 from synergyd.slurm.rows import NodeRow, PartitionRow
 from tests.unit.slurm.fake_slurm import row
 
@@ -183,3 +195,28 @@ def test_a_job_in_several_partitions_goes_by_those_that_take_it() -> None:
     job = job_of(row(partition="small,shut"), asked, {}, paused=False, partitions=limits)
     assert job.directive is None and "small: MaxNodes=1; shut: it is DOWN" in job.directive_error
     assert job_of(row(partition="new"), asked, {}, paused=False, partitions=limits).open_partitions == "new"
+
+
+@pytest.mark.parametrize(
+    ("state", "wakes"),
+    [
+        ("idle+cloud+powered_down", True),
+        ("idle+powered_down", True),
+        ("idle+cloud+drain+powered_down", False),
+        ("idle+cloud+powering_down", False),
+        ("mixed+cloud+not_responding+powering_up", False),
+        ("down+cloud+powered_down", False),
+        ("idle", False),
+    ],
+)
+def test_which_nodes_slurm_wakes(state: str, wakes: bool) -> None:
+    assert wakeable(state) is wakes
+    assert node_of(replace(NODE, state=state)).wakeable is wakes
+
+
+def test_gpus_in_use_that_no_job_holds() -> None:
+    used = replace(NODE, gres_used="gpu:a100:4(IDX:0-3)")
+    held, done = row(1, state="COMPLETING", node_names=("n1",)), row(2, state="NODE_FAIL", node_names=("n1",))
+    assert leaks([used], [done]) == {"n1": 4}
+    assert leaks([used], [held]) == leaks([NODE], []) == {}
+    assert with_leaks(cluster_of([used]), {"n1": 4}).nodes[0].leaked == 4

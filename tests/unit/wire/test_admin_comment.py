@@ -29,6 +29,8 @@ stamps = st.builds(
     plan=st.none() | plans,
     report=st.sampled_from(["", "ctl:7321", "[fe80::1]:7321"]),
     own_tasks=st.none() | st.integers(1, 99),
+    time_limit_s=st.none() | st.integers(0, 10**8),
+    continued=st.integers(0, 1000),
 )
 
 
@@ -45,6 +47,9 @@ def test_the_text_as_documented() -> None:
     assert encode(AdminCommentStamp(report="a:1", by=64030)) == "synergy:1 | report=a:1 by=64030"
     assert decode("synergy:1 | report=a:1 by=64030") == AdminCommentStamp(report="a:1", by=64030)
     assert decode("synergy:1 | report=a:1 by=-3") == AdminCommentStamp(report="a:1")
+    assert encode(AdminCommentStamp(time_limit_s=3600, continued=2)) == "synergy:1 | time=3600,2"
+    assert encode(AdminCommentStamp(continued=1)) == "synergy:1 | time=-,1"
+    assert decode("synergy:1 | time=-60,1") == decode("synergy:1 | time=60") == AdminCommentStamp()
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,0 +1,126 @@
+"""Time limits, reservations and powered-down nodes on a real cluster: what a job gets is never less than as a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from synergyd.errors import UsageError
+from tests.integration.daemon_site import explain, row_of, until_beat, until_steps
+from tests.throwaway import light_job
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.synergy import Synergyd, make_cluster, synergyd
+
+pytestmark = pytest.mark.slurm
+
+
+# a node that Slurm could power up; its weight keeps jobs that nobody places off it, and nothing ever starts it
+CLOUD = (
+    "NodeName=c1 NodeHostname=nowhere Port=19999 CPUs=64 RealMemory=64000 Gres=gpu:cpu:4 Feature=cpu State=CLOUD Weight=1000",
+    "PartitionName=cloud Nodes=c1 MaxTime=INFINITE State=UP",
+    "ResumeProgram=/bin/true",
+    "SuspendProgram=/bin/true",
+    "SuspendTime=3600",
+)
+
+
+@pytest.fixture(scope="module")
+def timed() -> Iterator[SlurmCluster]:
+    """Three nodes with four GPUs each, and one that is powered down; an epoch a second."""
+    made = make_cluster((NodeGroup("cpu", 3, 4),), epoch_s=1, settings=CLOUD)
+    # asked for two minutes before a reservation takes a job's nodes
+    made.slurm_conf = tuple(line.replace("CheckpointTimeout=60", "CheckpointTimeout=130") for line in made.slurm_conf)
+    with made as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def empty(timed: SlurmCluster) -> Iterator[SlurmCluster]:
+    yield timed
+    timed.run("scancel", "--full", "-s", "KILL", *timed._job_ids(), check=False)
+    timed.run("scancel", *timed._job_ids(), check=False)
+    timed.wait_for(lambda: timed._job_ids() == ["0"], 60, "an empty queue")
+    for name in ("maint", "part"):
+        timed.run("scontrol", "delete", f"reservation={name}", check=False)
+
+
+def squeue(cluster: SlurmCluster, job_id: int, field: str) -> str:
+    return cluster.run("squeue", "-h", "-j", str(job_id), "-O", f"{field}:30", check=False).stdout.strip()
+
+
+def told(cluster: SlurmCluster, job_id: int) -> str:
+    """The job's whole story, and the last decision; "" before the daemon has seen it."""
+    try:
+        data = explain(cluster, job_id)
+    except UsageError:
+        return ""
+    return "\n".join([*(line["detail"] for line in data["story"]), (data["decision"] or {}).get("why", "")])
+
+
+def restarted(cluster: SlurmCluster, daemon: Synergyd, job_id: int, timeout_s: float) -> None:
+    def runs_again() -> bool:
+        return squeue(cluster, job_id, "RestartCnt") == "1" and cluster.state(job_id) == "RUNNING"
+
+    try:
+        cluster.wait_for(runs_again, timeout_s, f"job {job_id} to be restarted")
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}\n{daemon.tail()}\n{light_job.output(cluster, job_id)[-800:]}") from None
+
+
+def test_what_is_left_of_a_limit_goes_with_the_job(empty: SlurmCluster) -> None:
+    """A resize, a limit that goes on, and one that ends: side by side, since a minute is the least limit there is."""
+    grows = light_job.submit(empty, "grows", directive="min_gpus=1 max_gpus=4", gpus=1, options=("--time=10",))
+    empty.wait_for(lambda: empty.state(grows) == "RUNNING", 60, "the plain job to run")
+    with synergyd(empty) as daemon:
+        until_beat(empty)
+        ends = light_job.submit(empty, "ends", directive="resize=no", gpus=4, options=("--time=1",))
+        anew = light_job.submit(empty, "anew", directive="resize=no walltime=continue:1", gpus=4, options=("--time=1",))
+        until_steps(empty, ends, anew, timeout_s=60)
+        empty.wait_for(
+            lambda: "before its time limit ends it" in told(empty, ends), 90, "the last checkpoint's request"
+        )
+        restarted(empty, daemon, anew, 100)
+        assert squeue(empty, anew, "TimeLimit") == "1:00"
+        assert "its time limit of 1 min begins anew, time 1 of 1" in told(empty, anew)
+        assert "time=60,1" in row_of(empty, anew)["admin_comment"]
+        assert "checkpoint" in light_job.output(empty, ends)
+        restarted(empty, daemon, grows, 150)
+        # less than a minute of ten is used, or some: what is left is rounded down
+        assert squeue(empty, grows, "TimeLimit") in ("9:00", "8:00", "7:00", "6:00")
+        assert "of its time limit left" in told(empty, grows)
+
+
+def test_no_job_is_placed_or_restarted_across_a_maintenance_reservation(empty: SlurmCluster) -> None:
+    """Two nodes are reserved before the first job would have ended; then all are."""
+    maintenance = ("Duration=10", "Users=root", "Flags=MAINT,IGNORE_JOBS,OVERLAP", "StartTime=now+160")
+    empty.run("scontrol", "create", "reservation", "ReservationName=part", "Nodes=n1,n2", *maintenance)
+    with synergyd(empty) as daemon:
+        until_beat(empty)
+        first = light_job.submit(empty, "first", directive="min_gpus=1 max_gpus=8", gpus=2, options=("--time=10",))
+        empty.wait_for(lambda: empty.state(first) == "RUNNING", 60, "a start beside the reservation\n" + daemon.tail())
+        assert squeue(empty, first, "NodeList") == "n3"
+        until_steps(empty, first)
+        empty.run("scontrol", "create", "reservation", "ReservationName=maint", "Nodes=ALL", *maintenance)
+        empty.run("scontrol", "delete", "reservation=part")
+        second = light_job.submit(empty, "second", directive="min_gpus=1 max_gpus=4", gpus=4, options=("--time=10",))
+        short = light_job.submit(empty, "short", directive="min_gpus=1 max_gpus=4", gpus=4, options=("--time=1",))
+        empty.wait_for(
+            lambda: "The reservation maint takes c1, n1, n2 and 1 more in" in told(empty, second), 60, "the reason"
+        )
+        empty.wait_for(lambda: empty.state(short) == "RUNNING", 60, "the job that ends before it")
+        assert empty.state(second) == "PENDING"
+        # it may go on until then, but a restart would wait until the reservation is over
+        assert (empty.state(first), squeue(empty, first, "RestartCnt")) == ("RUNNING", "0")
+        empty.wait_for(lambda: "before a reservation takes its nodes" in told(empty, first), 150, "its checkpoint")
+
+
+def test_powered_down_nodes_are_woken_where_nothing_else_is_free(empty: SlurmCluster) -> None:
+    with synergyd(empty) as daemon:
+        until_beat(empty)
+        options = ("--partition=cloud", "--time=10")
+        asleep = light_job.submit(empty, "asleep", directive="min_gpus=1 max_gpus=4", gpus=4, options=options)
+        empty.wait_for(lambda: "Slurm can wake c1" in told(empty, asleep), 60, "the decision\n" + daemon.tail())
+        empty.wait_for(lambda: squeue(empty, asleep, "NodeList") == "c1", 60, "Slurm to power it up\n" + daemon.tail())
+        assert "ReqNodeList=(null)" in empty.run("scontrol", "show", "job", str(asleep)).stdout
+        assert "powering_up" in empty.run("sinfo", "-h", "-n", "c1", "-O", "StateComplete:80").stdout

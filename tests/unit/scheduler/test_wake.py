@@ -1,0 +1,87 @@
+"""Nodes that jobs may not start on now: reserved ones, powered-down ones, and GPUs that Slurm has lost count of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from synergyd.records import Action, Cluster, Snapshot
+from synergyd.settings import Settings
+from tests.unit.scheduler.builders import NOW, cells, job, node, snapshot
+from tests.unit.scheduler.test_decide import run
+
+GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
+ASLEEP = replace(node("c1", up=False), wakeable=True)
+
+
+def with_nodes(snap: Snapshot, *more: object) -> Snapshot:
+    return replace(snap, cluster=Cluster((*snap.cluster.nodes, *more)))  # type: ignore[arg-type]
+
+
+# -- powered down ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_nothing_free_starts_without_named_nodes_where_slurm_can_wake_some() -> None:
+    found = run(with_nodes(snapshot([node("n0", used=4)], [job(1)]), ASLEEP), {1: GOOD})[1]
+    assert (found.action, found.cell, found.node_names) == (Action.START, GOOD[2], ())
+    assert "Slurm can wake c1" in found.why
+
+
+def test_it_is_not_called_impossible_where_all_nodes_sleep() -> None:
+    assert run(with_nodes(snapshot([], [job(1)]), ASLEEP), {1: GOOD})[1].action is Action.START
+    asleep_for_good = replace(ASLEEP, wakeable=False)
+    assert "only 0 of 4" in run(with_nodes(snapshot([], [job(1)]), asleep_for_good), {1: GOOD})[1].why
+
+
+def test_free_nodes_come_first_and_each_sleeping_node_is_for_one_job() -> None:
+    free = run(with_nodes(snapshot([node("n0")], [job(1)]), ASLEEP), {1: GOOD})[1]
+    assert free.node_names == ("n0",)
+    found = run(with_nodes(snapshot([node("n0", used=4)], [job(1), job(2)]), ASLEEP), {1: GOOD, 2: GOOD})
+    assert [found[i].action for i in (1, 2)] == [Action.START, Action.WAIT]
+
+
+def test_a_larger_job_than_sleeps_waits_and_limits_hold() -> None:
+    large = run(with_nodes(snapshot([node("n0", used=4)], [job(1, asked=8)]), ASLEEP), {1: cells(1, 2, 3, 4)})[1]
+    assert large.action is Action.WAIT
+    limited = Settings(restart_cost_s=60.0, partition_limits={"main": 2})
+    other = run(with_nodes(snapshot([node("n0", used=4)], [job(1, partition="main")]), ASLEEP), {1: GOOD}, limited)[1]
+    assert other.action is Action.WAIT
+
+
+# -- reserved ----------------------------------------------------------------------------------------------------------
+
+WHY = " The reservation maint takes n0 in 8 min, and the job may run for 10 min."
+
+
+def test_a_job_goes_round_reserved_nodes_or_waits_and_says_why() -> None:
+    barred = job(1, barred=("n0",), barred_why=WHY)
+    assert run(snapshot([node("n0"), node("n1")], [barred]), {1: GOOD})[1].node_names == ("n1",)
+    found = run(snapshot([node("n0")], [barred]), {1: GOOD})[1]
+    assert found.action is Action.WAIT and found.why.endswith(WHY)
+    assert "Can't start" not in found.why
+
+
+def test_a_running_job_stays_where_its_restart_would_wait() -> None:
+    runs = job(1, nodes=("n0",), gpus=2, barred=("n0",), barred_why=WHY)
+    found = run(snapshot([node("n0")], [runs]), {1: GOOD})[1]
+    assert found.action is Action.KEEP and found.why.endswith(WHY)
+    free = replace(runs, barred=(), barred_why="")
+    assert run(snapshot([node("n0")], [free]), {1: GOOD})[1].action is Action.RESIZE
+
+
+# -- what is left of the time limit ------------------------------------------------------------------------------------
+
+
+def test_no_restart_is_begun_that_does_not_pay_in_what_is_left() -> None:
+    """2 to 4 GPUs: paid back in 67 s after a restart of 60 s."""
+    for left_s, action in ((120.0, Action.KEEP), (140.0, Action.RESIZE), (None, Action.RESIZE)):
+        runs = job(1, nodes=("n0",), gpus=2, time_left_s=left_s, submit_s=NOW - 1e7)
+        assert run(snapshot([node("n0")], [runs]), {1: GOOD}, ages_s={1: 1e7})[1].action is action
+
+
+# -- lost count --------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_that_no_job_holds_are_named() -> None:
+    leaky = replace(node("n0", used=4), leaked=4)
+    found = run(with_nodes(snapshot([], [job(1)]), leaky), {1: GOOD})[1]
+    assert "Slurm counts GPUs as in use that no job holds, and gives them to nobody: 4 of n0." in found.why
