@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.slurm.rows import JobRow, NodeRow
+from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 
 
 class SlurmError(UnavailableError):
@@ -44,6 +44,14 @@ class SlurmWriter(Protocol):
 
     def leaf_switches(self) -> dict[str, str]:
         """Node name -> its leaf switch, from Slurm's topology; empty where it knows of none. Raises SlurmError."""
+        ...
+
+    def partitions(self) -> tuple[PartitionRow, ...]:
+        """All partitions, with their limits and defaults. Raises SlurmError."""
+        ...
+
+    def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """(ReqNodeList, ExcNodeList) by job id, of those that are in the queue. Raises SlurmError."""
         ...
 
     def job(self, job_id: int) -> JobRow | None:

@@ -10,34 +10,27 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from synergyd.errors import UsageError
 from synergyd.slurm.client import DeniedError, SlurmError
-from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
-from synergyd.wire.hostlist import expand
+from synergyd.slurm.columns import (
+    JOB_FIELDS,
+    JOB_OPTIONS,
+    JOB_WIDE,
+    NODE_FIELDS,
+    NODE_WIDE,
+    expanded,
+    job_row,
+    node_names,
+    node_row,
+    value,
+)
+from synergyd.slurm.partitions import partition_rows
+from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 
-# Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row. A name is cut after
-# its column is read, at a whole character: so its column is a character wider.
-JOB_FIELDS: tuple[tuple[str, int], ...] = (
-    ("JobID", 12), ("ArrayTaskID", 12), ("HetJobID", 12), ("State", 20), ("Reason", REASON_BYTES + 4), ("UserID", 12),
-    ("UserName", 40), ("Partition", 64), ("NumNodes", 12), ("NumCPUs", 12), ("NumTasks", 12), ("tres-alloc", 160),
-    ("tres-per-node", 96), ("tres-per-job", 48), ("tres-per-socket", 48), ("tres-per-task", 48), ("NodeList", 1024),
-    ("SubmitTime", 14), ("StartTime", 14), ("EligibleTime", 14), ("RestartCnt", 8), ("Requeue", 4),
-    ("PriorityLong", 14), ("BatchFlag", 4), ("Account", 64), ("QOS", 64), ("Feature", 256), ("Reservation", 128), ("Name", NAME_BYTES + 4),
-)  # fmt: skip
-NODE_FIELDS: tuple[tuple[str, int], ...] = (
-    ("NodeList", 128), ("StateComplete", 128), ("Gres", 256), ("GresUsed", 256), ("Features", 256), 
-    ("PartitionName", 64), ("Reason", REASON_BYTES + 4),
-)  # fmt: skip
-# Columns that mean something else when they are cut: rows that fill one are read again with these widths.
-JOB_WIDE = {
-    "UserName": 256, "Partition": 4096, "Account": 256, "QOS": 256, "Feature": 4096, "Reservation": 1024,
-    "tres-per-node": 4096, "tres-per-job": 4096, "tres-per-socket": 4096, "tres-per-task": 4096, "NodeList": 65536,
-}  # fmt: skip
-NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
 SIGNAL_TIMEOUT_S = (
     4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
 )
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
+NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
@@ -97,17 +90,13 @@ class CommandLine:
         found: dict[str, NodeRow] = {}
         for f, _ in rows:
             name = f["NodeList"]
-            partitions = found[name].partitions if name in found else ()
-            found[name] = NodeRow(
-                name=name,
-                state=node_state(f["StateComplete"]),
-                gres=_value(f["Gres"]),
-                gres_used=_value(f["GresUsed"]),
-                features=tuple(x for x in _value(f["Features"]).split(",") if x),
-                partitions=tuple(sorted({*partitions, f["PartitionName"]})),
-                reason="" if f["Reason"] == "none" else shown(f["Reason"], REASON_BYTES),
-            )
+            found[name] = node_row(f, found[name].partitions if name in found else ())
         return tuple(found.values())
+
+    def partitions(self) -> tuple[PartitionRow, ...]:
+        """Two calls: the partitions, and the cluster's own defaults."""
+        text = self._run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
+        return partition_rows(text, self._run("scontrol", "show", "config").decode(errors="replace"))
 
     def leaf_switches(self) -> dict[str, str]:
         """From `scontrol show topology`: the switches of level 0."""
@@ -124,6 +113,23 @@ class CommandLine:
                 for name in _hosts(words.get("Nodes", "")):
                     found[name] = words["SwitchName"]
         return found
+
+    def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """One call: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""
+        found = {}
+        for i in range(0, len(job_ids), WIDE_IDS):
+            ids = ",".join(str(int(n)) for n in job_ids[i : i + WIDE_IDS])
+            fields = (("%A", 12), ("%n", NODE_LIST_BYTES), ("%x", NODE_LIST_BYTES))
+            try:
+                rows = self._table("squeue", fields, "-a", "-j", ids)
+            except SlurmError as error:
+                if NO_JOB.search(error.what):
+                    continue
+                raise
+            for f, _ in rows:
+                required, excluded = (node_names(value(f[k]), int(f["%A"])) for k in ("%n", "%x"))
+                found[int(f["%A"])] = required, excluded
+        return {i: lists for i, lists in found.items() if i in set(job_ids)}
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
@@ -157,9 +163,9 @@ class CommandLine:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def update(self, job_id: int, fields: Mapping[str, str]) -> None:
-        for key, value in fields.items():
-            if not _KEY.match(key) or any(not c.isprintable() for c in value):
-                raise SlurmError("scontrol update", f"{key}={value!r} is no field and value for it", transient=False)
+        for key, text in fields.items():
+            if not _KEY.match(key) or any(not c.isprintable() for c in text):
+                raise SlurmError("scontrol update", f"{key}={text!r} is no field and value for it", transient=False)
         self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
 
     def delay(self, job_ids: Sequence[int], seconds: int) -> None:
@@ -188,21 +194,21 @@ class CommandLine:
     def _jobs(self, *options: str) -> tuple[JobRow, ...]:
         cut: list[str] = []
         rows: list[JobRow] = []
-        for f, full in self._table("squeue", JOB_FIELDS, "-a", *options):
+        for f, full in self._table("squeue", JOB_FIELDS, *JOB_OPTIONS, *options):
             if full & JOB_WIDE.keys():
                 cut.append(f["JobID"])
             else:
-                rows.append(_job_row(f))
+                rows.append(job_row(f))
         for i in range(0, len(cut), WIDE_IDS):
             ids = cut[i : i + WIDE_IDS]
             try:
-                again = self._table("squeue", _widened(JOB_FIELDS, JOB_WIDE), "-a", "-j", ",".join(ids))
+                again = self._table("squeue", _widened(JOB_FIELDS, JOB_WIDE), *JOB_OPTIONS, "-j", ",".join(ids))
             except SlurmError as error:
                 if NO_JOB.search(error.what):  # it has left in between
                     continue
                 raise
             # an id of an array or a heterogeneous job names its other parts too
-            rows.extend(_job_row(f) for f, _ in again if f["JobID"] in ids)
+            rows.extend(job_row(f) for f, _ in again if f["JobID"] in ids)
         return tuple(rows)
 
     def _table(
@@ -212,7 +218,11 @@ class CommandLine:
 
         Raises SlurmError when a row has another length.
         """
-        out = self._run(program, "-h", *options, "-O", ",".join(f"{name}:{width}" for name, width in fields))
+        if fields[0][0].startswith("%"):  # the short format: %12A is column A, 12 wide
+            format = ("-o", "".join(f"%{width}{name[1:]}" for name, width in fields))
+        else:
+            format = ("-O", ",".join(f"{name}:{width}" for name, width in fields))
+        out = self._run(program, "-h", *options, *format)
         length = sum(width for _, width in fields) + 1
         if len(out) % length or any(out[i] != 10 for i in range(length - 1, len(out), length)):
             raise SlurmError(program, f"{len(out)} bytes are not rows of {length} bytes", transient=False)
@@ -276,81 +286,10 @@ def _check_denied(error: SlurmError) -> None:
         raise DeniedError(error.where, what, "run synergyd as root, SlurmUser, or with AdminLevel=Admin") from None
 
 
-def _count(text: str) -> int:
-    """A count as Slurm prints it: `12`, `1-4`, `2K`, `N/A`."""
-    head = text.partition("-")[0]
-    if head[-1:] in "KM" and head[:-1].replace(".", "", 1).isdigit():
-        return int(float(head[:-1]) * (1024 if head[-1] == "K" else 1024**2))
-    return int(head) if head.isdigit() else 0
-
-
-def _value(text: str) -> str:
-    return "" if text in ("N/A", "(null)") else text
-
-
-def _time(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
-
-
 def _widened(fields: Sequence[tuple[str, int]], wide: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((name, wide.get(name, width)) for name, width in fields)
 
 
-def _job_row(f: Mapping[str, str]) -> JobRow:
-    """One row of squeue. Raises SlurmError."""
-    if not (f["JobID"].isdecimal() and f["UserID"].isdecimal()):
-        raise SlurmError("squeue", f"answer not understood (job {f['JobID']!r}, user {f['UserID']!r})", transient=False)
-    job_id = int(f["JobID"])
-    per = (_value(f[k]) for k in ("tres-per-job", "tres-per-socket", "tres-per-task"))
-    nodes, cpus = nodes_and_cpus(f["tres-alloc"])
-    return JobRow(
-        job_id=job_id,
-        name=shown(f["Name"], NAME_BYTES),
-        user=f["UserName"],
-        uid=int(f["UserID"]),
-        partition=f["Partition"],
-        state=f["State"],
-        reason=shown(f["Reason"], REASON_BYTES),
-        num_nodes=nodes or _count(f["NumNodes"]),
-        num_cpus=cpus or _count(f["NumCPUs"]),
-        num_tasks=_count(f["NumTasks"]),
-        tres_per_node=_value(f["tres-per-node"]),
-        tres_other=",".join(x for x in per if x),
-        node_names=node_names(f["NodeList"], job_id),
-        submit_s=_time(f["SubmitTime"]) or 0.0,
-        start_s=_time(f["StartTime"]),
-        eligible_s=_time(f["EligibleTime"]),
-        restarts=_count(f["RestartCnt"]),
-        requeue=f["Requeue"] == "1",
-        priority=_count(f["PriorityLong"]),
-        batch=f["BatchFlag"] == "1",
-        array=_value(f["ArrayTaskID"]) != "",
-        het=_value(f["HetJobID"]) != "",
-        account=_value(f["Account"]),
-        qos=_value(f["QOS"]),
-        features=_value(f["Feature"]),
-        reservation=_value(f["Reservation"]),
-    )
-
-
-def nodes_and_cpus(tres: str) -> tuple[int, int]:
-    """Counts of `cpu=2,mem=125G,node=2,billing=2`; 0 where it has none."""
-    counts = dict(x.partition("=")[::2] for x in tres.split(","))
-    return _count(counts.get("node", "")), _count(counts.get("cpu", ""))
-
-
 def _hosts(text: str) -> tuple[str, ...]:
     """Names of a switch's host list. Raises SlurmError."""
-    return _expanded(text, "scontrol show topology")
-
-
-def node_names(text: str, job_id: int) -> tuple[str, ...]:
-    """Names of a host list of job `job_id`. Raises SlurmError."""
-    return _expanded(text, f"job {job_id}")
-
-
-def _expanded(text: str, where: str) -> tuple[str, ...]:
-    try:
-        return expand(text, where)
-    except UsageError as error:
-        raise SlurmError(where, error.what, transient=False) from None
+    return expanded(text, "scontrol show topology")

@@ -12,8 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.command_line import TRANSIENT, node_names, nodes_and_cpus
-from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
+from synergyd.slurm.columns import node_names, nodes_and_cpus, tres_counts
+from synergyd.slurm.command_line import TRANSIENT
+from synergyd.slurm.rows import (
+    NAME_BYTES,
+    REASON_BYTES,
+    JobRow,
+    NodeRow,
+    memory_is_per_cpu,
+    mib_of,
+    node_state,
+    per_gpu,
+    shown,
+)
 
 T = TypeVar("T")
 
@@ -34,7 +45,7 @@ _MARKS = {
     "*": "not_responding", "~": "powered_down", "#": "powering_up", "!": "power_down", "%": "powering_down",
     "$": "maintenance", "@": "reboot_requested", "^": "reboot_issued", "-": "planned",
 }  # fmt: skip
-_NO_VALUE = (0, 0xFFFFFFFE, 0xFFFFFFFF)
+_NO_VALUE = (0, 0xFFFE, 0xFFFF, 0xFFFFFFFE, 0xFFFFFFFF)
 
 
 class PyslurmReader:
@@ -112,7 +123,11 @@ def _user(uid: int, users: dict[int, str]) -> str:
 
 def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
     job_id = int(j["job_id"])
-    nodes, cpus = nodes_and_cpus(j["tres_alloc_str"] or j["tres_req_str"] or "")
+    tres = j["tres_alloc_str"] or j["tres_req_str"] or ""
+    nodes, cpus = nodes_and_cpus(tres)
+    memory, min_memory = mib_of(tres_counts(tres).get("mem", "")), int(j["pn_min_memory"])
+    pending = j["job_state"] == "PENDING"
+    unit = [j["sockets_per_node"], j["cores_per_socket"]]
     return JobRow(
         job_id=job_id,
         name=shown(j["name"] or "", NAME_BYTES),
@@ -140,6 +155,33 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
         qos=j["qos"] or "",
         features="&".join(j["features"] or ()),
         reservation=j["resv_name"] or "",
+        memory_mib=memory,
+        min_memory_mib=min_memory,
+        memory_per_cpu=memory_is_per_cpu(min_memory, memory, cpus or 1, nodes or 1),
+        memory_per_gpu_mib=per_gpu(j["mem_per_tres"] or ""),
+        cpus_per_task=j["cpus_per_task"] if isinstance(j["cpus_per_task"], int) else 1,
+        cpus_per_gpu=per_gpu(j["cpus_per_tres"] or ""),
+        min_cpus=max(1, j["pn_min_cpus"]),
+        tasks_per_node=j["ntasks_per_node"] if j["ntasks_per_node"] not in _NO_VALUE else 0,
+        threads_per_core=j["threads_per_core"] or 0,
+        sockets_cores="" if unit == [None, None] else ":".join("*" if x is None else str(x) for x in unit),
+        tmp_disk_mib=j["pn_min_tmp_disk"],
+        max_nodes=j["max_nodes"] or j["num_nodes"],
+        req_nodes=node_names(",".join(j["req_nodes"] or ()), job_id),
+        oversubscribe={"0": "NO", "1": "YES"}.get(j["shared"], j["shared"]),
+        contiguous=j["contiguous"],
+        core_spec=j["core_spec"] or 0,
+        licenses=",".join(f"{name}:{count}" for name, count in (j["licenses"] or {}).items()),
+        switches=j["req_switch"],
+        time_limit_s=60.0 * j["time_limit"] if isinstance(j["time_limit"], int) else None,
+        end_s=None if pending and not j["start_time"] else _time(j["end_time"]),
+        min_time_s=60.0 * j["time_min"],
+        dependency=j["dependency"] or "",
+        array_job_id=j["array_job_id"] or 0,
+        array_task=j["array_task_str"] or ("" if j["array_task_id"] is None else str(j["array_task_id"])),
+        het_job_id=j["het_job_id"] or 0,
+        het_offset=j["het_job_offset"] or 0,
+        nice=j["nice"],
     )
 
 
@@ -152,6 +194,12 @@ def _node_row(n: Mapping[str, Any]) -> NodeRow:
         features=tuple(x for x in (n["features"] or "").split(",") if x),
         partitions=tuple(sorted(n["partitions"])),
         reason=shown(n["reason"] or "", REASON_BYTES),
+        cpus=n["cpus"],
+        cpus_alloc=n["alloc_cpus"],
+        memory_mib=n["real_memory"],
+        memory_alloc_mib=n["alloc_mem"],
+        threads_per_core=n["threads"],
+        tmp_disk_mib=n["tmp_disk"],
     )
 
 

@@ -15,7 +15,7 @@ class JobRow:
 
     `num_nodes`, `num_cpus` are what the job holds or asks for: of a pending job they come from its TRES, since NumNodes
     shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`). `name` and `reason`
-    are cut, see `shown`.
+    are cut, see `shown`. A job's --exclude is not here: squeue's long format has no column for it (`node_lists`).
     """
 
     job_id: int
@@ -44,6 +44,36 @@ class JobRow:
     qos: str = ""
     features: str = ""
     reservation: str = ""
+    # memory of all nodes together, from its TRES; of a job that names none: whole nodes'. 0 where Slurm counts none
+    memory_mib: int = 0
+    min_memory_mib: int = (
+        0  # MinMemory: of a node (--mem), or of a CPU where `memory_per_cpu`; 0: its partition's default
+    )
+    memory_per_cpu: bool = False
+    memory_per_gpu_mib: int = 0
+    cpus_per_task: int = 1
+    cpus_per_gpu: int = 0
+    min_cpus: int = 1  # of a node
+    tasks_per_node: int = 0  # --ntasks-per-node, 0 where it was not said
+    threads_per_core: int = 0  # that it may use (--threads-per-core, --hint=nomultithread), 0: all
+    sockets_cores: str = ""  # of a node, as `2:8` where it asks for either; `*` for what it does not ask for
+    tmp_disk_mib: int = 0
+    max_nodes: int = 0  # 0 where there is no number
+    req_nodes: tuple[str, ...] = ()  # ReqNodeList: its user's --nodelist, or what was written into it
+    oversubscribe: str = "OK"  # OK, YES, NO (whole nodes), USER, MCS
+    contiguous: bool = False
+    core_spec: int = 0
+    licenses: str = ""
+    switches: int = 0  # most leaf switches (--switches), 0: any
+    time_limit_s: float | None = None  # None: unlimited, or its partition's
+    end_s: float | None = None  # when its limit ends it, suspended time included
+    min_time_s: float = 0.0  # --time-min, 0 where it was not said
+    dependency: str = ""
+    array_job_id: int = 0  # 0: no array
+    array_task: str = ""  # `7`, or of tasks that pend `1-9%2`
+    het_job_id: int = 0  # 0: not heterogeneous
+    het_offset: int = 0
+    nice: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +87,49 @@ class NodeRow:
     features: tuple[str, ...]
     partitions: tuple[str, ...]
     reason: str
+    cpus: int = 0
+    cpus_alloc: int = 0
+    memory_mib: int = 0
+    memory_alloc_mib: int = 0  # 0 for ever where Slurm's selection does not count memory
+    threads_per_core: int = 1
+    tmp_disk_mib: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRow:
+    """A partition's limits and defaults, the cluster's own where it has none. None: no limit; empty lists: everybody."""
+
+    name: str
+    state: str = "UP"
+    max_nodes: int | None = None
+    min_nodes: int = 0
+    max_time_s: float | None = None
+    default_time_s: float | None = None
+    max_cpus_per_node: int | None = None
+    #: memory of a job that names none, MiB: of a node, of a CPU, of a GPU; all None: whole nodes'
+    def_mem_per_node_mib: int | None = None
+    def_mem_per_cpu_mib: int | None = None
+    def_mem_per_gpu_mib: int | None = None
+    max_mem_per_node_mib: int | None = None
+    max_mem_per_cpu_mib: int | None = None
+    def_cpus_per_gpu: int = 0
+    allow_accounts: tuple[str, ...] = ()
+    deny_accounts: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] = ()
+    deny_qos: tuple[str, ...] = ()
+    allow_groups: tuple[str, ...] = ()
+    oversubscribe: str = "NO"
+    exclusive_user: bool = False
+    preempt_mode: str = "OFF"
+    grace_s: float = 0.0
+    qos: str = ""
+    priority_tier: int = 1
+    #: does Slurm count memory here (SelectTypeParameters CR_*_Memory)?
+    counts_memory: bool = False
+    #: every job gets whole nodes (OverSubscribe=EXCLUSIVE, select/linear)
+    whole_nodes: bool = False
+    #: CPUs are given out by whole cores (CR_Core, CR_Socket, or nothing said)
+    whole_cores: bool = True
 
 
 def shown(text: str, limit: int) -> str:
@@ -68,6 +141,44 @@ def node_state(text: str) -> str:
     """Slurm's full state with its flags in one order: `MIXED+PLANNED+DRAIN` -> `mixed+drain+planned`."""
     base, *flags = text.lower().split("+")
     return "+".join([base, *sorted(set(flags))])
+
+
+def seconds_of(text: str) -> float | None:
+    """`1-02:03:04`, `02:03:04`, `3:04`: a duration as Slurm prints it, seconds; None for other text (`UNLIMITED`)."""
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) > 3 or (dash and len(days) > 6) or not all(_WHOLE.match(x) for x in (*parts, days or "0")):
+        return None
+    if len(parts) == 1 or (dash and len(parts) == 2):  # no seconds: minutes, or days-hours and minutes
+        return None
+    seconds = 0
+    for part in parts:
+        seconds = 60 * seconds + int(part)
+    return float(int(days or 0) * 86400 + seconds)
+
+
+_UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+
+def mib_of(text: str) -> int:
+    """`62.50G`, `1500M`, `64000` (MiB) -> MiB; 0 for other text."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_MIB else (text, "M")
+    whole, _, part = number.partition(".")
+    if not (_WHOLE.match(whole) and (not part or _WHOLE.match(part))):
+        return 0
+    return round(float(number) * _UNITS_MIB[unit])
+
+
+def per_gpu(tres: str) -> int:
+    """The count that `gres:gpu:4`, of cpus-per-tres or mem-per-tres, names for each GPU; 0 for none."""
+    return next((count for _, count in gpu_items(tres)), 0)
+
+
+def memory_is_per_cpu(min_memory_mib: int, memory_mib: int, cpus: int, nodes: int) -> bool:
+    """Whether MinMemory is of a CPU: squeue does not say so, but the job's TRES (all its memory) do."""
+    if cpus == nodes or not min_memory_mib:
+        return False  # the same
+    return abs(memory_mib - min_memory_mib * cpus) < abs(memory_mib - min_memory_mib * nodes)
 
 
 def gres_items(gres: str) -> list[str]:

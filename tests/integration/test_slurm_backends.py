@@ -179,7 +179,40 @@ def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
     submit("by task", "--hold", "-n2", "--gpus-per-task=1")
     submit("by socket", "--hold", "--sockets-per-node=1", "--gpus-per-socket=v100:1")
     submit("by job", "--hold", "--gpus=a100:2")
-    submit("array", "--hold", "--array=0-3", "--gres=gpu:1")
+    submit("array", "--hold", "--array=0-3%2", "--gres=gpu:1")
+    submit(
+        "node options",
+        "--hold",
+        "-N2",
+        "--nodelist=n[2-3]",
+        "--exclude=n1",
+        "--ntasks-per-node=2",
+        "-c4",
+        "--mem=3G",
+        "-t",
+        "1-2",
+    )
+    submit(
+        "GPU options",
+        "--hold",
+        "--gres=gpu:2",
+        "--cpus-per-gpu=4",
+        "--mem-per-gpu=512M",
+        "--time-min=5",
+        "-t",
+        "10",
+        "--nice=7",
+    )
+    submit(
+        "CPU options",
+        "--hold",
+        "-n3",
+        "-N1",
+        "--mem-per-cpu=300M",
+        "--hint=nomultithread",
+        "--exclusive",
+        "--switches=1",
+    )
     submit("array of one", "--hold", "--array=5")
     submit("array running", "--array=0-1%1", "-w", "n3")
     submit("het", "-n1", "--hold", "--gres=gpu:1", ":", "-n2", "--hold")
@@ -258,10 +291,22 @@ STATES: dict[str, Callable[[JobRow], bool]] = {
     "by task": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:1"),
     "by socket": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:v100:1"),
     "by job": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:a100:2"),
-    "array": lambda j: j.array and not j.het,
-    "array of one": lambda j: j.array,
+    "array": lambda j: j.array and not j.het and (j.array_job_id, j.array_task) == (j.job_id, "0-3%2"),
+    "array of one": lambda j: j.array and j.array_task == "5",
     "array running": lambda j: j.array,
-    "het": lambda j: j.het and not j.array,
+    "het": lambda j: j.het and not j.array and (j.het_job_id, j.het_offset) == (j.job_id, 0),
+    "node options": lambda j: (
+        (j.req_nodes, j.tasks_per_node, j.cpus_per_task, j.min_cpus, j.num_cpus) == (("n2", "n3"), 2, 4, 8, 16)
+        and (j.min_memory_mib, j.memory_per_cpu, j.memory_mib, j.time_limit_s) == (3072, False, 6144, 26 * 3600.0)
+    ),
+    "GPU options": lambda j: (
+        (j.cpus_per_gpu, j.memory_per_gpu_mib, j.min_time_s, j.time_limit_s, j.nice) == (4, 512, 300.0, 600.0, 7)
+        and (j.oversubscribe, j.switches, j.licenses, j.dependency, j.end_s) == ("OK", 0, "", "", None)
+    ),
+    "CPU options": lambda j: (
+        (j.min_memory_mib, j.memory_per_cpu, j.memory_mib, j.oversubscribe) == (300, True, 900, "NO")
+        and (j.threads_per_core, j.sockets_cores, j.switches) == (1, "", 1)
+    ),
 }  # fmt: skip
 
 
@@ -316,6 +361,7 @@ def test_nodes(got: Read) -> None:
     assert gpus_of(got.nodes["n7"].gres) == ("v100", 2) and gpus_of(got.nodes["n7"].gres_used) == ("v100", 0)
     assert got.nodes["n2"].partitions == tuple(sorted(("main", "second", *LONG)))
     assert got.nodes["n4"].reason.startswith("fan\nn9 idle éé") and len(got.nodes["n4"].reason.encode()) <= 128
+    assert (n1.cpus, n1.memory_mib, n1.threads_per_core) == (64, 64000, 1) and 0 < n1.cpus_alloc < 64
     assert (n1.reason, got.nodes["n6"].reason) == ("", "broken: $(id)")
 
 
@@ -341,3 +387,16 @@ def test_command_line_single_jobs(world: World) -> None:
         assert line.job(gone) is None
     assert line.required_nodes(world.ids["running typed"]) == ("n1",)
     assert line.required_nodes(world.ids["held"]) == ()
+    chosen = world.ids["node options"]
+    assert line.node_lists([chosen, world.ids["held"], 4_000_000]) == {
+        chosen: (("n2", "n3"), ("n1",)),
+        world.ids["held"]: ((), ()),
+    }
+
+
+def test_partitions(world: World) -> None:
+    rows = {p.name: p for p in CommandLine(world.cluster.env).partitions()}
+    assert set(rows) == {"main", "second", "secret", *LONG}
+    main = rows["main"]
+    assert (main.state, main.max_nodes, main.max_time_s, main.oversubscribe) == ("UP", None, None, "NO")
+    assert (main.counts_memory, main.whole_nodes, main.whole_cores) == (False, False, True)

@@ -9,7 +9,7 @@ from synergyd.control.events import Observed
 from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.observe import state_of
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.rows import JobRow, PartitionRow
 from synergyd.wire.hostlist import expand
 
 COMPLETING_S = 4.0  # from a job's end to its leaving, or to PENDING
@@ -37,6 +37,8 @@ class FakeSlurm:
     now_s: float = 1000.0
     jobs: dict[int, JobRow] = field(default_factory=dict)
     required: dict[int, str] = field(default_factory=dict)
+    excluded: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    partition_rows: tuple[PartitionRow, ...] = ()
     leaves: dict[str, str] = field(default_factory=dict)
     comments: dict[int, str] = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
@@ -63,6 +65,15 @@ class FakeSlurm:
     def leaf_switches(self) -> dict[str, str]:
         self._reach("scontrol show topology")
         return dict(self.leaves)
+
+    def partitions(self) -> tuple[PartitionRow, ...]:
+        self._reach("scontrol show partition")
+        return self.partition_rows
+
+    def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+        self._reach("squeue")
+        here = [i for i in job_ids if i in self.jobs]
+        return {i: (expand(self.required.get(i, "")), self.excluded.get(i, ())) for i in here}
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         self._reach("squeue --json")

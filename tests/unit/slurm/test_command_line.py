@@ -13,20 +13,10 @@ from pathlib import Path
 import pytest
 
 from synergyd.slurm.client import DeniedError, SlurmError
-from synergyd.slurm.command_line import JOB_FIELDS, JOB_WIDE, NODE_FIELDS, CommandLine
+from synergyd.slurm.columns import JOB_FIELDS, JOB_WIDE, NODE_FIELDS
+from synergyd.slurm.command_line import CommandLine
+from tests.unit.slurm.test_columns import JOB, NODE
 
-JOB = {
-    "JobID": "7", "ArrayTaskID": "N/A", "HetJobID": "N/A", "State": "PENDING", "Reason": "Priority", "UserID": "1000", "UserName": "ann",
-    "Partition": "main", "NumNodes": "1", "NumCPUs": "8", "NumTasks": "1", "tres-alloc": "cpu=16,mem=2G,node=2,billing=16,gres/gpu=4",
-    "tres-per-node": "gres:gpu:2", "tres-per-job": "N/A", "tres-per-socket": "N/A", "tres-per-task": "N/A", "NodeList": "",
-    "SubmitTime": "1700000000", "StartTime": "1700000900", "EligibleTime": "1700000500", "RestartCnt": "3", "Requeue": "1",
-    "PriorityLong": "4294901759", "BatchFlag": "1",
-    "Account": "chem", "QOS": "high", "Feature": "ib&fast", "Reservation": "(null)", "Name": "train",
-}  # fmt: skip
-NODE = {
-    "NodeList": "n1", "StateComplete": "idle", "Gres": "gpu:a100:4", "GresUsed": "gpu:a100:0(IDX:N/A)", "Features": "a100,ib",
-    "PartitionName": "main", "Reason": "none",
-}  # fmt: skip
 WIDE = tuple((name, JOB_WIDE.get(name, width)) for name, width in JOB_FIELDS)
 
 
@@ -101,7 +91,7 @@ def test_the_daemon_s_own_environment_changes_nothing(shell: Shell) -> None:
     shell.answers("squeue")
     assert shell.backend.jobs() == ()
     (words,), environment = shell.calls, shell.environment
-    assert words[:4] == ["squeue", "-h", "-a", "-O"] and len(words) == 5
+    assert words[:5] == ["squeue", "-h", "-a", "--noconvert", "-O"] and len(words) == 6
     assert not {"SQUEUE_FORMAT", "SINFO_SORT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS", "SLURM_JOB_ID"} & set(
         environment
     )
@@ -144,7 +134,7 @@ def test_a_name_can_neither_shift_nor_forge_a_row(shell: Shell, name: str) -> No
 def test_no_other_text_field_can_either(shell: Shell, field: str) -> None:
     (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, field: FORGED}))
     rows = cut(JOB_FIELDS, {**JOB, field: FORGED}) + cut(JOB_FIELDS, {**JOB, "JobID": "8"})
-    shell.answers("squeue", rows, first='[ "$3" = -j ] && exec /bin/cat wide')
+    shell.answers("squeue", rows, first='[ "$4" = -j ] && exec /bin/cat wide')
     assert sorted((j.job_id, j.uid) for j in shell.backend.jobs()) == [(7, 1000), (8, 1000)]
 
 
@@ -165,41 +155,15 @@ def test_rows_that_make_no_sense_are_one_clear_line(shell: Shell, field: str, te
         shell.backend.jobs()
 
 
-@pytest.mark.parametrize(
-    "changes, attribute, value",
-    [
-        ({"tres-alloc": "", "NumNodes": "4-8"}, "num_nodes", 4),
-        ({"tres-alloc": "cpu=2K,node=1K"}, "num_nodes", 1024),
-        ({"tres-alloc": "cpu=2K,node=1"}, "num_cpus", 2048),
-        ({"tres-alloc": "cpu=1.5K,node=1"}, "num_cpus", 1536),
-        ({"NumTasks": "N/A"}, "num_tasks", 0),
-        ({"StartTime": "N/A"}, "start_s", None),
-        ({"EligibleTime": "N/A"}, "eligible_s", None),
-        ({"SubmitTime": "Unknown"}, "submit_s", 0.0),
-        ({"ArrayTaskID": "1-4%2"}, "array", True),
-        ({"HetJobID": "7"}, "het", True),
-        ({"Requeue": "0"}, "requeue", False),
-        ({"BatchFlag": "0"}, "batch", False),
-        ({"tres-per-node": "N/A"}, "tres_per_node", ""),
-        ({"tres-per-job": "gres:gpu:8", "tres-per-task": "gres:gpu:1"}, "tres_other", "gres:gpu:8,gres:gpu:1"),
-        ({"NodeList": "n[1-3]"}, "node_names", ("n1", "n2", "n3")),
-        ({"PriorityLong": "0"}, "priority", 0),
-    ],
-)
-def test_fields(shell: Shell, changes: dict[str, str], attribute: str, value: object) -> None:
-    shell.answers("squeue", cut(JOB_FIELDS, {**JOB, **changes}))
-    assert getattr(shell.backend.jobs()[0], attribute) == value
-
-
 def test_a_node_list_that_was_cut_is_read_again(shell: Shell) -> None:
     names = ",".join(f"node-with-a-long-name-{i * 7}" for i in range(60))
     (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, "NodeList": names}))
     short = cut(JOB_FIELDS, {**JOB, "NodeList": names})
-    shell.answers("squeue", short, first='[ "$3" = -j ] && exec /bin/cat wide')
+    shell.answers("squeue", short, first='[ "$4" = -j ] && exec /bin/cat wide')
     assert shell.backend.jobs()[0].node_names == tuple(names.split(","))
-    assert shell.calls[1][:5] == ["squeue", "-h", "-a", "-j", "7"]
+    assert shell.calls[1][:6] == ["squeue", "-h", "-a", "--noconvert", "-j", "7"]
     # ... and a job that has ended meanwhile does not spoil the others
-    shell.answers("squeue", short, first='[ "$3" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
+    shell.answers("squeue", short, first='[ "$4" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
     assert shell.backend.jobs() == ()
 
 
@@ -227,6 +191,8 @@ def test_nodes_of_several_partitions_are_one_row(shell: Shell) -> None:
     shell.answers("sinfo", b"".join(cut(NODE_FIELDS, r) for r in rows))
     first, second = shell.backend.nodes()
     assert (first.name, first.partitions, first.features, first.reason) == ("n1", ("debug", "main"), ("a100", "ib"), "")
+    assert (first.cpus, first.cpus_alloc, first.memory_mib, first.memory_alloc_mib) == (64, 24, 64000, 1024)
+    assert (first.threads_per_core, first.tmp_disk_mib) == (2, 9000)
     assert (second.name, second.features) == ("n2", ()) and second.reason.startswith("bad\nfan")
 
 
@@ -262,6 +228,17 @@ def test_required_nodes(shell: Shell) -> None:
         shell.backend.required_nodes(7)
     shell.answers("squeue")
     assert shell.backend.required_nodes(7) == ()
+
+
+def test_node_lists_are_one_call(shell: Shell) -> None:
+    def line(job_id: str, required: str, excluded: str) -> bytes:
+        return f"{job_id:12}{required:16384}{excluded:16384}\n".encode()
+
+    shell.answers("squeue", line("7", "n[2-3]", "n1") + line("8", "", "(null)") + line("9", "", "n1"))
+    assert shell.backend.node_lists([7, 8]) == {7: (("n2", "n3"), ("n1",)), 8: ((), ())}
+    assert shell.calls == [["squeue", "-h", "-a", "-j", "7,8", "-o", "%12A%16384n%16384x"]]
+    shell.answers("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert shell.backend.node_lists([7]) == {} == shell.backend.node_lists([])
 
 
 def test_batch_script(shell: Shell) -> None:
