@@ -59,4 +59,13 @@ class Release:
     job_id: int
 
 
-Instruction = AskCheckpoint | Requeue | Park | Update | Release
+@dataclass(frozen=True)
+class Split:
+    """Make pending task `task` of the array whose record is `job_id` a job of its own, ineligible until `park_s` from now."""
+
+    job_id: int
+    task: int
+    park_s: float
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release | Split

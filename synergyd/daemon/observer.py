@@ -13,7 +13,17 @@ from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
-from synergyd.slurm.observe import cluster_of, crowded_partitions, held_to_asked, job_of, node_of, state_of
+from synergyd.slurm.job_forms import Forms, forms_of
+from synergyd.slurm.observe import (
+    beyond_placing,
+    cluster_of,
+    crowded_partitions,
+    held_to_asked,
+    job_of,
+    node_of,
+    not_resizable,
+    state_of,
+)
 from synergyd.slurm.rows import JobRow
 
 log = logging.getLogger("synergyd")
@@ -31,6 +41,7 @@ class Observer:
     registry: JobRegistry
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
+    forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     _here: frozenset[int] = frozenset()
     _crowded: frozenset[str] = frozenset()
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
@@ -64,14 +75,27 @@ class Observer:
 
     def snapshot(self, controller: Controller, paused: frozenset[int], now_s: float) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them."""
-        jobs = []
+        jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
             job = job_of(row, self.registry.known[job_id], self._gpu_types, paused=job_id in paused)
             begin_s = self.registry.begin_s.get(job_id)
             job = replace(job, begin_s=begin_s if begin_s is not None and begin_s > now_s else None)
             job = controller.as_decided_about(job, now_s)
+            if job.directive is not None and job_id in waits:
+                job = replace(job, directive=None, directive_error=waits[job_id])
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
+
+    def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
+        known, begin_s = self.registry.known, self.registry.begin_s
+        jobs = {i: d for i in self.rows if (d := known[i].directive) is not None}
+        untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
+        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r)}
+        fixed = {i for i, d in jobs.items() if not_resizable(self.rows[i], d)}
+        self.forms = forms_of(
+            self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed
+        )
+        return self.forms
 
     def moving_events(self, moving: list[int]) -> Iterator[JobObserved]:
         """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""

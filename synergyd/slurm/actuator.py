@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
 
 from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Split, Target, Update
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
+from synergyd.slurm.job_forms import is_rest, name_of
 from synergyd.slurm.observe import Known, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
@@ -26,13 +27,15 @@ CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 
 @dataclass(frozen=True)
 class Actuator:
-    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address."""
+    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link
+    arbiter's address."""
 
     slurm: SlurmWriter
     state_dir: Path
     report: str
     known: Mapping[int, Known]
     links: str = ""
+    names: Mapping[int, int | str] = field(default_factory=dict)  # what names a job to Slurm, where its id is not it
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
@@ -60,13 +63,15 @@ class Actuator:
         if known.directive is None:
             return
         self._hand_over(job_id, known, plan)
-        self.slurm.update(job_id, {"AdminComment": self._stamp(known, plan)})
+        if name := self.names.get(job_id, job_id):
+            self.slurm.update(name, {"AdminComment": self._stamp(known, plan)})
 
     def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
         """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
         ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.directive is not None]
         try:
-            self.slurm.delay(ours, int(park_s))
+            names = (self.names.get(i, i) for i in ours)
+            self.slurm.delay([name for name in names if name], int(park_s))
         except SlurmError as problem:
             return str(problem)
         return ""
@@ -105,23 +110,29 @@ class Actuator:
         row = self.slurm.job(job_id)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
-        if row.array or row.het:
-            return "it is part of a job array or a heterogeneous job: its id names several jobs", False
+        name = name_of(row)
+        if row.het or not name or (is_rest(row) and not isinstance(instruction, Park | Split)):
+            return "its id names several jobs", False
         state = state_of(row)
         match instruction:
             case AskCheckpoint(restarts=restarts):
                 if state is not JobState.RUNNING or row.restarts != restarts:
                     return f"it is {row.state}, restart {row.restarts}", True
-                self.slurm.signal(job_id, CHECKPOINT_SIGNAL)
+                self.slurm.signal(name, CHECKPOINT_SIGNAL)
             case Requeue(restarts=restarts):
                 if row.restarts == restarts and state is JobState.SUSPENDED:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
-                    self.slurm.requeue(job_id)
+                    self.slurm.requeue(name)
             case Park(park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(known, None)})
+                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(known, None)})
+            case Split(task=task, park_s=park_s):
+                if state is not JobState.PENDING or not is_rest(row):
+                    return f"it is {row.state} {row.array_task}", True
+                told = {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(known, None)}
+                self.slurm.update(f"{row.array_job_id}_{int(task)}", told)
             case Update(target=target, park_s=park_s):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
@@ -130,8 +141,8 @@ class Actuator:
                     return size, False
                 # parked first and alone: a refused update may set some fields and not the start time, and then
                 # the job would start half-changed
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
-                self.slurm.update(job_id, {**size, **self._fields(target, known)})
+                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}"})
+                self.slurm.update(name, {**size, **self._fields(target, known)})
                 difference = self._difference(job_id, target)
                 if difference:
                     return difference
@@ -140,7 +151,7 @@ class Actuator:
                 self._write_script(row, known, target)
             case Release():
                 if state is JobState.PENDING:
-                    self.slurm.update(job_id, {"StartTime": "now"})
+                    self.slurm.update(name, {"StartTime": "now"})
         return None
 
     def _fields(self, target: Target, known: Known) -> dict[str, str]:

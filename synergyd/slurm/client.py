@@ -40,7 +40,7 @@ class SlurmReader(Protocol):
 
 
 class SlurmWriter(Protocol):
-    """Reads and writes of single jobs. Every id names exactly one job."""
+    """Reads and writes of single jobs. Reads take job ids; writes what names the job alone, see `job_forms.name_of`."""
 
     def leaf_switches(self) -> dict[str, str]:
         """Node name -> its leaf switch, from Slurm's topology; empty where it knows of none. Raises SlurmError."""
@@ -70,18 +70,18 @@ class SlurmWriter(Protocol):
         """The job's script; None where Slurm has none to give."""
         ...
 
-    def update(self, job_id: int, fields: Mapping[str, str]) -> None:
+    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
         """`scontrol update`. Not atomic: read back."""
         ...
 
-    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+    def delay(self, jobs: Sequence[int | str], seconds: int) -> None:
         """Puts the start of pending jobs off until `seconds` from now; jobs that are pending no more are passed over."""
         ...
 
-    def requeue(self, job_id: int) -> None:
+    def requeue(self, job: int | str) -> None:
         """Ends the running job and puts it back into the queue."""
         ...
 
-    def signal(self, job_id: int, name: str) -> None:
+    def signal(self, job: int | str, name: str) -> None:
         """Sends a signal to all processes of the job's steps, not to its batch shell."""
         ...

@@ -220,7 +220,8 @@ def test_heterogeneous_jobs_are_left_alone_and_said(slurm: Controller) -> None:
         "#SYNERGY in script line 2: a heterogeneous job keeps its size; submit the part with GPUs as a job of its own "
         "to have it resized"
     )
-    for fields in ({"het_job_offset": 0.0, "tres_per_node": None}, {"het_job_offset": 1.0}):
+    for offset, gpus in ((0.0, None), (1.0, RESIZABLE)):
+        fields: dict[str, Any] = {"het_job_offset": offset, "tres_per_node": gpus}
         before = slurm.submit("#!/bin/sh\n", **fields).job
         outcome = slurm.submit(SCRIPT, **fields)
         assert (outcome.rc, outcome.said, outcome.job) == (0, [line], before | {"script": SCRIPT})
@@ -285,7 +286,8 @@ def test_other_forms_are_rewritten_by_node_where_that_is_exact(
     ],
 )
 def test_a_script_that_starts_tasks_itself_keeps_them(slurm: Controller, body: str) -> None:
-    outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, ntasks_per_node=8.0, num_tasks=8.0, **ONE)
+    fields: dict[str, Any] = {"ntasks_per_node": 8.0, "num_tasks": 8.0, **ONE}
+    outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, **fields)
     assert outcome.rc == 0 and len(outcome.said) == 1
     assert "--ntasks-per-node=8 keeps the job at its size" in outcome.said[0]
     assert (outcome.job["num_tasks"], outcome.job["ntasks_per_node"]) == (8.0, 8.0)
@@ -293,7 +295,8 @@ def test_a_script_that_starts_tasks_itself_keeps_them(slurm: Controller, body: s
 
 def test_launch_lines_are_found_over_several_lines_and_behind_paths(slurm: Controller) -> None:
     body = "# srun starts it once a node\nsrun --mpi=none \\\n  /opt/bin/synergy-launch train.py --gpus 8 -n 3\n"
-    outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, ntasks_per_node=8.0, num_tasks=8.0, **ONE)
+    fields: dict[str, Any] = {"ntasks_per_node": 8.0, "num_tasks": 8.0, **ONE}
+    outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, **fields)
     assert (outcome.rc, outcome.said, outcome.job["num_tasks"]) == (0, [], 1)
 
 
