@@ -406,3 +406,24 @@ def test_leaf_switches_are_those_of_level_0(shell: Shell) -> None:
     assert shell.backend.leaf_switches() == {"n1": "s0", "n2": "s0", "n3": "s1"}
     shell.answers("scontrol", b"")
     assert shell.backend.leaf_switches() == {}
+
+
+def test_a_task_of_an_array_is_signalled_by_its_steps(shell: Shell) -> None:
+    """scancel of ARRAY_TASK itself sends the signal again and again for 95 s (22.05)."""
+    shell.answers("squeue", b"7_2.0\n7_2.1\n7_2.batch\n7_2.extern\n")
+    shell.answers("scancel")
+    shell.backend.signal("7_2", "USR2")
+    assert shell.calls[-1] == ["scancel", "--signal=USR2", "7_2.0", "7_2.1"]
+    shell.answers("squeue", b"7_2.batch\n")
+    with pytest.raises(SlurmError, match="job 7_2 has no step yet") as caught:
+        shell.backend.signal("7_2", "USR2")
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("name", ["7_", "7_[1-2", "7_x", "7_[1-2] Nice=1", "-1", "", "7,8", "7_1\n"])
+def test_what_names_no_job_is_not_written_to(shell: Shell, name: str) -> None:
+    with pytest.raises(SlurmError, match="names no job"):
+        shell.backend.update(name, {"StartTime": "now"})
+    with pytest.raises(SlurmError, match="names no job"):
+        shell.backend.delay([7, name], 900)
+    assert shell.calls == []
