@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon_site import Shim, explain, row_of, sizes, until_beat, until_steps
+from tests.integration.daemon_site import Shim, explain, row_of, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
@@ -86,39 +86,36 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster
     assert str(own) not in named
 
 
-@pytest.mark.parametrize(
-    ("options", "request_", "cpus"),
-    [
-        (("-N1", "-n4", "-c2", "--gpus-per-task=1"), "gres:gpu:4", 8),
-        (("-N2", "--ntasks-per-node=4", "--gpus=8"), "gres:gpu:4", 8),
-        (("-N1", "--gpus=3"), "gres:gpu:3", 1),
-        (("-N2", "-n4", "--gpus-per-node=cpu:2", "--cpus-per-gpu=3"), "gres:gpu:cpu:2", 12),
-        (("-N1", "--ntasks-per-gpu=1", "--gpus-per-node=4"), "gres:gpu:4", 4),
-    ],
+REQUESTS = (
+    (("-N1", "-n4", "-c2", "--gpus-per-task=1"), "gres:gpu:4"),
+    (("-N2", "--ntasks-per-node=4", "--gpus=8"), "gres:gpu:4"),
+    (("-N1", "--gpus=3"), "gres:gpu:3"),
+    (("-N2", "-n4", "--gpus-per-node=cpu:2", "--cpus-per-gpu=3"), "gres:gpu:cpu:2"),
+    (("-N1", "--ntasks-per-gpu=1", "--gpus-per-node=4"), "gres:gpu:4"),
 )
-def test_other_requests_get_what_they_would_have_got(
-    site: SlurmCluster, options: tuple[str, ...], request_: str, cpus: int
-) -> None:
-    """The same job without the #SYNERGY line, beside it: nodes, CPUs and GPUs are the same."""
-    body = "srun synergy-launch train.py\n"
-    plain = site.sbatch(f"#!/bin/bash\n{body}", "--hold", *options)
-    ours = site.sbatch(f"#!/bin/bash\n#SYNERGY max_gpus=8\n{body}", "--hold", *options)
-    rows = site.run(
-        "squeue", "-h", "-j", f"{plain},{ours}", "-O", "JobID:8,tres-per-node:20,NumTasks:6,tres-alloc:90"
-    ).stdout
-    found = {int(line.split()[0]): line.split()[1:] for line in rows.splitlines() if line}
-    nodes = int(options[0][2:])
-    assert found[ours][:2] == [request_, str(nodes)]
-    for job in (plain, ours):
-        site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-        site.run("scontrol", "release", str(job))
-    # what a start gives: CPUs of a request by task or GPU are counted then
-    for job in (plain, ours):
-        site.wait_for(lambda j=job: site.state(j) not in ("PENDING", ""), 60, "the start")  # type: ignore[misc]
-    given = [row_of(site, j) for j in (plain, ours)]
-    if "-n4" in options or "--ntasks-per-node=4" in options:
-        assert [g["node_count"] for g in given] == [nodes, nodes]
-    assert given[0]["cpus"] == cpus
+
+
+def test_other_requests_get_what_they_would_have_got(site: SlurmCluster) -> None:
+    """Each beside the same job without the #SYNERGY line, and paused, so that its own size is what starts."""
+    body = "sleep 300\nsrun synergy-launch train.py\n"
+    heads = ("#!/bin/bash\n", "#!/bin/bash\n#SYNERGY max_gpus=8\n")
+    pairs = [[site.sbatch(h + body, "--hold", "--output=/dev/null", *o) for h in heads] for o, _ in REQUESTS]
+    site.wait_for(lambda: {ours for _, ours in pairs} <= status(site).keys(), 60, "the jobs to be known")
+    for (plain, ours), (options, request) in zip(pairs, REQUESTS, strict=True):
+        words = site.run("squeue", "-h", "-j", str(ours), "-O", "tres-per-node:24,NumTasks:6").stdout.split()
+        assert words == [request, options[0][2:]], options
+        site.run("synergyctl", "pause", str(ours))
+        got = []
+        for job in (plain, ours):
+            site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            site.run("scontrol", "release", str(job))
+            site.wait_for(lambda job=job: site.state(job) == "RUNNING", 60, f"{options} to start")  # type: ignore[misc]
+            row = row_of(site, job)
+            gpus = re.findall(r"gpu:cpu:(\d+)", json.dumps(row["gres_detail"]))
+            got.append((row["nodes"], row["cpus"], gpus))
+            site.run("scancel", str(job))
+            site.wait_for(lambda job=job: site.state(job) in ("CANCELLED", ""), 60, "its end")  # type: ignore[misc]
+        assert got[0] == got[1] and got[0][2], options
 
 
 def test_a_job_by_task_is_resized_and_trains(site: SlurmCluster) -> None:
@@ -137,12 +134,5 @@ def test_heterogeneous_jobs_run_as_plain_ones_and_sbatch_says_so(site: SlurmClus
     job = int(done.stdout)
     site.wait_for(lambda: site.state(job) == "RUNNING", 60, "its start")
     assert row_of(site, job)["admin_comment"] == ""
-    site.wait_for(lambda: job in {int(i) for i in site.run("squeue", "-h", "-o", "%A").stdout.split()}, 5, "it")
-
-    def told() -> bool:
-        try:
-            return "heterogeneous jobs" in explain(site, job)["decision"]["why"]
-        except Exception:  # not in an epoch yet
-            return False
-
-    site.wait_for(told, 60, "explain")
+    site.wait_for(lambda: job in status(site), 60, "the job to be known")
+    assert "leaves heterogeneous jobs to Slurm" in explain(site, job)["decision"]["why"]
