@@ -401,7 +401,7 @@ function M.check(script)
   return found and "ok" or "error", text
 end
 
--- Jobs -----------------------------------------------------------------------------------------------------------------
+-- Requests -------------------------------------------------------------------------------------------------------------
 
 -- The GPU requests in a tres string such as "gres:gpu:a100:4,gres:nic:1": how many, and the first.
 local function gpu_requests(tres)
@@ -416,31 +416,151 @@ local function gpu_requests(tres)
   return count, first
 end
 
+-- {kind, count} of a tres string that is one GPU request and nothing else.
+local function one_request(tres)
+  local count, first = gpu_requests(tres)
+  if count ~= 1 or tres:find(",", 1, true) then return nil end
+  local kind, number = first:match("^gpu:([^:=]+)[:=]([0-9]+)$")
+  if not kind then kind, number = "", first == "gpu" and "1" or first:match("^gpu[:=]([0-9]+)$") end
+  if not number and first:find("^gpu:[^:=]+$") then kind, number = first:sub(5), "1" end
+  return number and #number < 6 and tonumber(number) > 0 and {kind = kind, count = tonumber(number)} or nil
+end
+
 local function given(number)
   return type(number) == "number" and number > 0 and number < UNSET and number or nil
 end
 
-local function not_resizable(job_desc)
+-- What a script may read that says something else once the job has one task a node; and what starts tasks.
+local TASK_VARIABLES = {
+  "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_PER", "SLURM_GPUS[^_%w]",
+}
+local STARTERS = {"srun", "mpirun", "mpiexec"}
+local STEP_OPTIONS = {" %-[nG]", "%-%-ntasks", "%-%-gpus", "%-%-gres"}
+
+-- Whether all that the script starts through Slurm is synergy-launch, which starts its processes itself, whatever the tasks.
+local function only_launches(script)
+  if #script > G.max_header then return false end
+  local text = ("\n" .. script .. "\n"):gsub("\\\n", " ")
+  for _, name in ipairs(TASK_VARIABLES) do
+    if text:find(name) then return false end
+  end
+  local looked = 0
+  for _, starter in ipairs(STARTERS) do
+    for line in text:gmatch("\n([^\n]*" .. starter .. "[^\n]*)") do
+      looked = looked + 1
+      if looked > G.max_lines then return false end
+      if not line:find("^[ \t]*#") then
+        local options = line:match(starter .. "(.*)synergy%-launch")
+        if not options then return false end
+        for _, option in ipairs(STEP_OPTIONS) do
+          if options:find(option) then return false end
+        end
+      end
+    end
+  end
+  looked = 0
+  for line in text:gmatch("\n([^\n]*synergy%-launch[^\n]*)") do
+    looked = looked + 1
+    if not line:find("^[ \t]*#") then return true end
+    if looked > G.max_lines then return false end
+  end
+  return false
+end
+
+-- The nodes of a job, where its options leave Slurm no choice.
+local function nodes_of(job_desc, node, job, task)
+  local least, tasks = given(job_desc.min_nodes), given(job_desc.num_tasks)
+  if least and least == given(job_desc.max_nodes) then return least end
+  if least and least > 1 or given(job_desc.max_nodes) then return nil end
+  if node and job then return job.count % node.count == 0 and job.count / node.count or nil end
+  if tasks and given(job_desc.ntasks_per_node) == 1 then return tasks end
+  if job and job.count == 1 or task and tasks == 1 then return 1 end
+  return nil
+end
+
+-- Nodes, and GPUs, their kind and tasks of each, where the job's options come to the same on every node; else nil.
+local function even_shape(job_desc)
+  local node, job, task =
+    one_request(job_desc.tres_per_node), one_request(job_desc.tres_per_job), one_request(job_desc.tres_per_task)
+  local requests = (node and 1 or 0) + (job and 1 or 0) + (task and 1 or 0)
+  for _, field in ipairs({"tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket"}) do
+    requests = requests - gpu_requests(job_desc[field])
+  end
+  if requests ~= 0 or given(job_desc.ntasks_per_socket) or given(job_desc.ntasks_per_core) then return nil end
+  local nodes = nodes_of(job_desc, node, job, task)
+  if not nodes then return nil end
+  local all, each, per_gpu = given(job_desc.num_tasks), given(job_desc.ntasks_per_node), given(job_desc.ntasks_per_tres)
+  local gpus = node and node.count or job and job.count / nodes
+  if per_gpu and (per_gpu > 1 or not gpus) then return nil end
+  local tasks = each or per_gpu and gpus or all and all / nodes or 1
+  gpus = gpus or task.count * tasks
+  local kind = node and node.kind or job and job.kind or task.kind
+  local same = gpus % 1 == 0 and tasks % 1 == 0 and (not all or all == tasks * nodes) and (not per_gpu or tasks == gpus)
+  for _, asked in ipairs({{node, gpus}, {job, gpus * nodes}, {task, gpus / tasks}}) do
+    local request, count = asked[1], asked[2]
+    same = same and (not request or (request.kind == kind or request.kind == "") and request.count == count)
+  end
+  return same and {nodes = nodes, gpus = gpus, kind = kind, tasks = tasks} or nil
+end
+
+-- What keeps the job from the form that can be resized, GPUs by node and one task on each; nil where it has it.
+local function other_form(job_desc)
   for _, option in ipairs({
     {"tres_per_job", "--gpus"}, {"tres_per_socket", "--gpus-per-socket"}, {"tres_per_task", "--gpus-per-task"},
   }) do
-    if gpu_requests(job_desc[option[1]]) > 0 then wrong("gpus", {option = option[2]}) end
+    if gpu_requests(job_desc[option[1]]) > 0 then return {code = "gpus", values = {option = option[2]}} end
   end
-  local gpus = gpu_requests(job_desc.tres_per_node)
-  if gpus == 0 then wrong("no_gpus") end
-  if gpus > 1 then wrong("mixed_gpus") end
-  local tasks, per_gpu = given(job_desc.ntasks_per_node), given(job_desc.ntasks_per_tres)
-  if per_gpu then wrong("tasks", {option = "--ntasks-per-gpu", tasks = integer(per_gpu)}) end
-  if tasks and tasks > 1 then wrong("tasks", {option = "--ntasks-per-node", tasks = integer(tasks)}) end
-  if job_desc.requeue == 0 then wrong("no_requeue") end
+  local all, each, per_gpu = given(job_desc.num_tasks), given(job_desc.ntasks_per_node), given(job_desc.ntasks_per_tres)
+  local option, tasks
+  if per_gpu then
+    option, tasks = "--ntasks-per-gpu", per_gpu
+  elseif each and each > 1 then
+    option, tasks = "--ntasks-per-node", each
+  elseif not each and all and all > (given(job_desc.min_nodes) or 1) then
+    option, tasks = "--ntasks", all
+  end
+  return option and {code = "tasks", values = {option = option, tasks = integer(tasks)}} or nil
 end
 
--- What keeps Synergy from managing the job at all, or from resizing it.
-local function check_job(job_desc, found)
-  local array, offset = job_desc.array_inx, job_desc.het_job_offset
-  if type(array) == "string" and array ~= "" then wrong("array") end
-  if type(offset) == "number" and offset < UNSET then wrong("het") end
-  if found.resize ~= "no" then not_resizable(job_desc) end
+local function set_environment(job_desc, name, value)
+  pcall(function()
+    if job_desc.environment[name] ~= nil then job_desc.environment[name] = value end
+  end)
+end
+
+-- Asks for the same nodes, with the same GPUs and CPUs on each, by node and with one task on each.
+local function ask_by_node(job_desc, shape)
+  local cpus = given(job_desc.cpus_per_task)
+  if shape.tasks > 1 and (cpus or not job_desc.cpus_per_tres) then job_desc.cpus_per_task = shape.tasks * (cpus or 1) end
+  job_desc.num_tasks, job_desc.ntasks_per_node = shape.nodes, 1
+  job_desc.min_nodes, job_desc.max_nodes = shape.nodes, shape.nodes
+  if given(job_desc.ntasks_per_tres) then job_desc.ntasks_per_tres = UNSET end
+  local kind = shape.kind ~= "" and shape.kind .. ":" or ""
+  job_desc.tres_per_node = "gres:gpu:" .. kind .. integer(shape.gpus)
+  for _, field in ipairs({"tres_per_job", "tres_per_task"}) do
+    if gpu_requests(job_desc[field]) > 0 then job_desc[field] = "" end
+  end
+  -- sbatch wrote them for srun, and no later size would meet them; with one task synergy-launch starts the others itself
+  for _, name in ipairs({"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}) do
+    set_environment(job_desc, name, "1")
+  end
+end
+
+-- Jobs -----------------------------------------------------------------------------------------------------------------
+
+-- Refuses what must be a mistake. Returns why the job keeps its size, or nil and the even shape that it is to ask for by node
+-- (nil where it does already).
+local function resizable_form(job_desc)
+  local offset = job_desc.het_job_offset
+  if type(offset) == "number" and offset < UNSET then return {code = "het", values = {}} end
+  if gpu_requests(job_desc.tres_per_node) > 1 then wrong("mixed_gpus") end
+  local other = other_form(job_desc)
+  if not other and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
+  if job_desc.requeue == 0 then wrong("no_requeue") end
+  if not other then return nil end
+  local shape = even_shape(job_desc)
+  if not shape or not only_launches(job_desc.script) then return other end
+  return nil, shape
 end
 
 -- The grace in seconds that the daemon's heartbeat gives new jobs; nil when it is absent, damaged or old.
@@ -457,37 +577,51 @@ local function heartbeat()
   return math.min(settings.grace_s or tonumber(grace), 3600)
 end
 
-local function stamp_job(job_desc, found, stamp)
-  local grace = heartbeat()
-  if not grace then
-    slurm.log_info("%s", "synergy: no fresh heartbeat; the job runs as a plain Slurm job")
-    return
-  end
+-- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed.
+local function stamp_job(job_desc, found, stamp, grace)
   -- An operator's own AdminComment is kept behind the stamp.
   local note = job_desc.admin_comment
   if type(note) == "string" and note ~= "" then
     stamp = stamp .. " | note=" .. encode(note:sub(1, MAX_NOTE))
   end
   job_desc.admin_comment = stamp
-  if found.resize ~= "no" then job_desc.requeue = 1 end
-  local begin, now = job_desc.begin_time, os.time()
-  if type(begin) ~= "number" or begin < now + grace then job_desc.begin_time = now + grace end
   if settings.state_dir then
     local ok = pcall(function() job_desc.environment["SYNERGY_STATE_DIR"] = settings.state_dir end)
     if not ok then slurm.log_info("%s", "synergy: SYNERGY_STATE_DIR could not be set in the job's environment") end
   end
+  if not grace then return end
+  if found.resize ~= "no" then
+    job_desc.requeue = 1
+    -- sbatch's own words for srun, which a smaller size would not meet: empty, a step takes the GPUs that the job has
+    for _, name in ipairs({"SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"}) do
+      set_environment(job_desc, name, "")
+    end
+  end
+  local begin, now = job_desc.begin_time, os.time()
+  if type(begin) ~= "number" or begin < now + grace then job_desc.begin_time = now + grace end
 end
 
 -- The line with which a job is refused, nil if it may go on.
 local function refusal(job_desc, directive)
   local found, text = read(directive)
   if not found then return text end
-  local ok, mistake = pcall(check_job, job_desc, found)
-  if not ok then
-    if type(mistake) ~= "table" then error(mistake, 0) end
-    return message(directive[1][1], mistake)
+  local ok, fixed, shape = true, nil, nil
+  if found.resize ~= "no" then
+    ok, fixed, shape = pcall(resizable_form, job_desc)
+    if not ok and type(fixed) ~= "table" then error(fixed, 0) end
+    if fixed then
+      local line = message(directive[1][1], fixed)
+      if not ok then return line end
+      slurm.log_user("%s", line)
+    end
   end
-  stamp_job(job_desc, found, text)
+  local grace = heartbeat()
+  if not grace then
+    slurm.log_info("%s", "synergy: no fresh heartbeat; the job runs as a plain Slurm job")
+  elseif not fixed or fixed.code ~= "het" then
+    if shape then ask_by_node(job_desc, shape) end
+    stamp_job(job_desc, found, text, not fixed and grace)
+  end
   return nil
 end
 

@@ -73,4 +73,13 @@ class LiftHold:
     park_s: float
 
 
-Instruction = AskCheckpoint | Requeue | Park | Update | Release | LiftHold
+@dataclass(frozen=True)
+class Split:
+    """Make pending task `task` of the array whose record is `job_id` a job of its own, ineligible until `park_s` from now."""
+
+    job_id: int
+    task: int
+    park_s: float
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release | LiftHold | Split

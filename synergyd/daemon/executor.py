@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergyd.control.events import Answered, Refused
-from synergyd.control.instructions import Park, Update
+from synergyd.control.instructions import Park, Split, Update
 from synergyd.control.resize import ResizeState
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Plan
 from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.job_forms import Forms
+from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.records import StoredEvent, StoredLifecycle, StoredReport
 from synergyd.wire.codec import encode
@@ -32,6 +34,7 @@ class Executor:
     beyond: Callable[[Update], str] = lambda _: ""  # which of Slurm's limits such a write would lift, "" for none
     batches: dict[tuple[int, int], Plan] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
+    _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
 
     def begin(self) -> None:
@@ -59,6 +62,23 @@ class Executor:
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
                 return Answered(answer)
         return None
+
+    def keep_forms(self, forms: Forms, rows: Mapping[int, JobRow], park_s: float) -> None:
+        """Array tasks that are to wait are kept from starting; the next ones become jobs, which the next epoch sees. Raises
+        DeniedError."""
+        soon_s = self.clock() + park_s / 2
+        self._parked &= rows.keys()
+        for job_id in forms.park:
+            if job_id not in self._parked:
+                answer = self.actuator.carry_out(Park(job_id, park_s))
+                self._tell(job_id, answer.error if isinstance(answer, Refused) else "")
+                self._parked |= set() if isinstance(answer, Refused) else {job_id}
+            elif (eligible_s := rows[job_id].eligible_s) is None or eligible_s < soon_s:
+                self._again.setdefault(park_s, []).append(job_id)
+        for job_id, task in forms.split:
+            answer = self.actuator.carry_out(Split(job_id, task, park_s))
+            if isinstance(answer, Refused):
+                log.warning("task %d of array %d could not be made a job of its own: %s", task, job_id, answer.error)
 
     def park_again(self) -> None:
         """Those that were parked before and are to be put off once more, in one call for all."""

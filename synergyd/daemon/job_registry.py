@@ -11,6 +11,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import parse_script, read_stamp
+from synergyd.slurm.job_forms import is_rest, name_of, throttle_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import Known, shape_of
 from synergyd.slurm.rows import JobRow
@@ -36,6 +37,8 @@ class JobRegistry:
         self.plain: set[tuple[int, float]] = set()
         self._excluded_read: set[int] = set()
         self._reads = 0
+        self.names: dict[int, int | str] = {}  # what names a job to Slurm, where its id is not it
+        self.throttles: dict[int, int] = {}  # by array id
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
         """Reads the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
@@ -44,6 +47,7 @@ class JobRegistry:
         """
         rows = list(rows)
         here = {r.job_id for r in rows}
+        self._learn_arrays(rows)
         for gone in [i for i in self.known if i not in here]:
             del self.known[gone]
             self._stamped.discard(gone)
@@ -110,6 +114,15 @@ class JobRegistry:
             self.known[job_id] = replace(self.known[job_id], excluded=excluded)
             self._excluded_read.add(job_id)
 
+    def _learn_arrays(self, rows: list[JobRow]) -> None:
+        """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone."""
+        tasks = [r for r in rows if r.array]
+        self.names.clear()
+        self.names.update({r.job_id: name_of(r) for r in tasks})
+        said = {r.array_job_id: throttle_of(r) for r in tasks if is_rest(r)}
+        arrays = {r.array_job_id for r in tasks}
+        self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
+
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
     ) -> Known | None:
@@ -134,9 +147,11 @@ class JobRegistry:
         except Exception as problem:  # a fault of ours: it costs this job alone
             log.error("job %d: its directive can't be read", row.job_id, exc_info=problem)
             error = f"its directive can't be read ({type(problem).__name__}): Synergy leaves the job to Slurm"
-        if directive is not None and (row.array or row.het):
-            what = "a job array" if row.array else "a heterogeneous job"
-            directive, error = None, f"#SYNERGY does not work for {what}; submit single jobs"
+        if directive is not None and row.het:
+            directive, error = (
+                None,
+                "Synergy leaves heterogeneous jobs to Slurm: submit the part with GPUs as a job of its own",
+            )
         if directive is not None and (beyond := beyond_placing(row)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None

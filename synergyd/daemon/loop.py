@@ -57,7 +57,13 @@ class Daemon:
         self.observer = Observer(settings, tools.reader, tools.writer, self.registry, accounts)
         addresses = tools.report_address, tools.links_address
         self.actuator = Actuator(
-            tools.writer, settings.state_dir, addresses[0], self.registry.known, addresses[1], self._put_off
+            tools.writer,
+            settings.state_dir,
+            addresses[0],
+            self.registry.known,
+            addresses[1],
+            self._put_off,
+            names=self.registry.names,
         )
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
         self.executor = Executor(
@@ -181,6 +187,7 @@ class Daemon:
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
+            self.executor.keep_forms(self.observer.forms, self.observer.rows, self.controller.times.park_s)
             self.executor.park_again()
             self.heartbeat.completed(self._now())
 

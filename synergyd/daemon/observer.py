@@ -18,6 +18,8 @@ from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
+from synergyd.slurm.job_forms import Forms, forms_of
+from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import (
     cluster_of,
     crowded_partitions,
@@ -26,6 +28,7 @@ from synergyd.slurm.observe import (
     launch_failed,
     leaks,
     node_of,
+    not_resizable,
     state_of,
     with_leaks,
 )
@@ -51,6 +54,7 @@ class Observer:
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS  # as the last epoch read them
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
+    forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     _here: frozenset[int] = frozenset()
     _crowded: frozenset[str] = frozenset()
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
@@ -97,7 +101,7 @@ class Observer:
 
     def snapshot(self, controller: Controller, paused: frozenset[int], now_s: float) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them."""
-        jobs = []
+        jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
             job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
@@ -114,6 +118,8 @@ class Observer:
                     lead_s=controller.times.lead_s,
                     restart_s=restart_s,
                 )
+            if job.directive is not None and job_id in waits:
+                job = replace(job, directive=None, directive_error=waits[job_id])
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
 
@@ -125,6 +131,18 @@ class Observer:
             return ""
         use = replace(use_of(row, self.registry.known[row.job_id], self._gpu_types, 0.0), holds=None)
         return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
+
+    def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
+        known = self.registry.known
+        jobs = {i: d for i in self.rows if (d := known[i].directive) is not None}
+        begin_s = {i: t.begin_s or 0.0 for i, t in controller.jobs.items()}
+        untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
+        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r)}
+        fixed = {i for i, d in jobs.items() if not_resizable(self.rows[i], d)}
+        self.forms = forms_of(
+            self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed
+        )
+        return self.forms
 
     def moving_events(self, moving: list[int]) -> Iterator[JobObserved]:
         """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
@@ -18,6 +18,7 @@ from synergyd.control.instructions import (
     Park,
     Release,
     Requeue,
+    Split,
     Target,
     Update,
 )
@@ -26,6 +27,7 @@ from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
+from synergyd.slurm.job_forms import is_rest, name_of
 from synergyd.slurm.observe import Known, launch_failed, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
@@ -45,6 +47,7 @@ class Actuator:
     known: dict[int, Known]
     links: str = ""
     put_off: Callable[[JobRow], bool] = lambda _: False
+    names: Mapping[int, int | str] = field(default_factory=dict)  # what names a job to Slurm, where its id is not it
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
@@ -72,13 +75,15 @@ class Actuator:
         if known.directive is None:
             return
         self._hand_over(job_id, known, plan)
-        self.slurm.update(job_id, {"AdminComment": self._stamp(job_id, known, plan)})
+        if name := self.names.get(job_id, job_id):
+            self.slurm.update(name, {"AdminComment": self._stamp(job_id, known, plan)})
 
     def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
         """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
         ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.directive is not None]
         try:
-            self.slurm.delay(ours, int(park_s))
+            names = (self.names.get(i, i) for i in ours)
+            self.slurm.delay([name for name in names if name], int(park_s))
         except SlurmError as problem:
             return str(problem)
         return ""
@@ -128,8 +133,9 @@ class Actuator:
         row = self.slurm.job(job_id)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
-        if row.array or row.het:
-            return "it is part of a job array or a heterogeneous job: its id names several jobs", False
+        name = name_of(row)
+        if row.het or not name or (is_rest(row) and not isinstance(instruction, Park | Split)):
+            return "its id names several jobs", False
         state = state_of(row)
         if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
             return "its start was put off meanwhile", True  # the next observation says so too
@@ -138,20 +144,25 @@ class Actuator:
                 if state is not JobState.RUNNING or row.restarts != restarts:
                     return f"it is {row.state}, restart {row.restarts}", True
                 self._reserve(job_id, known)
-                self.slurm.signal(job_id, CHECKPOINT_SIGNAL)
+                self.slurm.signal(name, CHECKPOINT_SIGNAL)
             case Requeue(restarts=restarts):
                 if row.restarts == restarts and state is JobState.SUSPENDED:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
-                    self.slurm.requeue(job_id)
+                    self.slurm.requeue(name)
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
                 stamp = self._stamp(job_id, _timed(known, time), None)
                 limit = _time_limit(row, known, time)
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
+                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
                 self.known[job_id] = _timed(known, time)
+            case Split(task=task, park_s=park_s):
+                if state is not JobState.PENDING or not is_rest(row):
+                    return f"it is {row.state} {row.array_task}", True
+                told = {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(job_id, known, None)}
+                self.slurm.update(f"{row.array_job_id}_{int(task)}", told)
             case Update(target=target, park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
@@ -161,9 +172,9 @@ class Actuator:
                 self._reserve(job_id, known)
                 # parked first and alone: a refused update may set some fields and not the start time, and then
                 # the job would start half-changed
-                self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, known, time)})
+                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, known, time)})
                 known = self.known[job_id] = _timed(known, time)
-                self.slurm.update_size(job_id, row.uid, {**size, **self._fields(job_id, target, known)})
+                self.slurm.update_size(name, row.uid, {**size, **self._fields(job_id, target, known)})
                 difference = self._difference(job_id, target)
                 if difference:
                     return difference
@@ -172,12 +183,12 @@ class Actuator:
                 self._show_script(row, known, target)
             case Release():
                 if state is JobState.PENDING:
-                    self.slurm.update(job_id, {"StartTime": "now"})
+                    self.slurm.update(name, {"StartTime": "now"})
             case LiftHold(restarts=restarts, park_s=park_s):
                 if row.restarts == restarts and launch_failed(row):
                     # parked first: without its hold it would start by itself, on the same nodes
-                    self.slurm.update(job_id, {"StartTime": f"now+{int(park_s)}"})
-                    self.slurm.release(job_id)
+                    self.slurm.update(name, {"StartTime": f"now+{int(park_s)}"})
+                    self.slurm.release(name)
         return None
 
     def _fields(self, job_id: int, target: Target, known: Known) -> dict[str, str]:

@@ -41,7 +41,7 @@ class SlurmReader(Protocol):
 
 
 class SlurmWriter(Protocol):
-    """Reads and writes of single jobs. Every id names exactly one job."""
+    """Reads and writes of single jobs. Reads take job ids; writes what names the job alone, see `job_forms.name_of`."""
 
     def leaf_switches(self) -> dict[str, str]:
         """Node name -> its leaf switch, from Slurm's topology; empty where it knows of none. Raises SlurmError."""
@@ -87,7 +87,7 @@ class SlurmWriter(Protocol):
         """The job's script; None where Slurm has none to give."""
         ...
 
-    def update(self, job_id: int, fields: Mapping[str, str]) -> None:
+    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
         """`scontrol update`. Not atomic: read back."""
         ...
 
@@ -96,22 +96,22 @@ class SlurmWriter(Protocol):
         """Does `update_size` write as the job's owner where Slurm holds jobs to limits?"""
         ...
 
-    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+    def update_size(self, job: int | str, uid: int, fields: Mapping[str, str]) -> None:
         """`update` of a job of user `uid` that leaves the limits of its association in force, where this user can."""
         ...
 
-    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+    def delay(self, jobs: Sequence[int | str], seconds: int) -> None:
         """Puts the start of pending jobs off until `seconds` from now; jobs that are pending no more are passed over."""
         ...
 
-    def release(self, job_id: int) -> None:
+    def release(self, job: int | str) -> None:
         """Ends a pending job's hold, whoever set it."""
         ...
 
-    def requeue(self, job_id: int) -> None:
+    def requeue(self, job: int | str) -> None:
         """Ends the running job and puts it back into the queue."""
         ...
 
-    def signal(self, job_id: int, name: str) -> None:
+    def signal(self, job: int | str, name: str) -> None:
         """Sends a signal to all processes of the job's steps, not to its batch shell."""
         ...

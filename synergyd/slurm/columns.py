@@ -40,7 +40,8 @@ NODE_FIELDS: tuple[tuple[str, int], ...] = (
     ("PartitionName", 64), ("Reason", REASON_BYTES + 4), ("CPUsState", 44), ("Memory", 16), ("AllocMem", 16),
     ("Threads", 8), ("Disk", 16),
 )  # fmt: skip
-JOB_OPTIONS = ("-a", "--noconvert")  # hidden partitions too; memory in MiB, not rounded to G
+# hidden partitions too; memory in MiB, not rounded to G; pending array tasks that have become jobs are rows of their own
+JOB_OPTIONS = ("-a", "--noconvert", "--array-unique")
 # Columns that mean something else when they are cut: rows that fill one are read again with these widths.
 JOB_WIDE = {
     "UserName": 256, "Partition": 4096, "Account": 256, "QOS": 256, "Feature": 4096, "Reservation": 1024,

@@ -49,7 +49,9 @@ _BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
-NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id", re.IGNORECASE)
+NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
+_NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
+_STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
 
@@ -137,7 +139,7 @@ class CommandLine:
             ids = ",".join(str(int(n)) for n in job_ids[i : i + WIDE_IDS])
             fields = (("%A", 12), ("%n", NODE_LIST_BYTES), ("%x", NODE_LIST_BYTES))
             try:
-                rows = self._table("squeue", fields, "-a", "-j", ids)
+                rows = self._table("squeue", fields, "-a", "--array-unique", "-j", ids)
             except SlurmError as error:
                 if NO_JOB.search(error.what):
                     continue
@@ -195,53 +197,55 @@ class CommandLine:
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def update(self, job_id: int, fields: Mapping[str, str]) -> None:
+    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
         self._check_fields(fields)
-        self._write("scontrol", "update", f"JobId={int(job_id)}", *(f"{k}={v}" for k, v in fields.items()))
+        self._write("scontrol", "update", f"JobId={_named(job)}", *(f"{k}={v}" for k, v in fields.items()))
 
     @property
     def acts_as_owner(self) -> bool:
         return os.geteuid() == 0
 
-    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
+    def update_size(self, job: int | str, uid: int, fields: Mapping[str, str]) -> None:
         # by an update of root or SlurmUser Slurm takes the limits on CPUs as lifted by an admin, for as long as the job lives
         # (job_mgr.c: limit_set)
         ours = {k: v for k, v in fields.items() if k == "AdminComment"}  # the owner may not write it
         size = {k: v for k, v in fields.items() if k not in ours}
         if not (self._limits and uid and size and self.acts_as_owner):
-            self.update(job_id, fields)
+            self.update(job, fields)
             return
         self._check_fields(size)
-        pairs = (f"{k}={v}" for k, v in size.items())
+        words = (f"JobId={_named(job)}", *(f"{k}={v}" for k, v in size.items()))
         # what is denied to the owner says nothing of this user's rights: no DeniedError
-        self._run(
-            "scontrol",
-            "update",
-            f"JobId={int(job_id)}",
-            *pairs,
-            timeout_s=OWNER_TIMEOUT_S,
-            start=self._writing,
-            uid=uid,
-        )
+        self._run("scontrol", "update", *words, timeout_s=OWNER_TIMEOUT_S, start=self._writing, uid=uid)
         if ours:
-            self.update(job_id, ours)
+            self.update(job, ours)
 
-    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
-        for i in range(0, len(job_ids), DELAY_IDS):
-            ids = ",".join(str(int(n)) for n in job_ids[i : i + DELAY_IDS])
+    def delay(self, jobs: Sequence[int | str], seconds: int) -> None:
+        for i in range(0, len(jobs), DELAY_IDS):
+            ids = ",".join(_named(n) for n in jobs[i : i + DELAY_IDS])
             # it says a line for each of those that have left, and puts off the others
             self._write("scontrol", "update", f"JobId={ids}", f"StartTime=now+{int(seconds)}", fine=NOT_PENDING)
 
-    def release(self, job_id: int) -> None:
-        self._write("scontrol", "release", str(int(job_id)))
+    def release(self, job: int | str) -> None:
+        self._write("scontrol", "release", _named(job))
 
-    def requeue(self, job_id: int) -> None:
+    def requeue(self, job: int | str) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
-        self._write("scontrol", "requeue", "incomplete", str(int(job_id)))
+        self._write("scontrol", "requeue", "incomplete", _named(job))
 
-    def signal(self, job_id: int, name: str) -> None:
+    def signal(self, job: int | str, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
-        self._write("scancel", f"--signal={name}", str(int(job_id)), timeout_s=SIGNAL_TIMEOUT_S)
+        words = [_named(job)]
+        if isinstance(job, str):
+            # of an array task scancel sends the signal, hears that it could not, and sends it again every few seconds (22.05);
+            # of its steps it does not
+            steps = (
+                self._run("squeue", "-a", "-s", "-h", "-j", _named(job), "-o", "%i").decode(errors="replace").split()
+            )
+            words = [x for x in steps if _STEP.match(x)]
+            if not words:
+                raise SlurmError("squeue -s", f"job {job} has no step yet", transient=True)
+        self._write("scancel", f"--signal={name}", *words, timeout_s=SIGNAL_TIMEOUT_S)
 
     @staticmethod
     def _check_fields(fields: Mapping[str, str]) -> None:
@@ -361,6 +365,13 @@ class CommandLine:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         return subprocess.CompletedProcess(argv, process.returncode, out, error)
+
+
+def _named(job: int | str) -> str:
+    """Raises SlurmError for what names no job."""
+    if not _NAMED.match(str(job)):
+        raise SlurmError("job", f"{job!r} names no job", transient=False)
+    return str(job)
 
 
 def _check_denied(error: SlurmError) -> None:

@@ -125,13 +125,18 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     ),
     "stamp": ("'{word}' can't be read", "only Synergy's plugin and daemon write this text"),
     # Seen by the plugin only, which knows how the job was submitted.
-    "array": ("job arrays are not resized by Synergy", "submit single jobs, or drop the #SYNERGY lines"),
-    "het": ("heterogeneous jobs are not resized by Synergy", "submit one component, or drop the #SYNERGY lines"),
-    "tasks": (
-        "{option}={tasks} can't be resized",
-        "write --ntasks-per-node=1 (synergy-launch starts one process per GPU itself), or resize=no",
+    "het": (
+        "a heterogeneous job keeps its size",
+        "submit the part with GPUs as a job of its own to have it resized",
     ),
-    "gpus": ("{option} can't be resized", "write --gres=gpu:N (GPUs per node) with --nodes, or resize=no"),
+    "tasks": (
+        "{option}={tasks} keeps the job at its size",
+        "write --nodes=N --ntasks-per-node=1 and start all with srun synergy-launch to have it resized",
+    ),
+    "gpus": (
+        "{option} keeps the job at its size",
+        "write --nodes=N --gres=gpu:M (GPUs per node) and start all with srun synergy-launch to have it resized",
+    ),
     "no_gpus": ("the job asks for no GPUs", "write --gres=gpu:N (GPUs per node), or resize=no"),
     "mixed_gpus": ("the job asks for several kinds of GPU at once", "write one --gres=gpu:TYPE:N, or resize=no"),
     "no_requeue": ("--no-requeue keeps Synergy from resizing", "drop --no-requeue, or write resize=no"),

@@ -154,8 +154,8 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     """Why this job keeps the size it asked for, or ''."""
     if not directive.resize:
         return "its directive says resize=no"
-    if row.array or row.het:
-        return "it is part of a job array or a heterogeneous job, which are not resized"
+    if row.het:
+        return "it is part of a heterogeneous job, whose parts keep their sizes"
     if not row.batch:
         return "it is no batch job (salloc or srun)"
     if not row.requeue:

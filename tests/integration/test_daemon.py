@@ -109,7 +109,7 @@ def test_jobs_that_grew_give_back_what_plain_jobs_wait_for(site: SlurmCluster) -
 
 def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmCluster) -> None:
     wrong = light_job.submit(bare, "wrong", directive="tp=0", gpus=1)
-    array = light_job.submit(bare, "array", directive=ELASTIC, gpus=1, options=("--array=1-2",))
+    het = light_job.submit(bare, "het", directive=ELASTIC, gpus=1, options=(":", "--gres=gpu:1"))
     jobs = [light_job.submit(bare, f"j{i}", directive=ELASTIC) for i in range(3)]
     shim = Shim(bare)
     with synergyd(bare, environment=shim.environment) as daemon:
@@ -117,11 +117,9 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
         told = explain(bare, wrong)
         assert "tp='0' is not right; tp takes a whole number from 1 to 1024" in told["decision"]["why"]
         rows = json.loads(bare.run("squeue", "--json").stdout)["jobs"]
-        members = [r["job_id"] for r in rows if r["name"] == "array"]
-        assert array in members
-        for member in members:
-            if bare.state(member):
-                assert "job array" in explain(bare, member)["decision"]["why"]
+        members = [r["job_id"] for r in rows if het <= r["job_id"] < jobs[0]]
+        assert len(members) == 2
+        assert "heterogeneous jobs" in explain(bare, het)["decision"]["why"]
         # those that wait do so without a hold, and get GPUs when the others' agents have been told where to report
         bare.wait_for(
             lambda: all(status(bare)[i]["state"] == "RUNNING" for i in jobs), 135, "all to run\n" + daemon.tail()

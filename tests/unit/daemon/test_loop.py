@@ -30,7 +30,7 @@ def test_jobs_without_a_directive_are_never_written_to(site: Site) -> None:
     site.slurm.submit(2, "#!/bin/bash\nsleep 1\n")
     site.slurm.submit(3, None)
     site.slurm.submit(4, SCRIPT.replace("gpt2", "gpt2 nonsense=1"))
-    site.slurm.submit(5, SCRIPT, array=True)
+    site.slurm.submit(5, SCRIPT, het=True)
     site.slurm.submit(6, SCRIPT, batch=False)
     site.slurm.submit(7, "#!/bin/bash\n# SYNERGY\n#synergy x=1\n")
     site.slurm.comments[7] = "somebody's own remark"

@@ -82,7 +82,7 @@ def test_a_start_time_that_is_set_in_mid_start_is_kept(site: Site, state: Resize
     site.slurm.pass_time(5)
     update = site.slurm.update
 
-    def stuck(job_id: int, fields: Mapping[str, str]) -> None:
+    def stuck(job_id: int | str, fields: Mapping[str, str]) -> None:
         if (state is ResizeState.HELD and "NumNodes" in fields) or (
             state is ResizeState.RESIZED and fields.get("StartTime") == "now"
         ):

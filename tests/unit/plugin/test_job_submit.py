@@ -20,7 +20,8 @@ HOOK = PLUGIN.with_name("job_submit.hook.lua")
 STAND_IN = b"""
 local values, environment, log = ...
 local known = {script=1, admin_comment=1, comment=1, requeue=1, begin_time=1, array_inx=1, het_job_offset=1,
-  tres_per_node=1, tres_per_job=1, tres_per_socket=1, tres_per_task=1, ntasks_per_node=1, ntasks_per_tres=1, name=1}
+  tres_per_node=1, tres_per_job=1, tres_per_socket=1, tres_per_task=1, ntasks_per_node=1, ntasks_per_tres=1, name=1,
+  num_tasks=1, min_nodes=1, max_nodes=1, cpus_per_task=1, cpus_per_tres=1, ntasks_per_socket=1, ntasks_per_core=1}
 slurm = {SUCCESS = 0, ERROR = -1, FAILURE = -1, NO_VAL = 4294967294, NO_VAL16 = 65534}
 for _, name in ipairs{"log_user", "log_error", "log_info"} do
   slurm[name] = function(...) log[#log + 1] = name .. ":" .. string.format((unpack or table.unpack)({...})) end
@@ -69,7 +70,8 @@ class Controller:
     def configure(self, **options: object) -> None:
         self.module[b"configure"](self.state.execute(b"return " + literal(options)))
 
-    def submit(self, script: str | None, environment: bool = True, **fields: object) -> Outcome:
+    def submit(self, script: str | None, environment: dict[str, str] | bool = True, **fields: object) -> Outcome:
+        """`environment`: what sbatch sends along; False: the job has none that can be written."""
         job: dict[str, object] = {
             "het_job_offset": 4294967294.0,
             "ntasks_per_node": 65534.0,
@@ -86,9 +88,12 @@ class Controller:
         record = self.state.execute(b"return " + literal({"admin_comment": stamp}))
         return self._call(self._modify, fields, False, lambda desc: (desc, record, None, 1000.0))
 
-    def _call(self, function: Any, job: dict[str, Any], environment: bool, arguments: Callable[[Any], Any]) -> Outcome:
+    def _call(
+        self, function: Any, job: dict[str, Any], environment: dict[str, str] | bool, arguments: Callable[[Any], Any]
+    ) -> Outcome:
         values = self.state.execute(b"return " + literal(job))
-        env = self.state.execute(b"return {}") if environment else None
+        given = environment if isinstance(environment, dict) else {}
+        env = self.state.execute(b"return " + literal(given)) if environment is not False else None
         log = self.state.execute(b"return {}")
         desc = self.state.eval(b"function(...) " + STAND_IN + b" end")(values, env, log)
         rc = function(*arguments(desc))
@@ -98,7 +103,7 @@ class Controller:
             [line[9:] for line in lines if line.startswith("log_user:")],
             [line for line in lines if not line.startswith("log_user:")],
             {k.decode(): v.decode() if isinstance(v, bytes) else v for k, v in values.items()},
-            {k.decode(): v.decode() for k, v in env.items()} if env else {},
+            {k.decode(): v.decode() for k, v in env.items()} if env is not None else {},
         )
 
 
@@ -147,33 +152,6 @@ def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"array_inx": "0-3"}, "job arrays are not resized by Synergy; submit single jobs, or drop the #SYNERGY lines"),
-        (
-            {"het_job_offset": 0.0},
-            "heterogeneous jobs are not resized by Synergy; submit one component, or drop the #SYNERGY lines",
-        ),
-        (
-            {"ntasks_per_node": 8.0},
-            "--ntasks-per-node=8 can't be resized; write --ntasks-per-node=1 (synergy-launch starts one process per "
-            "GPU itself), or resize=no",
-        ),
-        (
-            {"ntasks_per_tres": 1.0},
-            "--ntasks-per-gpu=1 can't be resized; write --ntasks-per-node=1 (synergy-launch starts one process per GPU "
-            "itself), or resize=no",
-        ),
-        (
-            {"tres_per_job": "gres:gpu:8"},
-            "--gpus can't be resized; write --gres=gpu:N (GPUs per node) with --nodes, or resize=no",
-        ),
-        (
-            {"tres_per_task": "gres:gpu:1", "tres_per_node": None},
-            "--gpus-per-task can't be resized; write --gres=gpu:N (GPUs per node) with --nodes, or resize=no",
-        ),
-        (
-            {"tres_per_socket": "gres/gpu:2"},
-            "--gpus-per-socket can't be resized; write --gres=gpu:N (GPUs per node) with --nodes, or resize=no",
-        ),
         ({"tres_per_node": None}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
         ({"tres_per_node": "gres:nic:1"}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
         (
@@ -190,18 +168,158 @@ def test_jobs_that_can_not_be_resized_are_refused(slurm: Controller, fields: dic
     assert outcome.job == before | {"script": SCRIPT}
 
 
-def test_without_resize_only_arrays_and_het_jobs_are_refused(slurm: Controller) -> None:
+TASKS = "write --nodes=N --ntasks-per-node=1 and start all with srun synergy-launch to have it resized"
+GPUS = "write --nodes=N --gres=gpu:M (GPUs per node) and start all with srun synergy-launch to have it resized"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"ntasks_per_node": 8.0}, f"--ntasks-per-node=8 keeps the job at its size; {TASKS}"),
+        ({"num_tasks": 8.0}, f"--ntasks=8 keeps the job at its size; {TASKS}"),
+        ({"ntasks_per_tres": 2.0, "min_nodes": 1.0, "max_nodes": 1.0}, f"--ntasks-per-gpu=2 keeps the job at its size; {TASKS}"),
+        ({"tres_per_job": "gres:gpu:8", "tres_per_node": None}, f"--gpus keeps the job at its size; {GPUS}"),
+        (
+            {"tres_per_job": "gres:gpu:7", "tres_per_node": None, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_job": "gres:gpu:8", "tres_per_node": None, "min_nodes": 1.0, "max_nodes": 2.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_job": "gres:gpu:a100:4,gres:gpu:h100:4", "tres_per_node": None, "min_nodes": 1.0, "max_nodes": 1.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_task": "gres:gpu:1", "tres_per_node": None, "num_tasks": 8.0},
+            f"--gpus-per-task keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_task": "gres:gpu:1", "tres_per_node": None, "num_tasks": 7.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--gpus-per-task keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_socket": "gres/gpu:2", "tres_per_node": None, "min_nodes": 1.0, "max_nodes": 1.0},
+            f"--gpus-per-socket keeps the job at its size; {GPUS}",
+        ),
+    ],
+)  # fmt: skip
+def test_what_has_no_exact_form_by_node_is_left_alone_and_said(
+    slurm: Controller, fields: dict[str, Any], line: str
+) -> None:
+    before = slurm.submit("#!/bin/sh\n", **fields).job
+    outcome = slurm.submit(SCRIPT, **fields)
+    assert (outcome.rc, outcome.said) == (0, ["#SYNERGY in script line 2: " + line])
+    stamp = {"admin_comment": "synergy:1 model=llama2-7b max_gpus=16"}
+    assert outcome.job == before | {"script": SCRIPT} | stamp  # not put off either: it keeps its size
+
+
+def test_heterogeneous_jobs_are_left_alone_and_said(slurm: Controller) -> None:
+    line = (
+        "#SYNERGY in script line 2: a heterogeneous job keeps its size; submit the part with GPUs as a job of its own "
+        "to have it resized"
+    )
+    for offset, gpus in ((0.0, None), (1.0, RESIZABLE)):
+        fields: dict[str, Any] = {"het_job_offset": offset, "tres_per_node": gpus}
+        before = slurm.submit("#!/bin/sh\n", **fields).job
+        outcome = slurm.submit(SCRIPT, **fields)
+        assert (outcome.rc, outcome.said, outcome.job) == (0, [line], before | {"script": SCRIPT})
+
+
+def test_arrays_are_jobs_like_others(slurm: Controller) -> None:
+    outcome = slurm.submit(SCRIPT, array_inx="1-9%1")
+    assert (outcome.rc, outcome.said, outcome.job["array_inx"]) == (0, [], "1-9%1")
+    assert outcome.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16"
+    assert outcome.job["begin_time"] > time.time()
+
+
+TWO = {"min_nodes": 2.0, "max_nodes": 2.0}
+ONE = {"min_nodes": 1.0, "max_nodes": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "gpus", "cpus_per_task"),
+    [
+        ({"tres_per_job": "gres:gpu:4", **ONE}, 1, "gres:gpu:4", None),
+        ({"tres_per_job": "gres:gpu:1"}, 1, "gres:gpu:1", None),
+        ({"tres_per_job": "gres:gpu:a100:8", **TWO}, 2, "gres:gpu:a100:4", None),
+        ({"tres_per_job": "gres/gpu:a100:8", **TWO}, 2, "gres:gpu:a100:4", None),
+        ({"tres_per_job": "gres:gpu:8", "tres_per_node": "gres:gpu:a100:4"}, 2, "gres:gpu:a100:4", None),
+        ({"tres_per_task": "gres:gpu:1", "num_tasks": 8.0, "cpus_per_task": 2.0, **TWO}, 2, "gres:gpu:4", 8),
+        ({"tres_per_task": "gres:gpu:2", "ntasks_per_node": 2.0, "num_tasks": 4.0, **TWO}, 2, "gres:gpu:4", 2),
+        ({"tres_per_task": "gres:gpu:v100:4", "num_tasks": 1.0}, 1, "gres:gpu:v100:4", None),
+        ({"tres_per_node": "gres:gpu:4", "ntasks_per_node": 4.0, "num_tasks": 8.0, "cpus_per_task": 3.0, **TWO}, 2, "gres:gpu:4", 12),
+        ({"tres_per_node": "gres:gpu:4", "num_tasks": 4.0, **ONE}, 1, "gres:gpu:4", 4),
+        ({"tres_per_node": "gres:gpu:4", "ntasks_per_tres": 1.0, **TWO}, 2, "gres:gpu:4", 4),
+        ({"tres_per_node": "gres:gpu", "ntasks_per_node": 2.0, "cpus_per_tres": "gres:gpu:8", **ONE}, 1, "gres:gpu:1", None),
+    ],
+)  # fmt: skip
+def test_other_forms_are_rewritten_by_node_where_that_is_exact(
+    slurm: Controller, fields: dict[str, Any], nodes: int, gpus: str, cpus_per_task: int | None
+) -> None:
+    environment = {"SLURM_NTASKS": "8", "SLURM_GPUS": "8", "SLURM_GPUS_PER_TASK": "1"}
+    outcome = slurm.submit(SCRIPT, environment, **{"tres_per_node": None, **fields})
+    assert (outcome.rc, outcome.said) == (0, [])
+    job = outcome.job
+    assert (job["min_nodes"], job["max_nodes"], job["num_tasks"], job["ntasks_per_node"]) == (nodes, nodes, nodes, 1)
+    assert (job["tres_per_node"], job.get("cpus_per_task")) == (gpus, cpus_per_task)
+    assert not job.get("tres_per_job") and not job.get("tres_per_task") and job["ntasks_per_tres"] == 65534
+    told = {k: v for k, v in outcome.environment.items() if k.startswith("SLURM")}
+    assert told == {"SLURM_NTASKS": "1", "SLURM_GPUS": "", "SLURM_GPUS_PER_TASK": ""}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "srun -n8 python train.py\n",
+        "srun python prepare.py\nsrun synergy-launch train.py\n",
+        "srun synergy-launch train.py\nmpirun ./x\n",
+        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun synergy-launch train.py\n",
+        "srun --ntasks=8 synergy-launch train.py\n",
+        "srun -n8 synergy-launch train.py\n",
+        "srun --gpus-per-task=1 \\\n  synergy-launch train.py\n",
+        "echo $SLURM_GPUS\nsrun synergy-launch train.py\n",
+        "python train.py\n# srun synergy-launch train.py\n",
+        "true\n" * 40_000 + "srun synergy-launch train.py\n",
+        "srun synergy-launch\n" * 40,
+    ],
+)
+def test_a_script_that_starts_tasks_itself_keeps_them(slurm: Controller, body: str) -> None:
+    fields: dict[str, Any] = {"ntasks_per_node": 8.0, "num_tasks": 8.0, **ONE}
+    outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, **fields)
+    assert outcome.rc == 0 and len(outcome.said) == 1
+    assert "--ntasks-per-node=8 keeps the job at its size" in outcome.said[0]
+    assert (outcome.job["num_tasks"], outcome.job["ntasks_per_node"]) == (8.0, 8.0)
+
+
+def test_launch_lines_are_found_over_several_lines_and_behind_paths(slurm: Controller) -> None:
+    body = "# srun starts it once a node\nsrun --mpi=none \\\n  /opt/bin/synergy-launch train.py --gpus 8 -n 3\n"
+    fields: dict[str, Any] = {"ntasks_per_node": 8.0, "num_tasks": 8.0, **ONE}
+    outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, **fields)
+    assert (outcome.rc, outcome.said, outcome.job["num_tasks"]) == (0, [], 1)
+
+
+def test_sbatchs_words_for_srun_do_not_outlive_the_size(slurm: Controller) -> None:
+    outcome = slurm.submit(SCRIPT, {"SLURM_GPUS_PER_NODE": "4", "SLURM_NTASKS": "2", "HOME": "/"})
+    left = {"SLURM_GPUS_PER_NODE": "", "SLURM_NTASKS": "2", "HOME": "/"}
+    assert {k: outcome.environment[k] for k in left} == left
+    fixed = slurm.submit("#SYNERGY resize=no\n", {"SLURM_GPUS_PER_NODE": "4"})
+    assert fixed.environment["SLURM_GPUS_PER_NODE"] == "4"
+
+
+def test_resize_no_changes_and_says_nothing(slurm: Controller) -> None:
     script = "#SYNERGY resize=no\n"
     fields: dict[str, Any] = {
         "tres_per_job": "gres:gpu:8",
         "tres_per_node": None,
         "ntasks_per_node": 8.0,
         "requeue": 0.0,
+        "array_inx": "1-2",
     }
     outcome = slurm.submit(script, **fields)
-    assert (outcome.rc, outcome.job["admin_comment"], outcome.job["requeue"]) == (0, "synergy:1 resize=no", 0.0)
-    assert slurm.submit(script, array_inx="1-2").rc == -1
-    assert slurm.submit(script, het_job_offset=1.0).rc == -1
+    assert (outcome.rc, outcome.said, outcome.job["admin_comment"]) == (0, [], "synergy:1 resize=no")
+    assert {k: outcome.job.get(k) for k in fields} == fields
 
 
 def test_a_wrong_directive_is_refused_with_its_line(slurm: Controller) -> None:

@@ -9,6 +9,7 @@ from synergyd.control.events import Observed
 from synergyd.records import JobState
 from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.job_forms import is_rest
 from synergyd.slurm.observe import launch_failed, state_of
 from synergyd.slurm.rows import JobRow, PartitionRow
 from synergyd.wire.hostlist import expand
@@ -107,33 +108,58 @@ class FakeSlurm:
         self._reach("scontrol write")
         return None
 
-    def update(self, job_id: int, fields: Mapping[str, str]) -> None:
-        self._write("update", str(job_id), *(f"{k}={v}" for k, v in fields.items()), fields=fields)
+    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
+        self._write("update", str(self.named(job)), *(f"{k}={v}" for k, v in fields.items()), fields=fields)
 
-    def delay(self, job_ids: Sequence[int], seconds: int) -> None:
+    def delay(self, jobs: Sequence[int | str], seconds: int) -> None:
         self._reach("update")
+        job_ids = [self.named(job) for job in jobs]
         self.calls.append(["update", ",".join(map(str, job_ids)), f"StartTime=now+{seconds}"])
         for job_id in job_ids:
             if (job := self.jobs.get(job_id)) is not None and job.state == "PENDING":
                 self._set_field(job_id, "StartTime", f"now+{seconds}")
 
-    def update_size(self, job_id: int, uid: int, fields: Mapping[str, str]) -> None:
-        self.update(job_id, fields)
+    def update_size(self, job: int | str, uid: int, fields: Mapping[str, str]) -> None:
+        self.update(job, fields)
 
-    def requeue(self, job_id: int) -> None:
+    def requeue(self, named: int | str) -> None:
+        job_id = self.named(named)
         self._write("requeue", str(job_id))
         job = self.jobs[job_id]
         if job.state in ("RUNNING", "SUSPENDED"):  # `incomplete`: anything else is left alone
             self.requeued.append((job_id, job.restarts))
             self.end(job_id, again=True)
 
-    def release(self, job_id: int) -> None:
+    def release(self, job: int | str) -> None:
+        job_id = self.named(job)
         self._write("release", str(job_id))
         self.set(job_id, priority=100, reason="None")
 
-    def signal(self, job_id: int, name: str) -> None:
+    def signal(self, job: int | str, name: str) -> None:
+        job_id = self.named(job)
         self._write("signal", str(job_id), name)
         self.signals.append((job_id, self.jobs[job_id].restarts, self.now_s))
+
+    def named(self, job: int | str) -> int:
+        """The job id of what a write names. As in Slurm a write to one task of a record of several makes it a job of its own,
+        and one to an array's bare id reaches every task: no test may see it."""
+        if isinstance(job, int):
+            assert not any(r.array_job_id == job for r in self.jobs.values()), f"bare array id {job} written to"
+            return job
+        array_id, task = int(job.partition("_")[0]), job.partition("_")[2].strip("[]")
+        tasks = {r.array_task.partition("%")[0]: r for r in self.jobs.values() if r.array_job_id == array_id}
+        if task in tasks:
+            return tasks[task].job_id
+        rest = next(r for r in tasks.values() if is_rest(r))
+        left, _, throttle = rest.array_task.partition("%")
+        others = [n for n in left.split(",") if n != task]
+        assert len(others) == left.count(","), f"{task} is none of {left}"
+        new_id = max(self.jobs) + 1
+        self.jobs[new_id] = replace(rest, job_id=new_id, array_task=task)
+        self.comments[new_id] = self.comments.get(rest.job_id, "")
+        limit = f"%{throttle}" if throttle and len(others) > 1 else ""
+        self.set(rest.job_id, array_task=",".join(others) + limit)
+        return new_id
 
     # -- what happens on the cluster -------------------------------------------------------------------------------
 

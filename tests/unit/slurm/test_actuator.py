@@ -257,10 +257,10 @@ def test_a_job_that_starts_meanwhile_is_noticed(tmp_path: Path) -> None:
     slurm, actuator = make(tmp_path)
 
     class Starts(FakeSlurm):
-        def update(self, job_id: int, fields: object) -> None:
-            super().update(job_id, fields)  # type: ignore[arg-type]
+        def update(self, job: int | str, fields: object) -> None:
+            super().update(job, fields)  # type: ignore[arg-type]
             if "NumNodes" in str(fields):
-                self.set(job_id, state="RUNNING")
+                self.set(int(job), state="RUNNING")
 
     answer = replace(actuator, slurm=Starts(jobs=slurm.jobs)).carry_out(UPDATE)
     assert answer == Refused(UPDATE, "it was no longer pending when it was read back", True)

@@ -92,7 +92,7 @@ def test_the_daemon_s_own_environment_changes_nothing(shell: Shell) -> None:
     shell.answers("squeue")
     assert shell.backend.jobs() == ()
     (words,), environment = shell.calls, shell.environment
-    assert words[:5] == ["squeue", "-h", "-a", "--noconvert", "-O"] and len(words) == 6
+    assert words[:6] == ["squeue", "-h", "-a", "--noconvert", "--array-unique", "-O"] and len(words) == 7
     assert not {"SQUEUE_FORMAT", "SINFO_SORT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS", "SLURM_JOB_ID"} & set(
         environment
     )
@@ -135,7 +135,7 @@ def test_a_name_can_neither_shift_nor_forge_a_row(shell: Shell, name: str) -> No
 def test_no_other_text_field_can_either(shell: Shell, field: str) -> None:
     (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, field: FORGED}))
     rows = cut(JOB_FIELDS, {**JOB, field: FORGED}) + cut(JOB_FIELDS, {**JOB, "JobID": "8"})
-    shell.answers("squeue", rows, first='[ "$4" = -j ] && exec /bin/cat wide')
+    shell.answers("squeue", rows, first='[ "$5" = -j ] && exec /bin/cat wide')
     assert sorted((j.job_id, j.uid) for j in shell.backend.jobs()) == [(7, 1000), (8, 1000)]
 
 
@@ -160,11 +160,11 @@ def test_a_node_list_that_was_cut_is_read_again(shell: Shell) -> None:
     names = ",".join(f"node-with-a-long-name-{i * 7}" for i in range(60))
     (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, "NodeList": names}))
     short = cut(JOB_FIELDS, {**JOB, "NodeList": names})
-    shell.answers("squeue", short, first='[ "$4" = -j ] && exec /bin/cat wide')
+    shell.answers("squeue", short, first='[ "$5" = -j ] && exec /bin/cat wide')
     assert shell.backend.jobs()[0].node_names == tuple(names.split(","))
-    assert shell.calls[1][:6] == ["squeue", "-h", "-a", "--noconvert", "-j", "7"]
+    assert shell.calls[1][:7] == ["squeue", "-h", "-a", "--noconvert", "--array-unique", "-j", "7"]
     # ... and a job that has ended meanwhile does not spoil the others
-    shell.answers("squeue", short, first='[ "$4" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
+    shell.answers("squeue", short, first='[ "$5" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
     assert shell.backend.jobs() == ()
 
 
@@ -237,7 +237,7 @@ def test_node_lists_are_one_call(shell: Shell) -> None:
 
     shell.answers("squeue", line("7", "n[2-3]", "n1") + line("8", "", "(null)") + line("9", "", "n1"))
     assert shell.backend.node_lists([7, 8]) == {7: (("n2", "n3"), ("n1",)), 8: ((), ())}
-    assert shell.calls == [["squeue", "-h", "-a", "-j", "7,8", "-o", "%12A%16384n%16384x"]]
+    assert shell.calls == [["squeue", "-h", "-a", "--array-unique", "-j", "7,8", "-o", "%12A%16384n%16384x"]]
     shell.answers("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert shell.backend.node_lists([7]) == {} == shell.backend.node_lists([])
 
@@ -449,3 +449,24 @@ def test_writes_are_begun_within_the_lease_or_not_at_all(shell: Shell) -> None:
         with pytest.raises(SlurmError, match="another leads"):
             write()
     assert len(shell.calls) == 4 and backend.jobs() == ()
+
+
+def test_a_task_of_an_array_is_signalled_by_its_steps(shell: Shell) -> None:
+    """scancel of ARRAY_TASK itself sends the signal again and again for 95 s (22.05)."""
+    shell.answers("squeue", b"7_2.0\n7_2.1\n7_2.batch\n7_2.extern\n")
+    shell.answers("scancel")
+    shell.backend.signal("7_2", "USR2")
+    assert shell.calls[-1] == ["scancel", "--signal=USR2", "7_2.0", "7_2.1"]
+    shell.answers("squeue", b"7_2.batch\n")
+    with pytest.raises(SlurmError, match="job 7_2 has no step yet") as caught:
+        shell.backend.signal("7_2", "USR2")
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("name", ["7_", "7_[1-2", "7_x", "7_[1-2] Nice=1", "-1", "", "7,8", "7_1\n"])
+def test_what_names_no_job_is_not_written_to(shell: Shell, name: str) -> None:
+    with pytest.raises(SlurmError, match="names no job"):
+        shell.backend.update(name, {"StartTime": "now"})
+    with pytest.raises(SlurmError, match="names no job"):
+        shell.backend.delay([7, name], 900)
+    assert shell.calls == []

@@ -108,7 +108,7 @@ def test_the_shape_of_a_running_job_has_its_nodes_type() -> None:
     "changes, why",
     [
         ({}, ""),
-        ({"array": True}, "array"),
+        ({"array": True, "array_job_id": 1, "array_task": "3"}, ""),
         ({"het": True}, "heterogeneous"),
         ({"batch": False}, "no batch job"),
         ({"requeue": False}, "--no-requeue"),

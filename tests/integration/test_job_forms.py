@@ -1,0 +1,138 @@
+"""Arrays, dependencies, heterogeneous jobs and the other ways to ask for GPUs, on one real cluster with one daemon."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.daemon_site import Shim, explain, row_of, sizes, status, until_beat, until_steps
+from tests.throwaway import light_job
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.synergy import make_cluster, synergyd
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def shim() -> list[Shim]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def site(shim: list[Shim]) -> Iterator[SlurmCluster]:
+    """Two nodes of four GPUs, and the daemon."""
+    with make_cluster([NodeGroup("cpu", 2, 4)]) as cluster:
+        shim.append(Shim(cluster))
+        with synergyd(cluster, environment=shim[0].environment):
+            until_beat(cluster)
+            yield cluster
+
+
+@pytest.fixture(autouse=True)
+def emptied(site: SlurmCluster) -> Iterator[None]:
+    yield
+    site.run("scancel", "--user=root", check=False)
+    site.wait_for(lambda: not site.run("squeue", "-h").stdout, 60, "the queue to be empty")
+
+
+def chain_script(cluster: SlurmCluster, ledger: Path) -> str:
+    """Each task trains 30 steps more than the one before, from its checkpoint; `ledger` has a line for each start and end."""
+    config, checkpoint = cluster.folder / "config.json", ledger.with_suffix(".checkpoint")
+    config.write_text(json.dumps(light_job.MODEL))
+    job = Path(light_job.__file__).resolve()
+    say = f"$SLURM_ARRAY_TASK_ID ${{SLURM_RESTART_COUNT:-0}} $SLURM_JOB_ID >> {ledger}"
+    return (
+        f"#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 --open-mode=append --output={ledger}.out.%a\n"
+        f"#SYNERGY model={config} global_batch=8 micro_batch=1 checkpoint={checkpoint} min_gpus=1 max_gpus=8\n"
+        f"echo start {say}\n"
+        f"srun synergy-launch --runner python --checkpoint {checkpoint} {job} $((SLURM_ARRAY_TASK_ID * 30)) || exit 1\n"
+        f"echo end {say}\n"
+    )
+
+
+def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster, shim: list[Shim]) -> None:
+    ledger = site.folder / "chain"
+    array = site.sbatch(chain_script(site, ledger), "--array=1-3%1")
+    site.wait_for(ledger.exists, 60, "the first task to start")
+    own = int(ledger.read_text().split()[3])
+    assert own != array
+    after = site.sbatch("#!/bin/bash\ntrue\n", f"--dependency=afterok:{array}_1", "--output=/dev/null")
+    waits = light_job.submit(
+        site, "waits", gpus=1, directive="max_gpus=1", options=(f"--dependency=afterok:{array}_1",), steps=1
+    )
+    until_steps(site, own)
+    assert sizes(site, own) == [8]
+    other = light_job.submit(site, "other", gpus=4, directive="min_gpus=4 max_gpus=4", steps=100)
+    site.wait_for(lambda: sizes(site, own, other) == [4, 4], 90, "the task to make way")
+    first = [line for line in ledger.read_text().splitlines() if line.split()[1] == "1"]
+    assert first == [f"start 1 0 {own}", f"start 1 1 {own}"], "the second task waited for it"
+    assert [site.state(i) for i in (after, waits)] == ["PENDING", "PENDING"], "a job that is resized has not ended"
+    row = row_of(site, waits)
+    assert row["state_reason"] == "Dependency"
+    assert row["eligible_time"] - row["submit_time"] < 60, "put off by sbatch's grace alone, not parked"
+    site.wait_for(lambda: ledger.read_text().count("end") == 3, 120, "all three tasks to end")
+    order = [tuple(map(int, line.split()[1:3])) for line in ledger.read_text().splitlines() if line.startswith("start")]
+    assert order == sorted(order) and {task for task, _ in order} == {1, 2, 3}
+    ended = {"COMPLETING", "COMPLETED"}
+    site.wait_for(lambda: {site.state(after), site.state(waits)} <= ended, 60, "those that waited for it to end")
+    # nothing was written to the array's id, which names all of its tasks and is the last one's own
+    named = [w.removeprefix("JobId=") for call in shim[0].writes() for word in call for w in word.split(",")]
+    ours = [n for n in named if re.match(rf"{array}\b|{array}_", n)]
+    assert ours and all(re.match(rf"{array}_(\d+(\.\d+)?|\[[\d,-]+\])$", n) for n in ours), ours
+    assert str(own) not in named
+
+
+REQUESTS = (
+    (("-N1", "-n4", "-c2", "--gpus-per-task=1"), "gres:gpu:4"),
+    (("-N2", "--ntasks-per-node=4", "--gpus=8"), "gres:gpu:4"),
+    (("-N1", "--gpus=3"), "gres:gpu:3"),
+    (("-N2", "-n4", "--gpus-per-node=cpu:2", "--cpus-per-gpu=3"), "gres:gpu:cpu:2"),
+    (("-N1", "--ntasks-per-gpu=1", "--gpus-per-node=4"), "gres:gpu:4"),
+)
+
+
+def test_other_requests_get_what_they_would_have_got(site: SlurmCluster) -> None:
+    """Each beside the same job without the #SYNERGY line, and paused, so that its own size is what starts."""
+    body = "sleep 300\nsrun synergy-launch train.py\n"
+    heads = ("#!/bin/bash\n", "#!/bin/bash\n#SYNERGY max_gpus=8\n")
+    pairs = [[site.sbatch(h + body, "--hold", "--output=/dev/null", *o) for h in heads] for o, _ in REQUESTS]
+    site.wait_for(lambda: {ours for _, ours in pairs} <= status(site).keys(), 60, "the jobs to be known")
+    for (plain, ours), (options, request) in zip(pairs, REQUESTS, strict=True):
+        words = site.run("squeue", "-h", "-j", str(ours), "-O", "tres-per-node:24,NumTasks:6").stdout.split()
+        assert words == [request, options[0][2:]], options
+        site.run("synergyctl", "pause", str(ours))
+        got = []
+        for job in (plain, ours):
+            site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            site.run("scontrol", "release", str(job))
+            site.wait_for(lambda job=job: site.state(job) == "RUNNING", 60, f"{options} to start")  # type: ignore[misc]
+            row = row_of(site, job)
+            gpus = re.findall(r"gpu:cpu:(\d+)", json.dumps(row["gres_detail"]))
+            got.append((row["nodes"], row["cpus"], gpus))
+            site.run("scancel", str(job))
+            site.wait_for(lambda job=job: site.state(job) in ("CANCELLED", ""), 60, "its end")  # type: ignore[misc]
+        assert got[0] == got[1] and got[0][2], options
+
+
+def test_a_job_by_task_is_resized_and_trains(site: SlurmCluster) -> None:
+    options = ("--gres=none", "--nodes=1", "-n2", "--gpus-per-task=1")
+    job = light_job.submit(site, directive="max_gpus=8", options=options)
+    until_steps(site, job)
+    assert sizes(site, job) == [8]
+    assert "synergy: step 0: tp=1 pp=1 dp=8" in light_job.output(site, job)
+
+
+def test_heterogeneous_jobs_run_as_plain_ones_and_sbatch_says_so(site: SlurmCluster) -> None:
+    path = site.folder / "het.sh"
+    path.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\n#SYNERGY max_gpus=4\nsleep 30\n")
+    done = site.run("sbatch", "--parsable", "--gres=gpu:1", ":", "--gres=gpu:1", str(path))
+    assert "a heterogeneous job keeps its size; submit the part with GPUs as a job of its own" in done.stderr
+    job = int(done.stdout)
+    site.wait_for(lambda: site.state(job) == "RUNNING", 60, "its start")
+    assert row_of(site, job)["admin_comment"] == ""
+    site.wait_for(lambda: job in status(site), 60, "the job to be known")
+    assert "leaves heterogeneous jobs to Slurm" in explain(site, job)["decision"]["why"]
