@@ -87,6 +87,8 @@ class Tracked:
     warned: tuple[int, frozenset[str]] = (0, frozenset())
     #: the incarnation that was kept from starting, with its own size stamped
     parked: int | None = None
+    #: (restarts, failed runs of that incarnation, step) of the present run's first report
+    began: tuple[int, int, int] | None = None
     #: the incarnation whose story says that its reports can't be learnt from
     unlearnt: int | None = None
 

@@ -145,9 +145,8 @@ class Daemon:
     def _forecasts(self, snapshot: Snapshot) -> dict[int, CellsOrWhy]:
         jobs = [j for j in snapshot.jobs if j.directive]
         plans, believed = self.controller.plans(), self.controller.believed(jobs)
-        return {
-            j.job_id: self.forecast.cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster) for j in jobs
-        }
+        bans, cells = self.controller.failed_plans.of, self.forecast.cells
+        return {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
         inbox, links, acts = self.tools.inbox, self.tools.links, self.acts
@@ -174,7 +173,7 @@ class Daemon:
         if self.tools.inbox is None:
             return
         for received in self.tools.inbox.take():
-            for event in self.observer.report_events(received, self.controller, self.forecast.predicted):
+            for event in self.observer.report_events(received, self.controller, self.forecast):
                 self._run(event)
 
     def _unblock(self) -> None:

@@ -96,7 +96,7 @@ class Actuator:
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        told = plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links)
+        told = plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links, known.asked)
         plan_file.write(told, self.state_dir)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
