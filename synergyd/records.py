@@ -299,6 +299,12 @@ class Profile:
     accepts: Accepts = NOTHING_MORE  # as the launcher read it from the script's arguments
 
 
+#: a run that has so many steps behind it, or a checkpoint, is past its first ones
+FIRST_STEPS = 10
+#: times that a job comes back from a plan of Synergy's that failed within its first steps
+MAX_RETURNS = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class EarlyFailure:
     """A run that ended within its first steps, as its launcher saw it."""

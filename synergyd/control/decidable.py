@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.failed_plans import MAX_RETURNS
 from synergyd.control.resize import JobLifecycle
 from synergyd.control.tracked import Tracked
-from synergyd.records import Job, JobState
+from synergyd.records import MAX_RETURNS, Job, JobState
 
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
@@ -20,6 +19,8 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         return replace(job, directive=None, directive_error=_left(lifecycle))
     if lifecycle.returns >= MAX_RETURNS and not job.fixed:
         return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")
+    if job.state is JobState.PENDING and tracked.out_of_plans and not job.fixed:
+        return replace(job, fixed="all plans that fit have failed for this program")
     if job.state is not JobState.RUNNING or job.fixed:
         return job
     if lifecycle.left:

@@ -16,15 +16,22 @@ from synergyd.control.events import PlanFailed, Reported
 from synergyd.control.instructions import Target
 from synergyd.control.resize import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
-from synergyd.records import Cell, EarlyFailure, Job, JobState, Measurement, Plan, Profile, Shape
+from synergyd.records import (
+    FIRST_STEPS,
+    MAX_RETURNS,
+    Cell,
+    EarlyFailure,
+    Job,
+    JobState,
+    Measurement,
+    Plan,
+    Profile,
+    Shape,
+)
 from synergyd.task.shared_profiles import program
 from synergyd.words import plan_words, size_words
 
 PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
-#: returns of a job: after so many it keeps what it has
-MAX_RETURNS = 2
-#: a run that has so many steps behind it works
-FIRST_STEPS = 10
 _NEED_MEMORY = ("memory", "killed")  # kinds of failure
 _PLAN, _MEMORY = "plan", "memory"  # kinds of keys
 _PLANS, _PROGRAMS = 16, 10_000

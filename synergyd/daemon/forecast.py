@@ -18,7 +18,6 @@ from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.shapes import kinds
 
 _LIKE = 1024
-_ALL_FAILED = "all plans that fit have failed for this program"
 log = logging.getLogger("synergyd.forecast")
 
 
@@ -28,6 +27,8 @@ class CellsOrWhy:
 
     cells: tuple[Cell, ...]
     why_none: str
+    #: there are some, and all are banned
+    all_failed: bool = False
 
 
 class Forecast:
@@ -79,7 +80,9 @@ class Forecast:
         cells = CellIndex(
             c for c in found if not bans.rules_out(c)
         )  # what an epoch derives from them is kept with them
-        return CellsOrWhy(cells, "" if cells else _ALL_FAILED if found else task.why_no_cell(cluster))
+        if found and not cells:
+            return CellsOrWhy((), "all plans that fit have failed for this program", all_failed=True)
+        return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model, without the profile's corrections, predicts of the reported plan."""

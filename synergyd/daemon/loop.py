@@ -146,7 +146,10 @@ class Daemon:
         jobs = [j for j in snapshot.jobs if j.directive]
         plans, believed = self.controller.plans(), self.controller.believed(jobs)
         bans, cells = self.controller.failed_plans.of, self.forecast.cells
-        return {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
+        found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
+        for job_id, offered in found.items():
+            self.controller.jobs[job_id].out_of_plans = offered.all_failed
+        return found
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
         inbox, links, acts = self.tools.inbox, self.tools.links, self.acts

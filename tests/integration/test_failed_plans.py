@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = pytest.mark.slurm
 WAYS = ("exit", "memory", "killed", "nccl", "hang")
-OWN_SIZE = "min_gpus=4 max_gpus=4"
+OWN_SIZE = "min_gpus=4 max_gpus=4 tp=1 pp=1"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,16 @@ def shown(cluster: SlurmCluster, job_id: int, name: str) -> str:
     return found[1]
 
 
+def idle_s(cluster: SlurmCluster, job_id: int) -> float:
+    """Seconds from the first failure of the job to its next step."""
+    text = light_job.output(cluster, job_id)
+    failed = re.search(r"fails at ([0-9.]+)", text)
+    folder = re.search(r"checkpoint=(\S+)", cluster.run("scontrol", "write", "batch_script", str(job_id), "-").stdout)
+    assert failed is not None and folder is not None, text
+    steps = (Path(folder[1]) / "steps.jsonl").read_text().splitlines()
+    return float(json.loads(steps[0])["time"]) - float(failed[1])
+
+
 @pytest.mark.parametrize("how", WAYS)
 def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, how: str) -> None:
     job = submit(cluster, how, f"place-{how}")
@@ -50,6 +61,7 @@ def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, how: str)
     assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
     cluster.wait_for(lambda: "started again in place" in story(cluster, job), 30, "the story")
     assert light_job.output(cluster, job).count("fails at") == 1
+    print(f"{how}: trains again after {idle_s(cluster, job):.1f} s, in place")
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
         kinds = [key.split(":")[1] for key in store.profiles() if key.startswith("failed:")]
     assert ("memory" if how in ("memory", "killed") else "plan") in kinds
@@ -62,6 +74,7 @@ def test_a_plan_for_another_size_that_fails_is_requeued_with_its_own(cluster: Sl
     assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "1")
     assert status(cluster)[job]["gpus"] == 2
     assert "requeued with 2 cpu GPUs" in story(cluster, job)
+    print(f"trains again after {idle_s(cluster, job):.1f} s, by a requeue")
     cluster.run("scancel", str(job))
     # another run of the program does not try the plan again: it starts with its own size
     again = submit(cluster, "exit", "requeue", gpus=2)

@@ -86,7 +86,8 @@ class _NodeRun:
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
-            guard.look(status_of(self._run_dir, supervisor))
+            if guard.looks:
+                guard.look(status_of(self._run_dir, supervisor))
             self._hand_over_requests()
             reports.poll()
             time.sleep(POLL_S)

@@ -21,12 +21,10 @@ from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.run_history import RunHistory
 from synergy_launch.launcher.start import fit_plan
 from synergyd.errors import SynergyError
-from synergyd.records import EarlyFailure, Plan, Report
+from synergyd.records import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Plan, Report
 from synergyd.wire import report as wire_report
 from synergyd.wire.plan_file import PlanFile
 
-FIRST_STEPS = 10
-MAX_RETURNS = 2  # of a job: the third plan that fails ends it
 #: of a run that reports no steps: one that fails later has got past them
 UNREPORTED_S = 300.0
 #: a run that takes longer to its first step hangs; as the stall detector, which can't know how long a model loads either
@@ -36,6 +34,7 @@ HOLD_S = 90.0
 _ASK_AGAIN_S = 2.0
 _TAIL_BYTES = 1 << 18  # of the error output: a traceback of each of eight ranks
 _SIGKILL = 137
+_ENDED_BY_OTHERS = (130, 143)  # SIGINT, SIGTERM
 _WORDS = (
     ("memory", re.compile(rb"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)),
     ("nccl", re.compile(rb"NCCL error|nccl(System|Internal|UnhandledCuda|Remote|InvalidUsage)Error|DistBackendError")),
@@ -90,6 +89,11 @@ class PlanGuard:
         """There is something to take back."""
         return self._allocation.job_id is not None and self.plan is not None
 
+    @property
+    def looks(self) -> bool:
+        """Its status is of interest still."""
+        return not self._past
+
     def begin(self) -> None:
         """A run starts."""
         self._runs += 1
@@ -133,7 +137,8 @@ class PlanGuard:
 
     def ended(self, code: int) -> EarlyFailure | None:
         """The run has ended with `code`. None: it is over. Else how it failed, and `again` or `waits` say what follows."""
-        if code == 0 or self.ending or self._allocation.job_id is None or self._got_past():
+        ended = self.ending or code in (0, *_ENDED_BY_OTHERS)
+        if ended or self._allocation.job_id is None or self._got_past():
             self.failure = None
             return None
         kind, plan = "hang" if self._hung else kind_of(code, self._tail), self.plan
