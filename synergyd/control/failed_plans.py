@@ -32,6 +32,7 @@ from synergyd.task.shared_profiles import program
 from synergyd.words import plan_words, size_words
 
 PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
+_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING)
 _NEED_MEMORY = ("memory", "killed")  # kinds of failure
 _PLAN, _MEMORY = "plan", "memory"  # kinds of keys
 _PLANS, _PROGRAMS = 16, 10_000
@@ -175,15 +176,18 @@ def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> F
     """Takes the latest report of the job's present incarnation: `tracked.lifecycle` then knows what ran and what failed."""
     report, job, before = event.reports[-1], event.job or tracked.job, tracked.lifecycle
     failure = report.failure
-    if job is None or job.directive is None or job.state is not JobState.RUNNING or job.restarts != report.restarts:
+    fresh = failure is not None and before.failure != (report.restarts, failure.number)
+    if job is None or job.directive is None:
         return NOTHING_FOLLOWS
-    if before.state not in (ResizeState.RUNNING, ResizeState.CHECKPOINTING):
+    if failure is not None and fresh and failure.plan is None:
+        return _failed_anyway(tracked, job, report.restarts, failure, failed_plans)
+    if job.state is not JobState.RUNNING or job.restarts != report.restarts or before.state not in _RUNS:
         return NOTHING_FOLLOWS  # Slurm has not been seen to start it: the launcher says it again
     run = report.restarts, failure.number if failure is not None and failure.goes_on else 0
     if tracked.began is None or tracked.began[:2] != run:
         tracked.began = (*run, report.step)
-    if failure is not None and before.failure != (report.restarts, failure.number):
-        return _failed(tracked, job, failure, failed_plans, event.least_memory)
+    if failure is not None and failure.plan is not None and fresh:
+        return _failed(tracked, job, failure, failure.plan, failed_plans, event.least_memory)
     ran = Target(job.shape, (), before.plan)
     if before.ran == ran or report.step - tracked.began[2] < FIRST_STEPS:
         return NOTHING_FOLLOWS
@@ -191,25 +195,35 @@ def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> F
     return FollowUp((Remember(tracked.lifecycle, before.state, "Ran"),))
 
 
-def _failed(
-    tracked: Tracked, job: Job, failure: EarlyFailure, failed_plans: FailedPlans, least_memory: float | None
+def _failed_anyway(
+    tracked: Tracked, job: Job, restarts: int, failure: EarlyFailure, failed_plans: FailedPlans
 ) -> FollowUp:
-    life = replace(tracked.lifecycle, failure=(job.restarts, failure.number))
-    event = None
-    if failure.plan is None:
-        profiles = failed_plans.lift(job.job_id)
-        text = f"failed within its first steps under its own arguments ({_cause(failure)}): it ends as without Synergy"
-    else:
-        profiles = failed_plans.add(job, job.shape.gpu_type, failure, least_memory)
-        text = f"its plan ({plan_words(failure.plan)}) failed within its first steps ({_cause(failure)})"
-        if failure.goes_on:
-            life = replace(life, plan=failure.next_plan, returns=life.returns + 1)
-            told = plan_words(failure.next_plan) if failure.next_plan else "its own arguments"
-            text = f"{text}: started again in place with {told}"
-        elif life.returns < MAX_RETURNS:
-            back = fallback(life.ran, failure.plan, job)
-            life = replace(life, returns=life.returns + 1)
-            event = PlanFailed(back, f"requeued with {size_words(back.shape, back.plan)}")
+    """Under its own arguments: the script is broken, not a plan."""
+    life = tracked.lifecycle = replace(tracked.lifecycle, failure=(restarts, failure.number))
+    text = f"failed within its first steps under its own arguments ({_cause(failure)}): it ends as without Synergy"
+    return FollowUp((Remember(life, life.state, "Failed", (text,)),), failed_plans.lift(job.job_id))
+
+
+def _failed(
+    tracked: Tracked,
+    job: Job,
+    failure: EarlyFailure,
+    plan: Plan,
+    failed_plans: FailedPlans,
+    least_memory: float | None,
+) -> FollowUp:
+    """Under a plan of Synergy's."""
+    life, event = replace(tracked.lifecycle, failure=(job.restarts, failure.number)), None
+    profiles = failed_plans.add(job, job.shape.gpu_type, failure, least_memory)
+    text = f"its plan ({plan_words(plan)}) failed within its first steps ({_cause(failure)})"
+    if failure.goes_on:
+        life = replace(life, plan=failure.next_plan, returns=life.returns + 1)
+        told = plan_words(failure.next_plan) if failure.next_plan else "its own arguments"
+        text = f"{text}: started again in place with {told}"
+    elif life.returns < MAX_RETURNS:
+        back = fallback(life.ran, plan, job)
+        life = replace(life, returns=life.returns + 1)
+        event = PlanFailed(back, f"requeued with {size_words(back.shape, back.plan)}")
     tracked.lifecycle = life
     return FollowUp((Remember(life, life.state, "Failed", (text,)),), profiles, event)
 

@@ -27,10 +27,12 @@ def cluster() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def submit(cluster: SlurmCluster, how: str, name: str, *, gpus: int = 4, always: bool = False) -> int:
+def submit(
+    cluster: SlurmCluster, how: str, name: str, *, gpus: int = 4, always: bool = False, size: str = OWN_SIZE
+) -> int:
     before = f"export FAILS={how} SYNERGY_FIRST_STEP_S=2{' FAILS_ALWAYS=1' * always}\n"
     script = Path(failing_job.__file__)
-    return light_job.submit(cluster, name, gpus=gpus, directive=OWN_SIZE, script=script, before=before)
+    return light_job.submit(cluster, name, gpus=gpus, directive=size, script=script, before=before)
 
 
 def story(cluster: SlurmCluster, job_id: int) -> str:
@@ -42,6 +44,12 @@ def shown(cluster: SlurmCluster, job_id: int, name: str) -> str:
     found = re.search(rf"\b{name}=(\S+)", text)
     assert found is not None, text
     return found[1]
+
+
+def banned(cluster: SlurmCluster) -> set[str]:
+    """Keys of the store with plans that are banned."""
+    with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+        return {key for key, profile in store.profiles().items() if key.startswith("failed:") and profile.measured}
 
 
 def idle_s(cluster: SlurmCluster, job_id: int) -> float:
@@ -62,9 +70,7 @@ def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, how: str)
     cluster.wait_for(lambda: "started again in place" in story(cluster, job), 30, "the story")
     assert light_job.output(cluster, job).count("fails at") == 1
     print(f"{how}: trains again after {idle_s(cluster, job):.1f} s, in place")
-    with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-        kinds = [key.split(":")[1] for key in store.profiles() if key.startswith("failed:")]
-    assert ("memory" if how in ("memory", "killed") else "plan") in kinds
+    assert ("memory" if how in ("memory", "killed") else "plan") in {key.split(":")[1] for key in banned(cluster)}
     cluster.run("scancel", str(job))
 
 
@@ -84,7 +90,21 @@ def test_a_plan_for_another_size_that_fails_is_requeued_with_its_own(cluster: Sl
 
 
 def test_a_script_that_fails_anyway_ends_as_without_synergy(cluster: SlurmCluster) -> None:
+    before = banned(cluster)
     job = submit(cluster, "exit", "always", always=True)
     cluster.wait_for(lambda: cluster.state(job) == "FAILED", 60, "its end")
     assert shown(cluster, job, "ExitCode") == f"{failing_job.EXIT_CODE}:0"
     assert light_job.output(cluster, job).count("fails at") == 2
+    cluster.wait_for(lambda: "under its own arguments" in story(cluster, job), 30, "the story")
+    assert banned(cluster) == before, "the script is broken, not the plan"
+
+
+def test_a_plan_for_more_nodes_that_fails_is_requeued(cluster: SlurmCluster) -> None:
+    job = submit(cluster, "memory", "nodes", size="min_gpus=8 max_gpus=8 tp=1 pp=1")
+    until_steps(cluster, job, timeout_s=90)
+    assert (cluster.state(job), shown(cluster, job, "Restarts"), shown(cluster, job, "NumNodes")) == (
+        "RUNNING",
+        "1",
+        "1",
+    )
+    cluster.run("scancel", str(job))
