@@ -223,6 +223,7 @@ def _failed(
     elif life.returns < MAX_RETURNS:
         back = fallback(life.ran, plan, job)
         life = replace(life, returns=life.returns + 1)
+        tracked.blocked = None
         event = PlanFailed(back, f"requeued with {size_words(back.shape, back.plan)}")
     tracked.lifecycle = life
     return FollowUp((Remember(life, life.state, "Failed", (text,)),), profiles, event)

@@ -22,7 +22,7 @@ OWN_SIZE = "min_gpus=4 max_gpus=4 tp=1 pp=1"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with make_cluster([NodeGroup("cpu", 4, 4)], epoch_s=1) as cluster, synergyd(cluster):
+    with make_cluster([NodeGroup("cpu", len(WAYS), 4)], epoch_s=1) as cluster, synergyd(cluster):
         until_beat(cluster)
         yield cluster
 
@@ -62,9 +62,15 @@ def idle_s(cluster: SlurmCluster, job_id: int) -> float:
     return float(json.loads(steps[0])["time"]) - float(failed[1])
 
 
+@pytest.fixture(scope="module")
+def in_place(cluster: SlurmCluster) -> dict[str, int]:
+    """Jobs whose size is their user's own, by the way in which their plan fails; all at once, for the time that they take."""
+    return {how: submit(cluster, how, f"place-{how}") for how in WAYS}
+
+
 @pytest.mark.parametrize("how", WAYS)
-def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, how: str) -> None:
-    job = submit(cluster, how, f"place-{how}")
+def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, in_place: dict[str, int], how: str) -> None:
+    job = in_place[how]
     until_steps(cluster, job)
     assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
     cluster.wait_for(lambda: "started again in place" in story(cluster, job), 30, "the story")

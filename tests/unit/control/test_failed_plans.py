@@ -69,8 +69,13 @@ def test_a_plan_is_banned_for_its_program_on_its_type() -> None:
     bans = failed_plans.of(replace(JOB, job_id=2, name="gpt-8"))
     assert bans.rules_out(cell(PLAN)) and bans.rules_out(cell(replace(PLAN, global_batch=64)))
     assert not bans.rules_out(cell(PLAN, "h100")) and not bans.rules_out(cell(replace(PLAN, tp=1, dp=4)))
-    others = ({"name": "bert"}, {"uid": 5}, {"directive": Directive(model="llama2-7b")}, {"directive": None})
-    assert all(failed_plans.of(replace(JOB, **change)) == NO_BANS for change in others)  # type: ignore[arg-type]
+    others: tuple[dict[str, Any], ...] = (
+        {"name": "bert"},
+        {"uid": 5},
+        {"directive": Directive(model="llama2-7b")},
+        {"directive": None},
+    )
+    assert all(failed_plans.of(replace(JOB, **change)) == NO_BANS for change in others)
     after = FailedPlans()
     after.load({**stored, "job:1": Profile(), "failed:": Profile(), "failed:plan": Profile()})
     assert after.of(JOB) == bans
@@ -81,7 +86,7 @@ def test_out_of_memory_rules_out_all_that_need_as_much() -> None:
     failed_plans = FailedPlans()
     failed_plans.add(JOB, "a100", MEMORY, 1.5)
     bans = failed_plans.of(JOB)
-    assert bans.memory == (("a100", pytest.approx(1.5, rel=0.001)),) and bans.failed == frozenset()
+    assert dict(bans.memory) == {"a100": pytest.approx(1.5, rel=0.001)} and bans.failed == frozenset()
     assert bans.rules_out(cell(PLAN)) and bans.rules_out(cell(Plan(tp=1, dp=2, global_batch=8)))
     assert not bans.rules_out(cell(Plan(tp=4, dp=1, global_batch=8)))
     for wrong in (math.inf, math.nan, -1.0, None, 1.2):

@@ -239,7 +239,11 @@ def test_what_failed_is_not_offered_again() -> None:
     failure = EarlyFailure(kind="memory", code=1, number=1, plan=least_plan.plan)
     known = Report(1, 0, 0, failure=failure), replace(job, shape=least_plan.shape), Profile()
     least = made.least_memory(*known)
-    assert least == pytest.approx(figures("a100").usable_bytes / least_plan.memory_bytes, rel=1e-6) and least > 1
+    assert (
+        least is not None
+        and least == pytest.approx(figures("a100").usable_bytes / least_plan.memory_bytes, rel=1e-6)
+        and least > 1
+    )
     failed_plans.add(job, "a100", failure, least)
     assert all(c.memory_bytes / least < least_plan.memory_bytes * 1.001 for c in offered().values())
     assert offered().keys().isdisjoint(plain) and offered(), "more is split or recomputed"
