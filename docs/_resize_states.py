@@ -13,6 +13,7 @@ WORDS = {
     "Preempted": "preemption decided",
     "Unwanted": "target given up",
     "Acknowledged": "checkpoint acknowledged",
+    "PlanFailed": "plan failed",
     "Tick": "time-out",
     "Observed PENDING": "seen pending",
     "Observed RUNNING": "seen running",
@@ -71,6 +72,7 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Preempted", r.Preempted("cause")
     yield "Unwanted", r.Unwanted("cause")
     yield "Acknowledged", r.Acknowledged(0, 1)
+    yield "PlanFailed", r.PlanFailed(other, "story")
     yield "Tick", r.Tick()
     if life.state is r.ResizeState.RELEASED:  # what Slurm's reason is asked about
         yield "Not started", r.Observed("PENDING", reason="BadConstraints")

@@ -399,6 +399,30 @@ class Profile:
     accepts: Accepts = NOTHING_MORE  # as the launcher read it from the script's arguments
 
 
+#: a run that has so many steps behind it, or a checkpoint, is past its first ones
+FIRST_STEPS = 10
+#: times that a job comes back from a plan of Synergy's that failed within its first steps
+MAX_RETURNS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyFailure:
+    """A run that ended within its first steps, as its launcher saw it."""
+
+    #: one of wire.report.FAILURES
+    kind: str
+    #: exit code: 128 + the signal where one ended it
+    code: int
+    #: which of this incarnation's runs it was, 1 for the first
+    number: int
+    #: the plan of Synergy's that it ran with; null: the user's own arguments
+    plan: Plan | None = None
+    #: it was started again at once, in the same allocation
+    goes_on: bool = False
+    #: what it was started again with; null: the user's own arguments
+    next_plan: Plan | None = None
+
+
 @dataclass(frozen=True)
 class Report:
     """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
@@ -438,6 +462,8 @@ class Report:
     #: examples to train on in all
     total: float | None = None
     rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
+    #: of this incarnation's latest run that failed within its first steps
+    failure: EarlyFailure | None = None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from synergyd.control.events import (
     Unwanted,
     Wanted,
 )
+from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import AskCheckpoint, Park, Target
@@ -88,6 +89,7 @@ class Controller:
     jobs: dict[int, Tracked] = field(default_factory=dict)
     durations: JobDurations = field(default_factory=JobDurations)
     shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
+    failed_plans: FailedPlans = field(default_factory=FailedPlans)
     log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
     _unseen: dict[int, Tracked] = field(default_factory=dict)  # read back from a store, not in the queue so far
     _cluster: Cluster = field(default_factory=lambda: Cluster(()))
@@ -317,7 +319,10 @@ class Controller:
             if tracked.unlearnt != latest.restarts:
                 outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
             tracked.unlearnt = latest.restarts
-        outputs.append(Learnt(latest, now_s, learnt))
+        follows = follow_up(tracked, event, self.failed_plans)
+        outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles}), *follows.outputs]
+        if follows.event is not None:
+            outputs += self._advance(latest.job_id, follows.event, now_s)
         return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
 
     def _learn(self, tracked: Tracked, event: Reported) -> dict[str, Profile]:
@@ -434,6 +439,7 @@ class Controller:
         if tracked.job is not None:
             self.durations.ended(tracked.attained_gpu_s, tracked.job.asked.gpus)
         self.shared_profiles.forget(job_id)
+        self.failed_plans.forget(job_id)
         del self.jobs[job_id]
 
     def _of_jobs(self, value: Callable[[Tracked], _Value | None]) -> dict[int, _Value]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from synergyd.control.resize import JobLifecycle
 from synergyd.control.tracked import Tracked
-from synergyd.records import Job, JobState
+from synergyd.records import MAX_RETURNS, Job, JobState
 
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
@@ -20,11 +20,14 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         failures = lifecycle.failures
         avoid = failures.nodes if now_s < failures.until_s else ()
         job = replace(job, begin_s=tracked.begin_s, avoid=avoid)
-        return (
-            replace(job, directive=None, directive_error=_left(lifecycle)) if lifecycle.left and job.directive else job
-        )
+        if lifecycle.left and job.directive is not None:
+            return replace(job, directive=None, directive_error=_left(lifecycle))
     if job.directive is None:
         return job
+    if lifecycle.returns >= MAX_RETURNS and not job.fixed:
+        return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")
+    if job.state is JobState.PENDING and tracked.out_of_plans and not job.fixed:
+        return replace(job, fixed="all plans that fit have failed for this program")
     if job.state is not JobState.RUNNING or job.fixed:
         return job
     if lifecycle.left:

@@ -86,7 +86,15 @@ class Tick:
     reason: str = ""  # Slurm's, as it was seen last
 
 
-ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick
+@dataclass(frozen=True)
+class PlanFailed:
+    """The running job failed at once under Synergy's plan, and its launcher waits to be requeued. `story`: what is done."""
+
+    fallback: Target
+    story: str
+
+
+ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick | PlanFailed
 
 # -- all jobs ------------------------------------------------------------------------------------------------------
 
@@ -132,12 +140,16 @@ class Reported:
     """Reports of one job, bounds and sender checked, oldest first. `shown_restarts`: the incarnation that Slurm showed last.
 
     `predicted`: (step seconds, peak bytes) that the bare model predicts of the reported plan on `shape`; None where unknown.
+    `least_memory`: of a plan that failed, the bias of its predicted memory with which it would not have fitted.
+    `job`: as it is now, where that was asked for.
     """
 
     reports: tuple[Report, ...]
     shown_restarts: int
     predicted: tuple[float, int] | None = None
     shape: Shape | None = None
+    least_memory: float | None = None
+    job: Job | None = None
 
 
 @dataclass(frozen=True)

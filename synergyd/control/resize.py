@@ -22,6 +22,7 @@ from synergyd.control.events import (
     Acknowledged,
     CarriedOut,
     Observed,
+    PlanFailed,
     Preempted,
     Refused,
     ResizeEvent,
@@ -128,6 +129,9 @@ class JobLifecycle:
     refused: int = 0  # starts that Slurm refused so far
     left: str = ""  # Slurm's reason for which the job was left to Slurm; "": it was not
     walltime: Walltime = UNTIMED
+    returns: int = 0  # times that it came back from a plan that failed
+    failure: tuple[int, int] = (-1, 0)  # (incarnation, its run) whose failure was heard of last
+    ran: Target | None = None  # the latest size and plan that got past the first steps
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
             return _preempted(life, event, now_s)
         case Unwanted():
             return _unwanted(life, event, now_s)
+        case PlanFailed():
+            return _plan_failed(life, event, now_s)
         case Acknowledged():
             return _acknowledged(life, event, now_s)
         case CarriedOut():
@@ -294,6 +300,15 @@ def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
         back = replace(life, target=None, origin=None, attempts=0)
         return _to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
     return Step(life)
+
+
+def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
+    if life.state is ResizeState.CHECKPOINTING:
+        return _to_requeuing(life, now_s, "it failed while its checkpoint was awaited")
+    if life.state is not ResizeState.RUNNING:
+        return Step(life)
+    back = replace(life, target=event.fallback, origin=None, cause="its plan failed", stopping=False)
+    return _to_requeuing(back, now_s, event.story)
 
 
 def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:

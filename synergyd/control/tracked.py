@@ -91,6 +91,10 @@ class Tracked:
     saved: tuple[int, float] = (0, 0.0)
     #: the incarnation that was kept from starting, with its own size stamped
     parked: int | None = None
+    #: (restarts, failed runs of that incarnation, step) of the present run's first report
+    began: tuple[int, int, int] | None = None
+    #: all plans that it could have have failed for its program, as the last epoch found
+    out_of_plans: bool = False
     #: the incarnation whose story says that its reports can't be learnt from
     unlearnt: int | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.daemon import user_models
 from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
@@ -26,6 +27,8 @@ class CellsOrWhy:
 
     cells: tuple[Cell, ...]
     why_none: str
+    #: there are some, and all are banned
+    all_failed: bool = False
 
 
 class Forecast:
@@ -40,17 +43,19 @@ class Forecast:
         self._models: dict[tuple[str, int], ModelSpec] = {}
         self._faults: set[tuple[int, str]] = set()  # logged, by job
 
-    def cells(self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster) -> CellsOrWhy:
-        """All Cells of one job on this cluster; `present` is the plan it runs with."""
+    def cells(
+        self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster, bans: Bans = NO_BANS
+    ) -> CellsOrWhy:
+        """All Cells of one job on this cluster that `bans` allow; `present` is the plan it runs with."""
         profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (job.directive, job.asked, job.shape, job.partition, kinds(job, cluster), profile, present)
+        key = (job.directive, job.asked, job.shape, job.partition, kinds(job, cluster), profile, present, bans)
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]
         try:
             model = self._model(job, profile)
             alike = (*key, model, job.directive_error, job.node_names)
-            answer = self._like.pop(alike, None) or self._made(job, profile, model, present, cluster)
+            answer = self._like.pop(alike, None) or self._made(job, profile, model, present, cluster, bans)
         except SynergyError as error:
             return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch
         except Exception as error:  # a fault of ours, or of what the job says: it costs this job alone
@@ -62,10 +67,21 @@ class Forecast:
         return answer
 
     def _made(
-        self, job: Job, profile: Profile, model: ModelSpec | None, present: Plan | None, cluster: Cluster
+        self,
+        job: Job,
+        profile: Profile,
+        model: ModelSpec | None,
+        present: Plan | None,
+        cluster: Cluster,
+        bans: Bans,
     ) -> CellsOrWhy:
-        task = JobPlanner(job, profile, model, self._all_figures(cluster), present)
-        cells = CellIndex(task.cells(cluster))  # what an epoch derives from them is kept with them
+        task = JobPlanner(job, profile, model, self._all_figures(cluster), present, dict(bans.memory))
+        found = task.cells(cluster)
+        cells = CellIndex(
+            c for c in found if not bans.rules_out(c)
+        )  # what an epoch derives from them is kept with them
+        if found and not cells:
+            return CellsOrWhy((), "all plans that fit have failed for this program", all_failed=True)
         return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
@@ -82,6 +98,15 @@ class Forecast:
         except Exception as error:
             self._own_fault(job.job_id, "the prediction of its report", error)
             return None
+
+    def least_memory(self, report: Report, job: Job | None, profile: Profile) -> float | None:
+        """Measured over predicted peak memory at the least, of a plan that failed on the job's GPUs; None where nothing is known."""
+        plan = report.failure.plan if report.failure is not None else None
+        predicted = self.predicted(replace(report, plan=plan), job, profile) if plan is not None else None
+        if predicted is None or job is None or predicted[1] <= 0:
+            return None
+        known = self._figures.get(job.shape.gpu_type) or figures(job.shape.gpu_type)
+        return known.usable_bytes / predicted[1]
 
     def forget(self, job_id: int) -> None:
         """Of a job that is gone."""

@@ -165,9 +165,11 @@ class Daemon:
     def _forecasts(self, snapshot: Snapshot) -> dict[int, CellsOrWhy]:
         jobs = [j for j in snapshot.jobs if j.directive]
         plans, believed = self.controller.plans(), self.controller.believed(jobs)
-        return {
-            j.job_id: self.forecast.cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster) for j in jobs
-        }
+        bans, cells = self.controller.failed_plans.of, self.forecast.cells
+        found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
+        for job_id, offered in found.items():
+            self.controller.jobs[job_id].out_of_plans = offered.all_failed
+        return found
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
         inbox, links, acts = self.tools.inbox, self.tools.links, self.acts
@@ -195,7 +197,7 @@ class Daemon:
         if self.tools.inbox is None:
             return
         for received in self.tools.inbox.take():
-            for event in self.observer.report_events(received, self.controller, self.forecast.predicted):
+            for event in self.observer.report_events(received, self.controller, self.forecast):
                 self._run(event)
 
     def _unblock(self) -> None:

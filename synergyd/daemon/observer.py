@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
@@ -39,7 +40,14 @@ log = logging.getLogger("synergyd")
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 LIMITS_EPOCHS = 20  # until the partitions' limits are read again
-Predict = Callable[[Report, Job | None, Profile], tuple[float, int] | None]
+
+
+class Predictor(Protocol):
+    """What the bare model says of a report's plan, and of one that failed (forecast.py)."""
+
+    def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None: ...
+
+    def least_memory(self, report: Report, job: Job | None, profile: Profile) -> float | None: ...
 
 
 @dataclass
@@ -167,7 +175,7 @@ class Observer:
         same = all(getattr(now, n) == getattr(then, n) for n in ("state", "restarts", "node_names", "tres_per_node"))
         return same and bool(now.priority) == bool(then.priority)
 
-    def report_events(self, received: ReceivedReport, controller: Controller, predict: Predict) -> Iterator[Reported]:
+    def report_events(self, received: ReceivedReport, controller: Controller, model: Predictor) -> Iterator[Reported]:
         """A report of a job in the queue by its owner; nothing of any other, whose next one comes soon where it was too early."""
         report, row = received.report, self.rows.get(received.report.job_id)
         tracked = controller.jobs.get(report.job_id)
@@ -180,8 +188,19 @@ class Observer:
             return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
-        predicted = predict(report, running, tracked.profile or Profile())
-        yield Reported((report,), row.restarts, predicted, running.shape if running else None)
+        fresh = self._now(report.job_id) if report.failure is not None and running is None else None
+        known = report, running or fresh, tracked.profile or Profile()
+        shape = running.shape if running else None
+        yield Reported((report,), row.restarts, model.predicted(*known), shape, model.least_memory(*known), fresh)
+
+    def _now(self, job_id: int) -> Job | None:
+        """The job as Slurm shows it now; None where Slurm can't be read."""
+        try:
+            row = self.writer.job(job_id)
+        except SlurmError:
+            return None
+        known = self.registry.known.get(job_id)
+        return job_of(row, known, self._gpu_types, paused=False) if row is not None and known is not None else None
 
     def _seen(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_of(row)) is JobState.DONE:

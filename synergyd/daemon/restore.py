@@ -28,6 +28,7 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
         int(text): remembered.profiles[key] for key, (kind, _, text) in keys.items() if kind == "job" and text.isdigit()
     }
     controller.shared_profiles.load(remembered.profiles)
+    controller.failed_plans.load(remembered.profiles)
     controller.restore(
         lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}, now_s
     )

@@ -125,7 +125,7 @@ class Actuator:
 
     def _told(self, job_id: int, known: Known, plan: Plan | None) -> plan_file.PlanFile:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        return plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links)
+        return plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links, known.asked)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, Engine, delete, exists, select
+from sqlalchemy import Connection, Engine, delete, exists, or_, select
 from sqlalchemy.engine import URL
 
 from synergyd.records import Profile
@@ -215,7 +215,7 @@ class Store:
     def prune(self, older_than_s: float) -> int:
         """Deletes history from before the instant `older_than_s` (seconds since 1970); returns the rows deleted.
 
-        Epochs with their decisions (not counted one by one), events, reports, `job:` and `like:` profiles and marks of
+        Epochs with their decisions (not counted one by one), events, reports, `job:`, `like:` and `failed:` profiles and marks of
         scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
         """
         deleted = 0
@@ -235,7 +235,7 @@ class Store:
                 break
         with self._writing() as connection:
             live = reads.lifecycles(connection)
-            passing = ProfileRow.key.startswith("job:") | ProfileRow.key.startswith("like:")
+            passing = or_(*(ProfileRow.key.startswith(kind) for kind in ("job:", "like:", "failed:")))
             old_profiles = (passing, ProfileRow.updated_s < older_than_s)
             keys = connection.execute(select(ProfileRow.key).where(*old_profiles)).scalars().all()
             stale = [k for k in keys if not (k[:4] == "job:" and k[4:].isdecimal() and int(k[4:]) in live)]

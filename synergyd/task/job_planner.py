@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from synergyd.errors import UsageError, one_line
@@ -38,6 +38,7 @@ class JobPlanner:
     `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
     the job runs with, or ran with last: where its checkpoint can't be resharded, its degrees besides dp are kept.
     What else than tp, pp and dp the job's script takes is in the profile; the other degrees stay as they are.
+    `least_memory` by GPU type: measured over predicted peak memory at the least, whatever the profile says.
     """
 
     job: Job
@@ -45,6 +46,7 @@ class JobPlanner:
     model: ModelSpec | None
     figures: Mapping[str, GpuFigures]
     present: Plan | None = None
+    least_memory: Mapping[str, float] = field(default_factory=dict)
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
@@ -160,6 +162,10 @@ class JobPlanner:
             return profile.speed, profile.samples
         return profile.speed**0.5, 0
 
+    def _memory(self, gpu_type: str) -> float:
+        """Measured over predicted peak memory."""
+        return max(self.profile.memory, self.least_memory.get(gpu_type, 0.0))
+
     def _directive(self) -> Directive:
         return self.job.directive or Directive()
 
@@ -240,7 +246,7 @@ class JobPlanner:
                 speed=1.0 if measured else speed,
                 samples=samples,
             )
-        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), profile.memory)
+        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
         sigma = uncertainty(gpu.uncertainty, samples)
         return [_at_speed(cell, speed, sigma) for cell in best]
 
@@ -262,7 +268,7 @@ class JobPlanner:
         batches = False
         for gpu_type, some in shapes.items():
             gpu = self._figures(gpu_type)
-            candidates = enumerate_plans(model, gpu, some, limits, self.profile.memory)
+            candidates = enumerate_plans(model, gpu, some, limits, self._memory(gpu_type))
             batches |= candidates.ruled_out[NOT_BATCH] > 0 and candidates.ruled_out[TOO_BIG] == 0
             if candidates.closest is not None:
                 peak, parts, plan = candidates.closest

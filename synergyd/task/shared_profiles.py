@@ -32,15 +32,17 @@ def likeness(job: Job, profile: Profile) -> str | None:
     directive = job.directive
     if directive is None or directive.model or profile.model is not None:
         return None
-    return _key(job.uid, job.name, directive.global_batch, directive.micro_batch, directive.max_micro_batch)
+    batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
+    return PREFIX + program(job.uid, job.name, *batches)
 
 
 @lru_cache(maxsize=16_384)  # asked of every job in every epoch
-def _key(uid: int, name: str, *batches: object) -> str:
+def program(uid: int, name: str, *said: object) -> str:
+    """A mark of runs of the same program: of one user, under one name but for a number at its end, that say the same."""
     stem = name.rstrip("0123456789")
     if stem != name and stem.endswith(("-", "_", ".")):
         stem = stem[:-1]
-    return PREFIX + hashlib.sha256(json.dumps([uid, stem, *batches]).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps([uid, stem, *said]).encode()).hexdigest()[:24]
 
 
 class SharedProfiles:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.ordinary_file import read_bytes
-from synergyd.records import Plan
+from synergyd.records import Plan, Shape
 from synergyd.wire import admin_comment
 from synergyd.wire.codec import decode, encode
 from synergyd.wire.plan import PLAN_CHECKS
@@ -24,7 +24,7 @@ class PlanFile:
     """`plan` for the launcher, `report` = host:port of the daemon ("" = do not report), `checkpoint` the directive's folder,
     `links` = host:port of the link arbiter ("" = ask none).
 
-    `by` is the daemon's uid, whose signed answers the launcher believes besides root's.
+    `by` is the daemon's uid, whose signed answers the launcher believes besides root's. `asked` is the size of the sbatch line.
     """
 
     job_id: int
@@ -33,6 +33,7 @@ class PlanFile:
     checkpoint: str = ""
     by: int | None = None
     links: str = ""
+    asked: Shape | None = None
 
 
 def plan_path(state_dir: Path, job_id: int) -> Path:
@@ -103,4 +104,4 @@ def from_admin_comment(text: str, job_id: int) -> PlanFile | None:
     checkpoint = dict(stamp.directive).get("checkpoint") or ""
     if stamp.plan is None and not stamp.report and not checkpoint:
         return None
-    return PlanFile(job_id, stamp.plan, stamp.report, checkpoint, stamp.by, stamp.links)
+    return PlanFile(job_id, stamp.plan, stamp.report, checkpoint, stamp.by, stamp.links, stamp.asked)

@@ -10,12 +10,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
-from synergyd.records import ModelSpec, Plan, Report
+from synergyd.records import EarlyFailure, ModelSpec, Plan, Report
 from synergyd.wire import munge
 from synergyd.wire.codec import Checks, decode, encode
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
+#: kinds of an early failure: GPU memory, SIGKILL (host memory, as a rule), NCCL, CUDA, no first step, any other exit code
+FAILURES = ("memory", "killed", "nccl", "cuda", "hang", "exit")
+_MAX_RUNS = 100
 _MAX_ANSWER = 4096
 _MAX_NODES = 16
 _MAX_SIZE = 10_000_000  # of a model, in each direction
@@ -49,7 +52,7 @@ def from_json(payload: bytes) -> Report:
     return _harmless(decode(Report, {**said, **_forgiven(data)}, "report", _CHECKS))
 
 
-def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Report:
+def status_to_report(status: dict[str, Any], job_id: int, restarts: int, failure: EarlyFailure | None = None) -> Report:
     """A training process's status file as a report; values out of bounds are left out rather than refused."""
     kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
     for name, (low, high) in _LIMITS.items():
@@ -62,7 +65,8 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int) -> Repo
         model = decode(ModelSpec, status["model"], "status", _CHECKS) if status.get("model") is not None else None
     except UsageError:
         plan, model = None, None
-    return _harmless(replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model))
+    report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model, failure=failure)
+    return _harmless(report)
 
 
 def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +102,15 @@ def _report_problem(report: Report) -> str:
     return ""
 
 
+def _failure_problem(failure: EarlyFailure) -> str:
+    if failure.kind not in FAILURES:
+        return f"kind is {shown(failure.kind)}; expected {', '.join(FAILURES)}"
+    for name, low, high in (("code", 0, 255), ("number", 1, _MAX_RUNS)):
+        if not low <= getattr(failure, name) <= high:
+            return f"{name} is {shown(getattr(failure, name))}; expected {low} to {high}"
+    return ""
+
+
 def _model_problem(model: ModelSpec) -> str:
     for field in fields(ModelSpec):
         value, least = getattr(model, field.name), 0 if field.default == 0 else 1  # such as experts: 0 is a dense model
@@ -106,7 +119,12 @@ def _model_problem(model: ModelSpec) -> str:
     return ""
 
 
-_CHECKS: Checks = {**PLAN_CHECKS, Report: _report_problem, ModelSpec: _model_problem}
+_CHECKS: Checks = {
+    **PLAN_CHECKS,
+    Report: _report_problem,
+    ModelSpec: _model_problem,
+    EarlyFailure: _failure_problem,
+}
 
 
 def answer_line(plan: Plan | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:

@@ -62,9 +62,12 @@ def main() -> int:
 
 def submit(
     cluster: SlurmCluster, name: str = "light", *, gpus: int = 4, directive: str | None = "", steps: int = 100_000,
-    options: tuple[str, ...] = (), **kwargs: Any,
+    options: tuple[str, ...] = (), script: Path = Path(__file__), before: str = "", **kwargs: Any,
 ) -> int:  # fmt: skip
-    """Submits one such job with `directive` behind its #SYNERGY (None: a plain job). Its output: `output(cluster, job id)`."""
+    """Submits one such job with `directive` behind its #SYNERGY (None: a plain job). Its output: `output(cluster, job id)`.
+
+    `script`: another that takes the same argument, `before`: lines of the batch script before it is started.
+    """
     folder = cluster.folder / "light"
     folder.mkdir(exist_ok=True)
     config, checkpoint = folder / "config.json", folder / f"checkpoint-{time.monotonic_ns()}"
@@ -72,11 +75,11 @@ def submit(
     line = "" if directive is None else (
         f"#SYNERGY model={config} global_batch={BATCH} micro_batch=1 checkpoint={checkpoint} {directive}\n"
     )  # fmt: skip
-    script = (
-        f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} --nodes=1 --open-mode=append\n{line}"
-        f"srun synergy-launch --runner python --checkpoint {checkpoint} {Path(__file__).resolve()} {steps}\n"
+    batch_script = (
+        f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} --nodes=1 --open-mode=append\n{line}{before}"
+        f"srun synergy-launch --runner python --checkpoint {checkpoint} {script.resolve()} {steps}\n"
     )
-    return cluster.sbatch(script, f"--job-name={name}", f"--output={folder}/%j.out", *options, **kwargs)
+    return cluster.sbatch(batch_script, f"--job-name={name}", f"--output={folder}/%j.out", *options, **kwargs)
 
 
 def output(cluster: SlurmCluster, job_id: int) -> str:

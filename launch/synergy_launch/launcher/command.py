@@ -21,10 +21,12 @@ from pathlib import Path
 import click
 
 from synergy_launch.agent import run_folder
+from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
+from synergy_launch.launcher.plan_guard import FIRST_STEP_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.start import NodeCommand, fit_plan, is_megatron, node_command
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -36,6 +38,7 @@ from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan
 from synergyd.wire.plan_file import PlanFile
+from synergyd.wire.report import status_to_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,38 @@ class LaunchOptions:
     dry_run: bool
 
 
-def _run(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None, remark: str) -> int:
-    """Runs, or prints, this node's command. Returns the exit code."""
+def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None, remark: str) -> int:
+    """Runs this node's command; where Synergy's plan fails at once, again with what works. Returns the exit code."""
+    checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
+    first_step_s = number_of(os.environ, "SYNERGY_FIRST_STEP_S", float, FIRST_STEP_S)
+    guard = PlanGuard(allocation, plan_file, Path(checkpoint) if checkpoint else None, first_step_s=first_step_s)
+    while True:
+        code = _run(options, allocation, guard.plan_file, remark, guard)
+        if text := guard.words():
+            click.echo(f"synergy-launch: {text}", err=True)
+        if guard.ending or not guard.again:
+            break
+        guard.begin()
+    if guard.waits and guard.failure is not None and allocation.job_id is not None:
+        failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
+        hold(failed, lambda: _daemon(allocation), lambda: guard.ending)
+    return code
+
+
+def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:
+    """Address and uid of the daemon that leads now."""
+    plan_file, _ = find_plan_file(allocation.job_id, os.environ)
+    return (plan_file.report, plan_file.by) if plan_file else ("", None)
+
+
+def _run(
+    options: LaunchOptions,
+    allocation: JobAllocation,
+    plan_file: PlanFile | None,
+    remark: str,
+    guard: PlanGuard | None = None,
+) -> int:
+    """Runs, or prints, this node's command once. Returns the exit code."""
     # a dry run beside a running one must leave that one's folder alone
     folder_of = run_folder.path_of if options.dry_run else run_folder.make
     run_dir = folder_of(allocation.job_id, allocation.restarts, allocation.node_rank)
@@ -85,7 +118,8 @@ def _run(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile 
         remarks += _megatron_remarks(node, Path(checkpoint), trained, plan)
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
-    return run_node(node, allocation, plan_file, run_dir, _supervisor(node, allocation, plan) if megatron else None)
+    supervisor = _supervisor(node, allocation, plan) if megatron else None
+    return run_node(node, allocation, plan_file, run_dir, supervisor, guard)
 
 
 def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained, plan: Plan | None) -> list[str]:
@@ -194,7 +228,8 @@ def command(
         script=(f"module:{script}" if module else script, *arguments),
         dry_run=dry_run,
     )
-    sys.exit(_run(options, allocation, plan_file, remark))
+    run = _run if dry_run else _guarded
+    sys.exit(run(options, allocation, plan_file, remark))
 
 
 def main() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 import click
 
@@ -17,11 +20,12 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
 from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.preemption import give_way
 from synergy_launch.launcher.start import NodeCommand
-from synergy_launch.launcher.status_reports import StatusReports
+from synergy_launch.launcher.status_reports import StatusReports, status_of
 from synergy_launch.megatron_lm import arguments as megatron_arguments
-from synergy_launch.megatron_lm.supervisor import Supervisor
+from synergy_launch.megatron_lm.supervisor import Supervisor, workers
 from synergyd.wire.plan_file import PlanFile
 
 POLL_S = 0.2
@@ -33,26 +37,35 @@ def run_node(
     plan_file: PlanFile | None,
     run_dir: Path,
     supervisor: Supervisor | None = None,
+    guard: PlanGuard | None = None,
 ) -> int:
     """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code.
 
     `supervisor`: the command is Megatron-LM's, which may have no agent of Synergy's in it. Its output is read, and where it
-    ended because a checkpoint was asked for it is started again, unless the job was ended meanwhile.
+    ended because a checkpoint was asked for it is started again, unless the job was ended meanwhile. `guard` is told how it went.
     """
-    return _NodeRun(command, allocation, run_dir, supervisor).run(plan_file)
+    return _NodeRun(command, allocation, run_dir, supervisor, guard or PlanGuard(allocation, plan_file, None)).run(
+        plan_file
+    )
 
 
 class _NodeRun:
     """The child process and what the signals have asked of it."""
 
     def __init__(
-        self, command: NodeCommand, allocation: JobAllocation, run_dir: Path, supervisor: Supervisor | None
+        self,
+        command: NodeCommand,
+        allocation: JobAllocation,
+        run_dir: Path,
+        supervisor: Supervisor | None,
+        guard: PlanGuard,
     ) -> None:
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
+        self._guard = guard
+        self._errors: threading.Thread | None = None
         self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
         self._child: subprocess.Popen[bytes] | None = None
-        self._ending = False  # SIGTERM or SIGINT came
         self._requests = 0  # checkpoint requests so far, one a SIGUSR2
         self._handed_over = 0  # of them, those that are in the run folder
 
@@ -60,7 +73,8 @@ class _NodeRun:
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, self._on_term)
         child = self._start()
-        reports = StatusReports(self._allocation, plan_file, self._run_dir, self._supervisor)
+        guard, supervisor = self._guard, self._supervisor
+        reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure)
         while True:
             if child.poll() is not None:
                 if not self._resumes(child.returncode):
@@ -69,32 +83,44 @@ class _NodeRun:
                     self._held_until = 0.0
                     self._command = replace(self._command, argv=tuple(megatron_arguments.resumed(self._command.argv)))
                     child = self._start()
-            elif self._supervisor:
-                self._supervisor.ask(self._requests, child, self._command.has_torchrun)
+            elif guard.hangs(says_nothing_first=supervisor is not None):
+                self._kill(child)
+            elif supervisor:
+                supervisor.ask(self._requests, child, self._command.has_torchrun)
+            if guard.looks:
+                guard.look(status_of(self._run_dir, supervisor))
             self._hand_over_requests()
             reports.poll()
             time.sleep(POLL_S)
-        reports.close()
-        if self._ending and self._allocation.job_id is not None:
-            give_way(self._allocation.job_id, self._allocation.node_rank)
+        if self._errors is not None:
+            self._errors.join(2.0)  # a grandchild may hold the pipe
         status = run_folder.read_status(self._run_dir) or {}
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        guard.look(status_of(self._run_dir, supervisor))
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
-        if self._ending and status.get("state") == "done" and not status.get("failed"):
-            return 0
-        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+        if guard.ending and status.get("state") == "done" and not status.get("failed"):
+            code = 0
+        reports.close(guard.ended(code))
+        if guard.ending and self._allocation.job_id is not None:
+            give_way(self._allocation.job_id, self._allocation.node_rank)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        return code
 
     def _start(self) -> subprocess.Popen[bytes]:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         environment = {**os.environ, **old_names.python_path(os.environ), **self._command.environment}
         output = subprocess.PIPE if self._supervisor else None
-        child = subprocess.Popen(self._command.argv, env=environment, stdout=output)
+        errors = subprocess.PIPE if self._guard.guards else None
+        child = subprocess.Popen(self._command.argv, env=environment, stdout=output, stderr=errors)
+        if child.stderr is not None:
+            self._errors = threading.Thread(target=self._copy, args=(child.stderr,), name="errors", daemon=True)
+            self._errors.start()
         signal.signal(signal.SIGUSR2, self._on_usr2)
         if self._supervisor:
             self._supervisor.follow(child)
         self._child = child
-        if self._ending:  # the signal came just before the start
+        if self._guard.ending:  # the signal came just before the start
             child.terminate()
         return child
 
@@ -107,7 +133,23 @@ class _NodeRun:
                 return False
             self._held_until = time.monotonic() + self._hold_s
         self._supervisor.met(self._requests)
-        return not self._ending
+        return not self._guard.ending
+
+    def _copy(self, source: IO[bytes]) -> None:
+        """The child's error output, passed on to this process's own."""
+        with source, contextlib.suppress(OSError):
+            while piece := os.read(source.fileno(), 65_536):
+                self._guard.feed(piece)
+                with contextlib.suppress(OSError):  # a full disk must not stop the training
+                    while piece:
+                        piece = piece[os.write(2, piece) :]
+
+    def _kill(self, child: subprocess.Popen[bytes]) -> None:
+        """Ends a run that hangs: its processes, which may not answer SIGTERM; torchrun then ends by itself."""
+        pids = workers(child.pid) if self._command.has_torchrun else []
+        for pid in pids or [child.pid]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     def _hand_over_requests(self) -> None:
         if self._requests <= self._handed_over:
@@ -122,7 +164,7 @@ class _NodeRun:
         self._requests += 1
 
     def _on_term(self, number: int, _frame: FrameType | None) -> None:
-        self._ending = True
+        self._guard.ending = True
         # Slurm signals every process of the step itself, and a second SIGTERM makes torchrun give up its clean end
         if self._allocation.job_id is None and self._child is not None and self._child.poll() is None:
             self._child.send_signal(number)

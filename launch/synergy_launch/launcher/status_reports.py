@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,24 +15,31 @@ from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
 from synergy_launch.launcher.stall_detector import StallDetector
 from synergy_launch.megatron_lm.supervisor import Supervisor
-from synergyd.records import Plan
+from synergyd.records import EarlyFailure, Plan
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import status_to_report
 
 ASK_AGAIN_S = 15.0
-_URGENT = ("checkpoint_requests", "state", "note", "stalled_s")
+_URGENT = ("checkpoint_requests", "state", "note", "stalled_s", "failure")
 
 
 class StatusReports:
     """Reports of one node's run; `poll` is called in the launcher's loop. A job that started without a daemon asks for one.
 
     An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports.
+    `failure`: of the run before this one, in the same incarnation; each report says it.
     """
 
     def __init__(
-        self, allocation: JobAllocation, plan_file: PlanFile | None, run_dir: Path, supervisor: Supervisor | None
+        self,
+        allocation: JobAllocation,
+        plan_file: PlanFile | None,
+        run_dir: Path,
+        supervisor: Supervisor | None,
+        failure: EarlyFailure | None = None,
     ) -> None:
         self._allocation, self._run_dir, self._supervisor = allocation, run_dir, supervisor
+        self._failure = failure
         reporting_nodes = (0, len(allocation.nodes) - 1) if supervisor else (0,)
         self._reports = allocation.node_rank in reporting_nodes and allocation.job_id is not None
         self._daemon_uid = plan_file.by if plan_file else None
@@ -51,8 +59,9 @@ class StatusReports:
             self._ask_at = time.monotonic() + self._every_s
             self._reporter = self._reporter_to(self._find_address())
 
-    def close(self) -> None:
-        """Sends the last status."""
+    def close(self, failure: EarlyFailure | None = None) -> None:
+        """Sends the last status, and how the run failed where it did so early."""
+        self._failure = failure or self._failure
         if self._reporter is not None:
             self._sent = {}
             self._offer(self._reporter, None)
@@ -78,9 +87,9 @@ class StatusReports:
 
     def _offer(self, reporter: Reporter, stall: StallDetector | None) -> None:
         job_id, restarts = self._allocation.job_id, self._allocation.restarts
-        status = run_folder.read_status(self._run_dir)
-        if status is None and self._supervisor is not None:
-            status = self._supervisor.status()
+        status = status_of(self._run_dir, self._supervisor)
+        if self._failure is not None:
+            status = {**(status or {}), "failure": self._failure.number}
         if status is not None and stall is not None:
             status["stalled_s"] = stall.check(status, time.monotonic())
         if status is None or status == self._sent or job_id is None:
@@ -88,4 +97,10 @@ class StatusReports:
         before, self._sent = self._sent, status
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
         urgent = first_speed or any(status.get(key) != before.get(key) for key in _URGENT)
-        reporter.offer(status_to_report(status, job_id, restarts), urgent=urgent)
+        reporter.offer(status_to_report(status, job_id, restarts, self._failure), urgent=urgent)
+
+
+def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:
+    """Of the training processes, as they or Megatron-LM's log say it; None before their first word."""
+    status = run_folder.read_status(run_dir)
+    return supervisor.status() if status is None and supervisor is not None else status

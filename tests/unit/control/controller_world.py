@@ -38,6 +38,7 @@ from synergyd.records import (
     Cluster,
     Decision,
     Directive,
+    EarlyFailure,
     Job,
     JobState,
     Node,
@@ -239,9 +240,16 @@ class World:
         stale = self.random.random() < 0.1
         report = Report(
             job_id, max(0, job.restarts - stale), 5, step_s=0.5, plan=Plan(dp=2, global_batch=8), noise_scale=50.0,
-            checkpoint_requests=self.checkpoints.get(key, 0), rebatching=True,
+            checkpoint_requests=self.checkpoints.get(key, 0), rebatching=True, failure=self.failure(),
         )  # fmt: skip
         self.run(Reported((report,), job.restarts, None, job.shape))
+
+    def failure(self) -> EarlyFailure | None:
+        kind, plan = self.random.choice((("exit", None), ("memory", Plan(dp=2, global_batch=8)), ("", None)))
+        if not kind or self.random.random() < 0.5:
+            return None
+        goes_on = plan is not None and self.random.random() < 0.5
+        return EarlyFailure(kind=kind, code=1, number=self.random.choice((1, 2)), plan=plan, goes_on=goes_on)
 
     def restart(self) -> None:
         """kill -9, and a daemon that goes on from what was stored."""

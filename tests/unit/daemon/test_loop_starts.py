@@ -89,7 +89,7 @@ def test_a_start_time_that_is_set_in_mid_start_is_kept(site: Site, state: Resize
             raise SlurmError("update", "busy", transient=True)
         update(job_id, fields)
 
-    site.slurm.update, site.slurm.full = stuck, True  # type: ignore[method-assign]
+    site.slurm.update, site.slurm.full = stuck, True  # type: ignore[method-assign,assignment]
     site.epoch(60)
     site.tick(1)
     assert site.life(2).state is state

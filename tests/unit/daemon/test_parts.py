@@ -16,16 +16,18 @@ from typing import Any
 
 import pytest
 
+from synergyd.control.failed_plans import FailedPlans
 from synergyd.daemon import forecast, heartbeat, service
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Report, Shape
+from synergyd.records import Cell, Cluster, Directive, EarlyFailure, Job, JobState, Node, Plan, Profile, Report, Shape
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.store import leader
+from synergyd.task.model.hardware import figures
 from synergyd.wire import munge
 from synergyd.wire.report import to_json
 from tests.unit.daemon.daemon_world import Site
@@ -222,6 +224,44 @@ def test_prediction_of_a_report() -> None:
     assert step_s > 0 and peak > 0
     assert made.predicted(Report(1, 0, 1), JOB, Profile()) is None
     assert made.predicted(Report(1, 0, 1, plan=Plan()), None, Profile()) is None
+
+
+def test_what_failed_is_not_offered_again() -> None:
+    job = replace(JOB, directive=Directive(model="llama2-7b", global_batch=(64, 64)))
+    made, failed_plans = Forecast(Settings()), FailedPlans()
+
+    def offered() -> dict[Plan, Cell]:
+        return {c.plan: c for c in made.cells(job, Profile(), None, CLUSTER, failed_plans.of(job)).cells}
+
+    plain = offered()
+    worst = max(plain.values(), key=lambda c: c.memory_bytes)
+    failed_plans.add(job, "a100", EarlyFailure(kind="exit", code=1, number=1, plan=worst.plan), None)
+    assert offered().keys() == plain.keys() - {worst.plan}
+    # out of memory: none that is predicted to need as much is left, and the search finds leaner ones
+    least_plan = min(plain.values(), key=lambda c: c.memory_bytes)
+    failure = EarlyFailure(kind="memory", code=1, number=1, plan=least_plan.plan)
+    known = Report(1, 0, 0, failure=failure), replace(job, shape=least_plan.shape), Profile()
+    least = made.least_memory(*known)
+    assert (
+        least is not None
+        and least == pytest.approx(figures("a100").usable_bytes / least_plan.memory_bytes, rel=1e-6)
+        and least > 1
+    )
+    failed_plans.add(job, "a100", failure, least)
+    assert all(c.memory_bytes / least < least_plan.memory_bytes * 1.001 for c in offered().values())
+    assert offered().keys().isdisjoint(plain) and offered(), "more is split or recomputed"
+    assert made.least_memory(replace(known[0], failure=None), *known[1:]) is None
+    assert made.least_memory(known[0], None, Profile()) is None
+
+
+def test_a_job_all_of_whose_plans_have_failed_is_told_so() -> None:
+    made, failed_plans = Forecast(Settings()), FailedPlans()
+    while left := made.cells(JOB, Profile(), None, CLUSTER, failed_plans.of(JOB)).cells:
+        for cell in left:
+            failure = EarlyFailure(kind="killed", code=137, number=1, plan=cell.plan)
+            failed_plans.add(JOB, cell.shape.gpu_type, failure, None)
+    told = made.cells(JOB, Profile(), None, CLUSTER, failed_plans.of(JOB))
+    assert told.all_failed and "have failed" in told.why_none
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from synergyd.records import (
     Alternative,
     Cell,
     Decision,
+    EarlyFailure,
     Measurement,
     ModelSpec,
     Plan,
@@ -92,27 +93,29 @@ def test_admin_comment(own: dict[str, Any], rest: str) -> None:
 
 def test_plan_file(tmp_path: Path) -> None:
     text = (
-        '{"by": 64030, "checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "plan": {"cp": 2, '
+        '{"asked": {"gpu_type": "a100", "gpus_per_node": 8, "nodes": 2}, "by": 64030, '
+        '"checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "plan": {"cp": 2, '
         '"dp": 4, "ep": 4, "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
         '"sequence_parallel": true, "tp": 2, "vpp": 2, "zero_stage": 0}, "report": "ctl:7321"}\n'
     )
-    told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322")
+    told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322", Shape("a100", 2, 8))
     path = plan_file.write(told, tmp_path)
     assert path.read_text() == text and plan_file.read(path, 7) == told
-    bare = '{"by": null, "checkpoint": "", "format": 1, "job_id": 7, "links": "", "plan": null, "report": ""}\n'
+    bare = '{"asked": null, "by": null, "checkpoint": "", "format": 1, "job_id": 7, "links": "", "plan": null, "report": ""}\n'
     assert plan_file.write(PlanFile(7), tmp_path).read_text() == bare and plan_file.read(path, 7) == PlanFile(7)
 
 
 def test_report() -> None:
     sent = Report(
         7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, MODEL, "note", Accepts(True, False, True, "fp8"),
-        ("n1",), None, 320.0, 6400.0, True,
+        ("n1",), None, 320.0, 6400.0, True, EarlyFailure(kind="memory", code=1, number=1, plan=PLAN, goes_on=True),
     )  # fmt: skip
     text = (
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
         '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,"plan":' + compact(PLAN_JSON)
         + ',"resharding":true,"model":' + compact(MODEL_JSON) + ',"note":"note","accepts":{"vpp":true,"cp":false,"ep":true,'
-        '"precision":"fp8"},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true}'
+        '"precision":"fp8"},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
+        '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null}}'
     )  # fmt: skip
     assert report.to_json(sent).decode() == text
     assert report.from_json(text.encode()) == sent

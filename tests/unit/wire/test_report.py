@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd.errors import UnavailableError, UsageError, one_line
-from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Report
+from synergyd.records import NOTHING_MORE, Accepts, EarlyFailure, ModelSpec, Report
 from synergyd.wire import munge, report
 from synergyd.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
 from tests.unit.wire.test_admin_comment import plans
@@ -253,3 +253,22 @@ def test_an_address_that_does_not_answer_is_one_clear_line(no_munge: None, addre
 def test_one_line_is_what_bounds_text() -> None:
     assert one_line("a\x00\u202eb\ud800", 300).isprintable()
     assert report.MAX_BYTES == 65536
+
+
+FAILED = {"kind": "memory", "code": 1, "number": 1, "plan": {"dp": 2, "global_batch": 4}, "goes_on": True}
+
+
+def test_a_failure_is_taken_within_bounds() -> None:
+    failure = load(failure=FAILED).failure
+    assert isinstance(failure, EarlyFailure) and failure.plan is not None and failure.plan.dp == 2
+    assert status_to_report({}, 7, 0, failure).failure == failure
+    for change in (
+        {"kind": "magic"},
+        {"code": 256},
+        {"number": 0},
+        {"number": 10**9},
+        {"plan": {"tp": 0}},
+        {"code": "1"},
+    ):
+        with pytest.raises(UsageError, match=next(iter(change))):
+            load(failure={**FAILED, **change})

@@ -1,0 +1,208 @@
+"""Guards a job against a plan of Synergy's that fails: the run is started again with what works, in place or by a requeue.
+
+A run that ends within its first steps under a plan that Synergy chose is taken back: to the last plan that ran where that is
+for this many GPUs, to the user's own arguments where the size is the user's own, both at once in the same allocation. Else the
+daemon is told, which requeues the job with another size, and the step is held open meanwhile: Slurm would call its end a failure.
+A run that fails under the user's own arguments, or after its first steps, ends as it would without Synergy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from synergy_launch.launcher import run_history
+from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.run_history import RunHistory
+from synergy_launch.launcher.start import fit_plan
+from synergyd.errors import SynergyError
+from synergyd.records import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Plan, Report
+from synergyd.wire import report as wire_report
+from synergyd.wire.plan_file import PlanFile
+
+#: of a run that reports no steps: one that fails later has got past them
+UNREPORTED_S = 300.0
+#: a run that takes longer to its first step hangs; as the stall detector, which can't know how long a model loads either
+FIRST_STEP_S = 1800.0
+#: how long a step is held open for the daemon's requeue: the daemon may be in the middle of an epoch, or just starting
+HOLD_S = 90.0
+_ASK_AGAIN_S = 2.0
+_TAIL_BYTES = 1 << 18  # of the error output: a traceback of each of eight ranks
+_SIGKILL = 137
+_ENDED_BY_OTHERS = (130, 143)  # SIGINT, SIGTERM
+_WORDS = (
+    ("memory", re.compile(rb"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)),
+    ("nccl", re.compile(rb"NCCL error|nccl(System|Internal|UnhandledCuda|Remote|InvalidUsage)Error|DistBackendError")),
+    ("cuda", re.compile(rb"CUDA error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|cudaError")),
+)
+
+
+def kind_of(code: int, error_output: bytes) -> str:
+    """What ended a run, by its exit code and the end of its error output: one of wire.report.FAILURES."""
+    for kind, words in _WORDS:
+        if words.search(error_output):
+            return kind
+    return "killed" if code == _SIGKILL else "exit"
+
+
+class PlanGuard:
+    """Watches the runs of one node of one incarnation. `folder`: the checkpoints'; None where there are none.
+
+    `begin` a run with `plan_file`'s plan, `look` at its status meanwhile, and ask `ended` how it ended. Where `again` is true
+    then, `plan_file` has what to start with in its place; where `waits` is, the daemon is to requeue the job (`hold`).
+    """
+
+    def __init__(
+        self,
+        allocation: JobAllocation,
+        given: PlanFile | None,
+        folder: Path | None,
+        *,
+        first_step_s: float = FIRST_STEP_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan_file = given
+        self.failure: EarlyFailure | None = None
+        self.again = self.waits = False
+        self.ending = False  # SIGTERM or SIGINT came
+        self._allocation, self._folder, self._first_step_s = allocation, folder, first_step_s
+        self._monotonic = monotonic
+        self._runs = 0
+        self._history = run_history.read(folder, allocation.job_id or 0)
+        # a plan file that nobody has replaced since, such as after a node's failure
+        if given is not None and given.plan is not None and self.plan in self._history.failed:
+            self.plan_file = replace(given, plan=None)
+        self.begin()
+
+    @property
+    def plan(self) -> Plan | None:
+        """Synergy's, that the run has; None: the user's own arguments."""
+        return fit_plan(self.plan_file.plan if self.plan_file else None, self._allocation.world)[0]
+
+    @property
+    def guards(self) -> bool:
+        """There is something to take back."""
+        return self._allocation.job_id is not None and self.plan is not None
+
+    @property
+    def looks(self) -> bool:
+        """Its status is of interest still."""
+        return not self._past
+
+    def begin(self) -> None:
+        """A run starts."""
+        self._runs += 1
+        self._began_s = self._monotonic()
+        self._base: Mapping[str, Any] | None = None  # its first status from training
+        self._stepped = self._past = self._hung = False
+        self._tail = b""
+        self.again = self.waits = False
+
+    def feed(self, piece: bytes) -> None:
+        """More of the run's error output."""
+        self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+
+    def look(self, status: Mapping[str, Any] | None) -> None:
+        """The run's status as it is now: an agent's, or Megatron-LM's log."""
+        if self._past or status is None or status.get("state") == "starting":
+            return
+        step = status.get("step")
+        if not isinstance(step, int):
+            return
+        if self._base is None:
+            # a training script's own log has its first line after a step
+            self._base, self._stepped = dict(status), "steps_between" in status
+        self._stepped = self._stepped or step > int(self._base["step"])
+        saved = status.get("checkpoint_step") != self._base.get("checkpoint_step") or status.get("checkpoint_requests")
+        if step - int(self._base["step"]) >= FIRST_STEPS or saved:
+            self._past = True
+            if self._allocation.job_id is not None:
+                ran = replace(self._known(), ran=self.plan, ran_restarts=self._allocation.restarts)
+                run_history.write(self._folder, ran)
+                self._history = ran
+
+    def hangs(self, *, says_nothing_first: bool = False) -> bool:
+        """Its first step is overdue. `says_nothing_first`: that it has no status yet means nothing."""
+        if self._stepped or self._past or not self.guards or self._monotonic() < self._began_s + self._first_step_s:
+            return False
+        # one that never had a status may have no agent, and train all the same
+        speaks = self._base is not None or (self._history.ran_restarts >= 0 and not says_nothing_first)
+        self._hung = speaks
+        return speaks
+
+    def ended(self, code: int) -> EarlyFailure | None:
+        """The run has ended with `code`. None: it is over. Else how it failed, and `again` or `waits` say what follows."""
+        ended = self.ending or code in (0, *_ENDED_BY_OTHERS)
+        if ended or self._allocation.job_id is None or self._got_past():
+            self.failure = None
+            return None
+        kind, plan = "hang" if self._hung else kind_of(code, self._tail), self.plan
+        failure = EarlyFailure(kind=kind, code=min(code, 255), number=self._runs, plan=plan)
+        history = self._known()
+        if plan is not None and history.returns < MAX_RETURNS:
+            if self._allocation.node_rank == 0:
+                run_history.write(self._folder, history.with_failed(plan))
+            self._history = history.with_failed(plan)
+            self.again, instead = self._in_place()
+            if self.again and self.plan_file is not None:
+                self.plan_file = replace(self.plan_file, plan=instead)
+                failure = replace(failure, goes_on=True, next_plan=instead)
+            self.waits = not self.again and self.plan_file is not None and bool(self.plan_file.report)
+        self.failure = failure
+        return failure
+
+    def words(self) -> str:
+        """What follows from the failure, for the log."""
+        failure = self.failure
+        if failure is None or failure.plan is None:
+            return ""
+        text = f"the plan that Synergy chose failed within its first steps ({failure.kind}, exit code {failure.code})"
+        if self.again:
+            back = "the last plan that ran" if failure.next_plan else "its own arguments"
+            return f"{text}: the script is started again with {back}"
+        return f"{text}: the daemon is asked to requeue the job" if self.waits else text
+
+    def _known(self) -> RunHistory:
+        """As it is now: another node of the job may have written it."""
+        kept = run_history.read(self._folder, self._allocation.job_id or 0)
+        return kept if kept.returns >= self._history.returns else self._history
+
+    def _got_past(self) -> bool:
+        if self._past or self._stepped or self._base is not None:
+            return self._past
+        # another node of the job may see what this one does not
+        elsewhere = len(self._allocation.nodes) > 1 and self._known().ran_restarts == self._allocation.restarts
+        return elsewhere or self._monotonic() > self._began_s + UNREPORTED_S
+
+    def _in_place(self) -> tuple[bool, Plan | None]:
+        """Whether the run can be started again on these GPUs, and with which plan. The nodes of a job can't agree by themselves."""
+        here, history = self._allocation, self._history
+        if len(here.nodes) > 1:
+            return False, None
+        if history.ran is not None and history.ran.gpus == here.world and history.ran not in history.failed:
+            return True, history.ran
+        asked = self.plan_file.asked if self.plan_file else None
+        return asked is not None and (asked.nodes, asked.gpus_per_node) == (1, here.gpus), None
+
+
+def hold(failed: Report, find: Callable[[], tuple[str, int | None]], ending: Callable[[], bool]) -> bool:
+    """Tells the daemon of `failed`, and waits for its requeue, whose SIGTERM makes `ending` true: True; False where none comes.
+
+    `find` gives the daemon's address and uid as they are now. Takes HOLD_S at most.
+    """
+    until, ask_at = time.monotonic() + HOLD_S, 0.0
+    while time.monotonic() < until:
+        if ending():
+            return True
+        if time.monotonic() >= ask_at:  # again and again: a daemon may have to see first that Slurm has started the job
+            ask_at = time.monotonic() + _ASK_AGAIN_S
+            address, by = find()
+            with contextlib.suppress(SynergyError):  # it may be starting again just now
+                wire_report.send(failed, address, by)
+        time.sleep(0.1)
+    return ending()

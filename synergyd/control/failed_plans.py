@@ -1,0 +1,257 @@
+"""Plans that failed within a run's first steps: which plans are banned for whom, and what a job goes back to. Pure.
+
+A plan that fails is banned for its program (task/shared_profiles.py) on its GPU type. Where it ran out of memory so are all plans that need
+as much: by the memory model, whose bias for that program and type is raised to what the failure shows; and by comparing degrees,
+for what has no model. A job whose plan fails goes back to the plan that it ran with before, else to its own size and
+arguments. Where those fail too it is the script that is broken: what the job had banned is allowed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from synergyd.control.events import PlanFailed, Reported
+from synergyd.control.instructions import Target
+from synergyd.control.resize import ResizeState
+from synergyd.control.tracked import Output, Remember, Tracked
+from synergyd.records import (
+    FIRST_STEPS,
+    MAX_RETURNS,
+    Cell,
+    EarlyFailure,
+    Job,
+    JobState,
+    Measurement,
+    Plan,
+    Profile,
+    Shape,
+)
+from synergyd.task.shared_profiles import program
+from synergyd.words import plan_words, size_words
+
+PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
+_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING)
+_NEED_MEMORY = ("memory", "killed")  # kinds of failure
+_PLAN, _MEMORY = "plan", "memory"  # kinds of keys
+_PLANS, _PROGRAMS = 16, 10_000
+_JUST_ABOVE = 1.0001  # the bias at which the failed plan itself does not fit
+_LARGEST_BIAS = 20.0  # as of what is learnt from reports
+_RECOMPUTE = {"full": 0, "selective": 1, "none": 2}  # by rising memory
+_WORDS = {
+    "memory": "out of GPU memory",
+    "killed": "killed by SIGKILL, as the kernel does where a node's memory is full",
+    "nccl": "NCCL error",
+    "cuda": "CUDA error",
+    "hang": "no first step",
+    "exit": "its own error",
+}
+
+
+@dataclass(frozen=True)
+class Bans:
+    """What has failed of one program: (GPU type, plan)."""
+
+    failed: frozenset[tuple[str, Plan]] = frozenset()
+    too_big: frozenset[tuple[str, Plan]] = frozenset()
+    #: measured over predicted peak memory at the least, by GPU type
+    memory: tuple[tuple[str, float], ...] = ()
+
+    def rules_out(self, cell: Cell) -> bool:
+        gpu_type, plan = cell.shape.gpu_type, _same(cell.plan)
+        return (gpu_type, plan) in self.failed or any(
+            gpu_type == kind and needs_as_much(plan, failed) for kind, failed in self.too_big
+        )
+
+
+NO_BANS = Bans()
+
+
+def needs_as_much(plan: Plan, failed: Plan) -> bool:
+    """Whether `plan` surely needs at least `failed`'s memory on each GPU: it splits nothing further and recomputes no more."""
+    split = all(getattr(plan, name) <= getattr(failed, name) for name in ("tp", "pp", "cp", "ep", "zero_stage"))
+    # what data-parallel ranks share out is less on each the more they are
+    shared = plan.zero_stage == 0 or plan.dp <= failed.dp
+    same = (plan.precision, plan.vpp, plan.sequence_parallel) == (
+        failed.precision,
+        failed.vpp,
+        failed.sequence_parallel,
+    )
+    keeps = _RECOMPUTE.get(plan.recompute, 0) >= _RECOMPUTE.get(failed.recompute, 2)
+    return split and shared and same and keeps and plan.micro_batch >= failed.micro_batch
+
+
+@dataclass
+class FailedPlans:
+    """By key of the store. `add` and `lift` return what to store.
+
+    A plan there is a measurement without an end: its step time is infinite. `Profile.memory` is the bias of `Bans.memory`.
+    """
+
+    _known: dict[str, dict[str, Profile]] = field(default_factory=dict)  # by program
+    _bans: dict[str, Bans] = field(default_factory=dict)  # likewise
+    _of_job: dict[int, set[tuple[str, Plan]]] = field(default_factory=dict)  # (key, plan) that this job has banned
+
+    def load(self, profiles: Mapping[str, Profile]) -> None:
+        """From the store of a daemon before this one."""
+        for key, profile in profiles.items():
+            if key.startswith(PREFIX) and key.count(":") >= 3:
+                self._keep(key, profile)
+
+    def add(self, job: Job, gpu_type: str, failure: EarlyFailure, least_memory: float | None) -> dict[str, Profile]:
+        """`failure`'s plan is banned for the job's program. `least_memory`: the memory bias with which it would not have fitted."""
+        if failure.plan is None:
+            return {}
+        key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{_program(job)}:{gpu_type}"
+        known, plan = self._profile(key), _same(failure.plan)
+        bias = known.memory
+        if failure.kind == "memory" and least_memory is not None and 0 < least_memory < math.inf:
+            bias = max(bias, min(_LARGEST_BIAS, least_memory * _JUST_ABOVE))
+        if any(m.plan == plan for m in known.measured) and bias == known.memory:
+            return {}
+        others = tuple(m for m in known.measured if m.plan != plan)
+        measured = (*others, Measurement(plan, Shape(gpu_type, 1, plan.gpus), math.inf))[-_PLANS:]
+        self._of_job.setdefault(job.job_id, set()).add((key, plan))
+        return self._keep(key, replace(known, memory=bias, measured=measured, samples=len(measured)))
+
+    def lift(self, job_id: int) -> dict[str, Profile]:
+        """What the job has banned is allowed again."""
+        changed: dict[str, Profile] = {}
+        for key, plan in self._of_job.pop(job_id, ()):
+            known = self._profile(key)
+            left = tuple(m for m in known.measured if m.plan != plan)
+            changed |= self._keep(
+                key, replace(known, memory=known.memory if left else 1.0, measured=left, samples=len(left))
+            )
+        return changed
+
+    def of(self, job: Job) -> Bans:
+        """What is banned for the job's program."""
+        return self._bans.get(_program(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
+
+    def forget(self, job_id: int) -> None:
+        """Of a job that has ended: what failed stays banned."""
+        self._of_job.pop(job_id, None)
+
+    def _profile(self, key: str) -> Profile:
+        return self._known.get(_program_in(key), {}).get(key, Profile())
+
+    def _keep(self, key: str, profile: Profile) -> dict[str, Profile]:
+        kept = self._known.setdefault(_program_in(key), {})
+        kept[key] = profile
+        self._known[_program_in(key)] = self._known.pop(_program_in(key))  # the latest last
+        self._index(_program_in(key))
+        while len(self._known) > _PROGRAMS:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._bans.pop(oldest, None)
+        return {key: profile}
+
+    def _index(self, mark: str) -> None:
+        plans: dict[str, set[tuple[str, Plan]]] = {_PLAN: set(), _MEMORY: set()}
+        memory = []
+        for key, profile in self._known[mark].items():
+            _, kind, _, gpu_type = key.split(":", 3)
+            plans.setdefault(kind, set()).update((gpu_type, m.plan) for m in profile.measured)
+            if profile.memory > 1.0:
+                memory.append((gpu_type, profile.memory))
+        self._bans[mark] = Bans(frozenset(plans[_PLAN]), frozenset(plans[_MEMORY]), tuple(sorted(memory)))
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """What follows from a job's report, with regard to plans that fail."""
+
+    outputs: tuple[Output, ...] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    #: for the job's lifecycle, where its launcher waits for a requeue
+    event: PlanFailed | None = None
+
+
+NOTHING_FOLLOWS = FollowUp()
+
+
+def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> FollowUp:
+    """Takes the latest report of the job's present incarnation: `tracked.lifecycle` then knows what ran and what failed."""
+    report, job, before = event.reports[-1], event.job or tracked.job, tracked.lifecycle
+    failure = report.failure
+    fresh = failure is not None and before.failure != (report.restarts, failure.number)
+    if job is None or job.directive is None:
+        return NOTHING_FOLLOWS
+    if failure is not None and fresh and failure.plan is None:
+        return _failed_anyway(tracked, job, report.restarts, failure, failed_plans)
+    if job.state is not JobState.RUNNING or job.restarts != report.restarts or before.state not in _RUNS:
+        return NOTHING_FOLLOWS  # Slurm has not been seen to start it: the launcher says it again
+    run = report.restarts, failure.number if failure is not None and failure.goes_on else 0
+    if tracked.began is None or tracked.began[:2] != run:
+        tracked.began = (*run, report.step)
+    if failure is not None and failure.plan is not None and fresh:
+        return _failed(tracked, job, failure, failure.plan, failed_plans, event.least_memory)
+    ran = Target(job.shape, (), before.plan)
+    if before.ran == ran or report.step - tracked.began[2] < FIRST_STEPS:
+        return NOTHING_FOLLOWS
+    tracked.lifecycle = replace(before, ran=ran)
+    return FollowUp((Remember(tracked.lifecycle, before.state, "Ran"),))
+
+
+def _failed_anyway(
+    tracked: Tracked, job: Job, restarts: int, failure: EarlyFailure, failed_plans: FailedPlans
+) -> FollowUp:
+    """Under its own arguments: the script is broken, not a plan."""
+    life = tracked.lifecycle = replace(tracked.lifecycle, failure=(restarts, failure.number))
+    text = f"failed within its first steps under its own arguments ({_cause(failure)}): it ends as without Synergy"
+    return FollowUp((Remember(life, life.state, "Failed", (text,)),), failed_plans.lift(job.job_id))
+
+
+def _failed(
+    tracked: Tracked,
+    job: Job,
+    failure: EarlyFailure,
+    plan: Plan,
+    failed_plans: FailedPlans,
+    least_memory: float | None,
+) -> FollowUp:
+    """Under a plan of Synergy's."""
+    life, event = replace(tracked.lifecycle, failure=(job.restarts, failure.number)), None
+    profiles = failed_plans.add(job, job.shape.gpu_type, failure, least_memory)
+    text = f"its plan ({plan_words(plan)}) failed within its first steps ({_cause(failure)})"
+    if failure.goes_on:
+        life = replace(life, plan=failure.next_plan, returns=life.returns + 1)
+        told = plan_words(failure.next_plan) if failure.next_plan else "its own arguments"
+        text = f"{text}: started again in place with {told}"
+    elif life.returns < MAX_RETURNS:
+        back = fallback(life.ran, plan, job)
+        life = replace(life, returns=life.returns + 1)
+        tracked.blocked = None
+        event = PlanFailed(back, f"requeued with {size_words(back.shape, back.plan)}")
+    tracked.lifecycle = life
+    return FollowUp((Remember(life, life.state, "Failed", (text,)),), profiles, event)
+
+
+def fallback(ran: Target | None, failed: Plan, job: Job) -> Target:
+    """The last size and plan that ran, else the user's own."""
+    if ran is not None and (ran.plan is None or _same(ran.plan) != _same(failed)):
+        return ran
+    return Target(job.asked)
+
+
+def _cause(failure: EarlyFailure) -> str:
+    return f"{_WORDS[failure.kind]}, exit code {failure.code}"
+
+
+def _same(plan: Plan) -> Plan:
+    """Plans that differ in the number of micro-batches alone fail alike."""
+    return replace(plan, global_batch=plan.dp * plan.micro_batch)
+
+
+def _program(job: Job) -> str:
+    directive = job.directive
+    if directive is None:
+        return program(job.uid, job.name)
+    batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
+    return program(job.uid, job.name, directive.model, *batches)
+
+
+def _program_in(key: str) -> str:
+    return key.split(":", 3)[2]
