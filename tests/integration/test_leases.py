@@ -70,8 +70,7 @@ def test_a_stopped_leader_is_followed_and_does_nothing_when_it_goes_on(url: str,
     with leader_and_standby(url, tmp_path) as (one, _, ledger):
         at_s = one.send(signal.SIGSTOP)
         assert ledger.wait_for("two", at_s) < BOUND_S
-        one.send(signal.SIGCONT)
-        time.sleep(2.0)
+        ledger.wait_for("two", one.send(signal.SIGCONT) + 2.0)
         assert one.process.poll() in (None, -signal.SIGALRM)
         assert ledger.problem() == "" and ledger.writes()[-1].name == "two"
 
@@ -100,5 +99,5 @@ def test_a_leader_that_is_cut_off_stops_before_the_other_starts(
             last = max(w.at_s for w in ledger.writes() if w.name == "one")
             assert at_s + TERM_S - MARGIN_S - 2.0 < last
             proxy.mend()
-            time.sleep(3.0)
+            ledger.wait_for("two", time.monotonic() + 3.0)
             assert ledger.problem() == "" and ledger.writes()[-1].name == "two"

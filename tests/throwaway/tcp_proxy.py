@@ -75,6 +75,6 @@ class TcpProxy:
         except OSError:
             pass
         for each in (source, other):
-            if each.fileno() in self._selector.get_map():
+            if each.fileno() >= 0:  # else closed a moment ago, with the other end of its pair
                 self._selector.unregister(each)
-            each.close()
+                each.close()

@@ -267,7 +267,7 @@ class StoreContract(LeadershipContract):
 
         @event.listens_for(store.engine, "before_cursor_execute")
         def on_execute(_c: object, _cursor: object, statement: str, *_: object) -> None:
-            if not statement.startswith("BEGIN"):
+            if not statement.startswith(("BEGIN", "SET LOCAL")):
                 seen.append(statement)
 
         counts = []
