@@ -160,7 +160,7 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
         "AdminComment": comment,
     }
     given = plan_file.read(plan_file.plan_path(tmp_path, 1), 1)
-    assert given == plan_file.PlanFile(1, PLAN, "ctl:7321", "/scratch/a b", os.getuid())
+    assert given == plan_file.PlanFile(1, PLAN, "ctl:7321", "/scratch/a b", os.getuid(), asked=Shape("a100", 1, 2))
     assert admin_comment.decode(slurm.comments[1]) == admin_comment.AdminCommentStamp(
         (("checkpoint", "/scratch/a b"),),
         asked=KNOWN.asked,
