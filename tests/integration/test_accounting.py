@@ -10,7 +10,8 @@ import pytest
 
 from synergyd.slurm.associations import parse
 from synergyd.slurm.command_line import CommandLine
-from tests.integration.daemon_site import explain, status, until_beat, until_steps
+from synergyd.store.store import open_store
+from tests.integration.daemon_site import status, until_beat, until_steps
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
 from tests.throwaway.slurm import SlurmCluster
@@ -66,9 +67,10 @@ def end(cluster: SlurmCluster, *job_ids: int) -> None:
 
 
 def why(cluster: SlurmCluster, job_id: int) -> str:
-    """All that explain tells of the last decision."""
-    decision = explain(cluster, job_id)["decision"]
-    return " ".join([decision["why"], *(a["why_not"] for a in decision["alternatives"])])
+    """All that the latest decisions tell of it: one epoch's are gone with the next."""
+    with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+        decisions = [stored.decision for stored in store.decisions_of(job_id, 5)]
+    return " ".join(text for d in decisions for text in (d.why, *(a.why_not for a in d.alternatives)))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_job_starts_with_what_a_limit_leaves(
     has = used(site, account)
     try:
         assert {name: has[name] for name in most} == most
-        assert told in why(site, job)
+        site.wait_for(lambda: told in why(site, job), 30, "the reason to be stored")
     finally:
         end(site, job)
 
