@@ -1,7 +1,7 @@
 """Records that all rooms share. Frozen, without behaviour beyond what can be derived from their own fields.
 
-Times are seconds since 1970 (`_s`), memory is bytes, GPU counts are whole GPUs. Nothing here imports another room, and
-only the standard library is used, so that a compute node can load this module.
+Times are seconds since 1970 (`_s`), memory is bytes, GPU counts are whole GPUs. Nothing here imports a folder, and only the
+standard library is used, so that a compute node can load this module.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+
+from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 
 
 class JobState(StrEnum):
@@ -192,78 +194,6 @@ class Cell:
     uncertainty: float = 0.0
     #: seconds of a step in which it sends between nodes, with its links to itself (0: nothing, or not known)
     sync_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a node has besides GPUs, or what of it is taken. Memory is MiB; `gres`: other generic resources by name, sorted."""
-
-    cpus: int = 0
-    memory_mib: int = 0
-    gres: tuple[tuple[str, int], ...] = ()
-
-    def holds(self, need: Room) -> bool:
-        """Is there as much of everything as `need` says?"""
-        if self.cpus < need.cpus or self.memory_mib < need.memory_mib:
-            return False
-        if not need.gres:
-            return True
-        there = dict(self.gres)
-        return all(there.get(name, 0) >= count for name, count in need.gres)
-
-    def plus(self, other: Room, sign: int = 1) -> Room:
-        """Both together; with sign -1 what is left, below nothing where `other` has more."""
-        gres = self.gres
-        if other.gres:
-            counts = dict(gres)
-            for name, count in other.gres:
-                counts[name] = counts.get(name, 0) + sign * count
-            gres = tuple(sorted(counts.items()))
-        return Room(self.cpus + sign * other.cpus, self.memory_mib + sign * other.memory_mib, gres)
-
-    def at_least(self, other: Room) -> Room:
-        """The more of each."""
-        gres = dict(other.gres) | {n: max(c, dict(other.gres).get(n, 0)) for n, c in self.gres}
-        return Room(max(self.cpus, other.cpus), max(self.memory_mib, other.memory_mib), tuple(sorted(gres.items())))
-
-
-NO_ROOM = Room()
-
-
-@dataclass(frozen=True)
-class NodeNeeds:
-    """What a job takes of each of its nodes besides GPUs. Memory is MiB, 0 where Slurm does not count it."""
-
-    cpus: int = 0
-    #: where that is more
-    cpus_per_gpu: int = 0
-    memory_mib: int = 0
-    memory_per_cpu_mib: int = 0
-    memory_per_gpu_mib: int = 0
-    #: all the memory of each node
-    whole_memory: bool = False
-    #: whole nodes (--exclusive and partitions that give out nothing less)
-    whole_nodes: bool = False
-    #: one thread of a core (--hint=nomultithread): its CPUs are cores
-    one_thread: bool = False
-    gres: tuple[tuple[str, int], ...] = ()
-    #: that the node must have, whoever holds it
-    total_memory_mib: int = 0
-    tmp_disk_mib: int = 0
-    #: that it may take of a node by its partitions' limits; 0: no limit
-    max_cpus: int = 0
-    max_memory_mib: int = 0
-
-    def on(self, gpus: int, threads: int = 1, memory_mib: int = 0) -> Room:
-        """What `gpus` GPUs of one node take with them, on a node with so many threads a core and so much memory. CPUs are given
-        out by whole cores."""
-        cpus = max(self.cpus, self.cpus_per_gpu * gpus)
-        memory = self.memory_mib + self.memory_per_gpu_mib * gpus + self.memory_per_cpu_mib * cpus
-        cpus = cpus * threads if self.one_thread else -(-cpus // threads) * threads
-        return Room(cpus, memory_mib if self.whole_memory else memory, self.gres)
-
-
-GPUS_ONLY = NodeNeeds()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 
-from synergyd.records import Action, Alternative, Cell
+from synergyd.records import Action, Alternative, Cell, Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
@@ -16,6 +16,7 @@ from synergyd.words import plan_words, shape_words, size_words
 
 _ALTERNATIVES = 5
 _WEIGHED = 1e-3  # a certified gap below which every alternative counts as weighed
+_NO_ROOM = "too few of the nodes that it may use have the CPUs, memory and the like free that it asks for beside GPUs"
 _NAMED = 3  # rival jobs named in a sentence
 
 
@@ -44,6 +45,7 @@ class ExplanationContext:
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[NodeFilter, str], int] = {}
+        self._fit: dict[tuple[NodeFilter, Shape], int] = {}  # nodes with the GPUs of a shape, whatever else is in use
         self._told: dict[Hashable, tuple[str, tuple[Alternative, ...]]] = {}
         self.winners: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # type -> (-GPUs gained, job, words)
         for i, cell, stays in allocation.taken(problem):
@@ -89,6 +91,17 @@ class ExplanationContext:
     def fits_empty(self, job: JobRequest, cell: Cell) -> bool:
         """Would it fit if no other job of this problem had GPUs?"""
         return self.empty.count(cell.shape, job.node_filter, needs=job.needs) >= cell.shape.nodes
+
+    def lacks_room(self, job: JobRequest, cell: Cell) -> bool:
+        """Would it fit on the empty nodes but for what it asks beside GPUs, or for the nodes that it names?"""
+        anywhere = job.node_filter._replace(barred=(), required=())
+        shape, key = cell.shape, (anywhere, cell.shape)
+        if self.fits_empty(job, cell):
+            return False
+        if key not in self._fit:
+            nodes = (n for n in self.problem.nodes if n.gpu_type == shape.gpu_type and n.admits(anywhere))
+            self._fit[key] = sum(n.free + n.shut >= shape.gpus_per_node for n in nodes)
+        return self._fit[key] >= shape.nodes
 
     def fits_beside(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Would it fit on what is left over, the job's own (node names, GPUs on each) given back?"""
@@ -185,6 +198,8 @@ def _waits(context: ExplanationContext, job: JobRequest) -> str:
     least = f"the least that it can run on is {shape_words(cell.shape)}"
     cells = CellIndex.of(job.cells)
     possible = [c.shape for c in (cells[own[0]] for own in cells.by_shape.values()) if context.fits_empty(job, c)]
+    if not possible and context.lacks_room(job, cell):
+        return f"Waits: {least}, and {_NO_ROOM} now."
     if not possible:
         total = context.capacity.get(cell.shape.gpu_type, 0)
         return (
@@ -247,6 +262,8 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
     cell = job.cells[i]
     shape, goodput = cell.shape, cell.goodput
     chosen = None if choice is None else job.cells[choice]
+    if context.lacks_room(job, cell):
+        return _NO_ROOM
     if not context.fits_empty(job, cell):
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
     if i in context.away.get(index, ()):

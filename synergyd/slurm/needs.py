@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from synergyd.constraint import beyond_honouring
-from synergyd.records import NO_ROOM, NodeNeeds, Room
+from synergyd.node_needs import NO_ROOM, NodeNeeds, Room
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gres_items
 
 _COUNT = re.compile(r"([0-9]{1,12})([KMGT]?)\Z")

@@ -28,9 +28,8 @@ from typing import Any
 import synergyd.scheduler.decide as deciding
 import synergyd.scheduler.placement.place as place_module
 from synergyd.daemon.forecast import Forecast
+from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.records import (
-    GPUS_ONLY,
-    NO_ROOM,
     Action,
     Cell,
     Cluster,
@@ -39,10 +38,8 @@ from synergyd.records import (
     Job,
     JobState,
     Node,
-    NodeNeeds,
     Plan,
     Profile,
-    Room,
     Shape,
     Snapshot,
 )

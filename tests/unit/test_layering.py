@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 BASE = (
-    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.records synergyd.words synergyd.rates synergyd.link_names "
-    "synergyd.settings"
+    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.records synergyd.words "
+    "synergyd.rates synergyd.link_names synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -29,7 +29,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.errors", ""),
     ("synergyd.ordinary_file", ""),
     ("synergyd.constraint", ""),
-    ("synergyd.records", ""),
+    ("synergyd.node_needs", ""),
+    ("synergyd.records", "synergyd.node_needs"),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
     ("synergyd.link_names", ""),
@@ -98,6 +99,7 @@ FORBIDDEN = {
     "synergyd.errors": (*IMPURE, *HEAVY),
     "synergyd.records": (*IMPURE, *HEAVY),
     "synergyd.constraint": (*IMPURE, *HEAVY),
+    "synergyd.node_needs": (*IMPURE, *HEAVY),
     "synergyd.words": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
     "synergyd.link_names": (*IMPURE, *HEAVY),

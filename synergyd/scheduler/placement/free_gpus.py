@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from synergyd.records import GPUS_ONLY, NodeNeeds, Room, Shape
+from synergyd.node_needs import GPUS_ONLY, NodeNeeds, Room
+from synergyd.records import Shape
 from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 
 # (not the job's own, others that want it, partitions, free GPUs, index of the node)

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from synergyd.records import GPUS_ONLY, NodeNeeds, Shape
+from synergyd.node_needs import GPUS_ONLY, NodeNeeds
+from synergyd.records import Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.records import ANY_NODE, Allocation, NodeCapacity, NodeFilter, Problem
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from synergyd.records import NO_ROOM, Action, Cell, Directive, Job, JobState, Node, NodeNeeds, Plan, Shape, Snapshot
+from synergyd.node_needs import NO_ROOM, NodeNeeds
+from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.node_limits import usable_gpus
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
@@ -164,7 +165,7 @@ def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = 
         node.room or NO_ROOM,
         node.threads_per_core,
         node.tmp_disk_mib,
-        "" if key in ("", node.name) else node.name,
+        host="" if key in ("", node.name) else node.name,
     )
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from synergyd.records import GPUS_ONLY, NodeNeeds, Room
+from synergyd.node_needs import GPUS_ONLY, NodeNeeds, Room
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity
 
@@ -28,7 +28,7 @@ def usable_gpus(node: NodeCapacity, least: Iterable[NodeNeeds], held: int) -> No
                 break
         if most == node.free:
             return node
-    return replace(node, free=most)
+    return replace(node, free=most, shut=node.free - most)
 
 
 class NodeLimits:

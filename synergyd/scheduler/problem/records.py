@@ -11,7 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol
 
 from synergyd.constraint import has_features
-from synergyd.records import GPUS_ONLY, NO_ROOM, Cell, NodeNeeds, Room
+from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
+from synergyd.records import Cell
 
 
 class NodeFilter(NamedTuple):
@@ -58,6 +59,8 @@ class NodeCapacity:
     total: Room = NO_ROOM
     threads: int = 1
     tmp_disk_mib: int = 0
+    #: free GPUs that are not in `free`, since no job could have CPUs and memory for them
+    shut: int = 0
     #: the node's own name where `name` tells its types of GPUs apart
     host: str = ""
 

@@ -1,18 +1,28 @@
-"""Reading jobs' scripts: bounded in time, and never given up for ever."""
+"""Reading jobs' scripts and node lists: bounded in time, and never given up for ever."""
 
 from __future__ import annotations
 
-from synergyd.daemon.job_registry import AGAIN_S, READING_S, JobRegistry
+from collections.abc import Mapping, Sequence
+
+from synergyd.daemon.job_registry import AGAIN_S, EXCLUSIONS_EPOCHS, READING_S, JobRegistry
 from synergyd.slurm.client import SlurmError
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 
 class Scripts(FakeSlurm):
-    """Each script takes `seconds` of the clock to come; `problem` is raised instead."""
+    """Each script takes `seconds` of the clock to come; `problem` is raised instead. `asked`: whose node lists were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[int]] = []
 
     seconds = 0.0
     problem: SlurmError | None = None
     read = 0
+
+    def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
+        self.asked.append(sorted(job_ids))
+        return super().node_lists(job_ids)
 
     def batch_script(self, job_id: int) -> str | None:
         self.read += 1
@@ -49,3 +59,35 @@ def test_an_unknown_error_makes_no_job_plain_for_ever() -> None:
     slurm.now_s += 1
     registry.learn(rows, {})
     assert registry.known[1].directive is not None and registry.plain == set()
+
+
+def test_a_user_s_own_nodes_are_told_from_those_that_synergy_wrote() -> None:
+    slurm = Scripts()
+    slurm.comments = {
+        3: "synergy:1 | asked=a100,1,2 cpus=8 nodes=n5 report=ctl:7321",
+        5: "synergy:1 | asked=a100,1,2 cpus=8",
+    }
+    registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
+    registry.learn([row(1, req_nodes=("n2",)), row(3, req_nodes=("n4", "n5")), row(5, req_nodes=("n4",))], {})
+    assert {i: registry.known[i].nodelist for i in (1, 3, 5)} == {1: ("n2",), 3: ("n5",), 5: ()}
+
+
+def test_cpus_of_a_job_that_counts_them_by_gpu_are_not_those_that_it_holds() -> None:
+    slurm = Scripts()
+    registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
+    registry.learn([row(1, cpus_per_gpu=8, num_cpus=64), row(3, num_cpus=64)], {})
+    assert (registry.known[1].cpus_per_node, registry.known[3].cpus_per_node) == (1, 64)
+
+
+def test_excluded_nodes_are_read_once_and_now_and_then_again() -> None:
+    slurm = Scripts()
+    rows = [row(job_id) for job_id in (1, 2, 3)]
+    slurm.jobs, slurm.excluded = {r.job_id: r for r in rows}, {1: ("n1",), 2: ("n2",)}
+    registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
+    registry.learn(rows, {})
+    assert {i: known.excluded for i, known in registry.known.items()} == {1: ("n1",), 3: ()}
+    slurm.excluded[3] = ("n9",)
+    for _ in range(EXCLUSIONS_EPOCHS):
+        registry.learn(rows, {})
+    assert {i: known.excluded for i, known in registry.known.items()} == {1: ("n1",), 3: ("n9",)}
+    assert slurm.asked == [[1, 3]] * 2

@@ -201,6 +201,16 @@ def test_without_nodes_an_earlier_choice_is_cleared(tmp_path: Path) -> None:
     assert slurm.required[1] == "" and "plan=" not in slurm.comments[1]
 
 
+def test_without_nodes_of_ours_the_user_s_own_stand_again(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, known=replace(KNOWN, nodelist=("n5", "n6")))
+    ours = Update(1, replace(TARGET, nodes=("n4", "n5", "n6")), 900)
+    assert actuator.carry_out(ours) == CarriedOut(ours)
+    assert slurm.required[1] == "n4,n5,n6" and "nodes=n5,n6" in slurm.comments[1]
+    free = Update(1, replace(TARGET, nodes=()), 900)
+    assert actuator.carry_out(free) == CarriedOut(free)
+    assert slurm.required[1] == "n5,n6"
+
+
 @pytest.mark.parametrize(
     "changes, own_tasks",
     [({"num_tasks": 8}, 8), ({"requeue": False}, None), ({"tres_per_node": "", "tres_other": "gres:gpu:8"}, None)],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.records import NodeNeeds, Room
+from synergyd.node_needs import NodeNeeds, Room
 from synergyd.slurm.needs import beyond_placing, needs_of, other_gres
 from synergyd.slurm.rows import PartitionRow
 from tests.unit.slurm.fake_slurm import row

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,7 @@ stamps = st.builds(
     own_tasks=st.none() | st.integers(1, 99),
     time_limit_s=st.none() | st.integers(0, 10**8),
     continued=st.integers(0, 1000),
+    nodelist=st.sampled_from([(), ("n1",), ("gpu-01.site", "gpu_2")]),
 )
 
 
@@ -42,6 +44,8 @@ def test_the_text_as_documented() -> None:
         "synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 tasks=32 "
         "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,zs:1 report=ctl:7321"
     )
+    assert "cpus=16 nodes=n1,n2 plan=" in encode(replace(stamp, own_tasks=None, nodelist=("n1", "n2")))
+    assert decode("synergy:1 | asked=a100,2,8 nodes=n1;n2") == AdminCommentStamp(asked=asked), "a name that is none"
     assert encode(AdminCommentStamp()) == MARK
     assert encode(AdminCommentStamp(report="a:1")) == "synergy:1 | report=a:1"
     assert encode(AdminCommentStamp(report="a:1", by=64030)) == "synergy:1 | report=a:1 by=64030"

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd.control.gpus_free import gpus_free
-from synergyd.records import Action, Decision, Job, Node, NodeNeeds, Room, Shape, Snapshot
+from synergyd.node_needs import NodeNeeds, Room
+from synergyd.records import Action, Decision, Job, Node, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest, place
@@ -19,7 +20,7 @@ from synergyd.scheduler.policies.registry import POLICIES
 from synergyd.scheduler.problem.from_snapshot import node_capacities
 from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import Cells, cell, cells, job, node, snapshot
+from tests.unit.scheduler.builders import Cells, ask, cell, cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs of one node
 WIDE = (*GOOD, cell(7.0, 2, 4), cell(10.0, 3, 4))
@@ -79,6 +80,13 @@ def test_memory_and_cpus_of_a_gpu_bound_its_size() -> None:
     nodes = [roomy("n1", memory=40_000), roomy("n2", memory=50_000)]
     found = run(nodes, job(1, needs=NodeNeeds(cpus_per_gpu=1, memory_per_gpu_mib=7_000)))[1]
     assert found.cell is not None and (found.cell.shape.gpus, found.node_names) == (2, ("n2",)), "the tighter fit"
+
+
+def test_who_waits_for_cpus_is_told_so() -> None:
+    found = run([roomy("n1", cpus=60)], job(1, needs=NodeNeeds(cpus=8)))[1]
+    assert found.action is Action.WAIT and "have the CPUs, memory and the like free" in found.why
+    halved = run([roomy("n1")], job(1, needs=NodeNeeds(cpus_per_gpu=20)))[1]
+    assert halved.cell == GOOD[1] and "CPUs, memory and the like free" in halved.alternatives[0].why_not
 
 
 def test_two_jobs_share_a_node_only_as_far_as_its_cpus_go() -> None:
@@ -150,8 +158,6 @@ def test_nothing_is_started_before_its_cpus_are_free() -> None:
 def test_gpus_that_no_job_could_have_are_not_handed_out() -> None:
     waits = job(1, needs=NodeNeeds(cpus=8))
     snap = snapshot([roomy("n1", cpus=60), roomy("n2", cpus=40)], [waits])
-    from tests.unit.scheduler.builders import ask
-
     found = node_capacities(snap, [ask(1, GOOD, needs=NodeNeeds(cpus=4, cpus_per_gpu=8))])
     assert [n.free for n in found] == [0, 3]
 
