@@ -60,9 +60,11 @@ def held(job: JobSeen, now_s: float, park_s: float) -> list[str]:
     if row["priority"] == 0:
         return [f"held: priority 0 ({row['state_reason']})"]
     away_s = row["eligible_time"] - now_s
-    return [f"held: it may not start for {away_s:.0f} s" if job.managed else "held: a plain job is put off"] if (
-        away_s > (park_s if job.managed else 0) + _CLOCK_S
-    ) else []  # fmt: skip
+    if job.managed and away_s > park_s + _CLOCK_S:
+        return [f"held: it may not start for {away_s:.0f} s"]
+    # Slurm itself puts off one that it has requeued, by cred_expire
+    put_off = not job.managed and not row["restart_cnt"] and away_s > _CLOCK_S
+    return ["held: a plain job is put off"] if put_off else []
 
 
 def written_to(job: JobSeen) -> list[str]:

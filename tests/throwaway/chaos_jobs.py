@@ -167,6 +167,8 @@ class Jobs:
                 self.slurm_held += 1  # Slurm itself does that when a launch fails; its admin releases it
                 self.site.did("scontrol", "release", str(job.job_id))
                 return f"{who} is held by Slurm"
+            elif not job.managed and job.last["eligible_time"] > time.time():
+                continue  # requeued by Slurm, which puts it off
             elif "hold" not in job.acts and idle >= job.gpus:
                 return f"{who} waits ({job.last['state_reason']}) although {idle} GPUs of a node are idle"
         return ""

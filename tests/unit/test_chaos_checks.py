@@ -58,6 +58,7 @@ def test_nothing_is_wrong_with_jobs_that_run_wait_or_have_ended() -> None:
         replace(JOB, last=row(job_state="CANCELLED"), here=False, acts=frozenset({"cancel"})),
         replace(PLAIN, last=row(time_limit=525600, nodes="n1")),
         replace(PLAIN, last=row(restart_cnt=1, eligible_time=950)),
+        replace(PLAIN, last=row(job_state="PENDING", restart_cnt=1, eligible_time=NOW_S + 110)),
     ):
         assert found(job) == []
 
