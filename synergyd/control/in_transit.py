@@ -31,38 +31,45 @@ def arrived(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
     wait waits already. What it still holds elsewhere counts as free: `gpus_free`, asked with the true snapshot,
     keeps others from acting on those GPUs before they are.
     """
-    change: Counter[str] = Counter()
+    before: Counter[str] = Counter()  # GPUs of Synergy's jobs, by node
+    after: Counter[str] = Counter()
     jobs = []
     for job in snapshot.jobs:
         decision = deciding.get(job.job_id)
+        before.update(_held(job))
         holds = job.state in (JobState.RUNNING, JobState.COMPLETING)
         if decision is not None and decision.action is Action.WAIT and holds:
-            for name in job.node_names:
-                change[name] -= job.shape.gpus_per_node
             jobs.append(replace(job, state=JobState.PENDING, node_names=(), start_s=None, fixed=""))
             continue
         if decision is None or decision.cell is None or job.state is JobState.DONE:
             jobs.append(job)
             continue
-        shape = decision.cell.shape
-        for name in job.node_names:
-            change[name] -= job.shape.gpus_per_node
-        for name in decision.node_names:
-            change[name] += shape.gpus_per_node
         words = f"Synergy's decision to {decision.action.value} it is being carried out"
         jobs.append(
             replace(
                 job,
                 state=JobState.RUNNING,
-                shape=shape,
+                shape=decision.cell.shape,
                 node_names=decision.node_names,
                 held=False,
                 reason="",
                 fixed=words,
             )
         )
-    nodes = tuple(replace(n, gpus_used=max(0, n.gpus_used + change[n.name])) for n in snapshot.cluster.nodes)
+    for job in jobs:
+        after.update(_held(job))
+    # jobs are read before nodes: a job may have left a node that its row still names, and then the node does not count it
+    nodes = tuple(
+        replace(n, gpus_used=min(n.gpus, max(0, n.gpus_used - before[n.name]) + after[n.name]))
+        for n in snapshot.cluster.nodes
+    )
     return replace(snapshot, cluster=Cluster(nodes), jobs=tuple(jobs))
+
+
+def _held(job: Job) -> dict[str, int]:
+    """GPUs that it holds, by node."""
+    holds = job.state not in (JobState.PENDING, JobState.DONE)
+    return dict.fromkeys(job.node_names, job.shape.gpus_per_node) if holds else {}
 
 
 def stays(decision: Decision, job: Job) -> bool:

@@ -185,9 +185,11 @@ def _loop(
         except Exception as error:
             if isinstance(error, SynergyError) and not isinstance(error, UnavailableError):
                 raise
-            failures += 1
+            tried = now_s >= next_epoch_s
+            failures += tried
             back_off = min(MAX_BACK_OFF_S, settings.epoch_s * 2 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
-            next_epoch_s = now_s + back_off
+            if tried:  # ticks come many times a second: theirs must not put off the next epoch
+                next_epoch_s = now_s + back_off
             metrics.failure()
             if isinstance(error, UnavailableError):
                 log.warning("%s; next try in %.0f s", error, back_off)

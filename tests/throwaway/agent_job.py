@@ -1,7 +1,7 @@
-"""A training job that needs no torch: the real agent around steps that only sleep. `agent_job.py LEDGER`
+"""A training job that needs no torch: the real agent around steps that only sleep. `agent_job.py LEDGER [STEPS]`
 
 Every incarnation keeps `LEDGER.alive` locked as long as it lives, and says in LEDGER what it did, one line each:
-`overlap|start|saved|end RESTARTS STEP PID TIME`.
+`overlap|start|saved|end|done RESTARTS STEP PID TIME`. Without STEPS it trains until it is told to stop.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ CHECKPOINT_EVERY = 20  # steps
 
 def main() -> int:
     """Trains until it is told to stop; all nodes but the first only wait."""
+    ledger, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else sys.maxsize
     if os.environ.get("SLURM_PROCID", "0") != "0":
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        signal.sigwait({signal.SIGTERM})
+        while signal.sigtimedwait({signal.SIGTERM}, 0.5) is None and not _done(ledger):
+            continue
         return 0
-    ledger = Path(sys.argv[1])
     alive = ledger.with_suffix(".alive").open("w")
     plan = json.loads(os.environ.get("SYNERGY_PLAN_JSON", "{}"))
     world = plan.get("tp", 1) * plan.get("pp", 1) * plan.get("dp", 1)
@@ -60,12 +61,18 @@ def main() -> int:
     say("start")
     agent.start(step, save=save, checkpoint_interval=CHECKPOINT_EVERY)
     going = True
-    while going:
+    while going and step < steps:
         time.sleep(GPU_STEP_S / world)
         step += 1
         going = agent.after_step(step, loss=1.0 / step)
-    say("end")
+    if going:
+        agent.finish()
+    say("done" if going else "end")
     return 0
+
+
+def _done(ledger: Path) -> bool:
+    return ledger.exists() and "\ndone " in ledger.read_text()
 
 
 if __name__ == "__main__":

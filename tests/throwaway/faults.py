@@ -5,10 +5,8 @@ The job runs on n1 while n2 is drained; n2 comes back, and the resize that follo
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.throwaway import agent_job
+from tests.throwaway.ledger import lost_steps, overlaps, read_ledger, twice_started
+from tests.throwaway.power import power_off
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.stall import Stalls
 from tests.throwaway.synergy import Synergyd, explain, hook
@@ -43,16 +43,6 @@ class Result:
     took_s: float = 0.0
     settled_s: float = 0.0
     told: str = ""  # what helps to find the reason
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the job's ledger."""
-
-    what: str
-    restarts: int
-    step: int
-    time_s: float
 
 
 class Matrix:
@@ -152,7 +142,8 @@ class Matrix:
             self.cluster.run("scancel", str(self.job_id))
         elif fault == "node-down":
             lost = "n1"
-            self._power_off(lost)
+            power_off(self.cluster, lost)
+            self.killed.append(lost)
             self._control("update", f"NodeName={lost}", "State=DOWN", "Reason=test")
             if state == "RUNNING":
                 self._control("update", "NodeName=n2", "State=RESUME")
@@ -175,33 +166,6 @@ class Matrix:
         while time.time() < since + SAVE_S and (not path.exists() or path.stat().st_mtime < since):
             time.sleep(0.05)
 
-    def _power_off(self, node: str) -> None:
-        """Ends the node's slurmd and everything that runs on it, at once."""
-        self.cluster.kill(node)
-        self.killed.append(node)
-        mark, conf = f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.cluster.conf}".encode()
-        processes: set[int] = set()
-        stepds: set[int] = set()
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                words = (entry / "environ").read_bytes().split(b"\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                above = (Path("/proc") / str(parent) / "comm").read_text()
-            except (OSError, ValueError):
-                continue
-            if mark in words and conf in words:
-                processes.add(int(entry.name))
-                if above.startswith("slurmstepd"):
-                    stepds.add(parent)
-        # first those that would tell slurmctld how the others ended: a node without power tells nothing
-        for pid in (*stepds, *(processes - stepds)):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def _settle(self, state: str, fault: str, node: str, result: Result) -> str:
@@ -221,17 +185,12 @@ class Matrix:
         return row["gpus"] == str(gpus) and self._trains(int(row["restarts"]), 3)
 
     def _check(self, state: str, fault: str, result: Result) -> None:
-        wrong, row, lines = result.wrong, self._row(), self._lines()
+        wrong, row, lines = result.wrong, self._row(), read_ledger(self.ledger)
         if row and row["priority"] == "0":
             wrong.append("it is held")
         if row.get("state") == "PENDING" and float(row["eligible"] or 0) > time.time() + PARK_S + 5:
             wrong.append(f"its begin time is {float(row['eligible']) - time.time():.0f} s away")
-        if any(x.what == "overlap" for x in lines):
-            wrong.append("two incarnations ran at once")
-        starts = [x for x in lines if x.what == "start"]
-        if len({x.restarts for x in starts}) != len(starts):
-            wrong.append("an incarnation started twice")
-        wrong += _lost_steps(lines)
+        wrong += [*overlaps(lines), *twice_started(lines), *lost_steps(lines)]
         story = explain(self.cluster, self.job_id)["story"]
         told = [e["detail"] for e in story]
         # the queue's own doing (a node that is lost), or a resize: one line of the story for each restart
@@ -275,11 +234,6 @@ class Matrix:
         text = self.daemon.log.read_text(errors="replace")
         found = re.findall(rf"job {self.job_id} ([A-Z]+): ", text)
         return found[-1] if found else "QUEUED"
-
-    def _lines(self) -> list[Line]:
-        text = self.ledger.read_text() if self.ledger.exists() else ""
-        rows = [x.split() for x in text.splitlines()]
-        return [Line(r[0], int(r[1]), int(r[2]), float(r[4])) for r in rows if len(r) == 5]
 
     def _trains(self, restarts: int, steps: int) -> bool:
         """Incarnation `restarts` has made `steps` steps."""
@@ -336,24 +290,6 @@ class Matrix:
 
     def _daemon(self) -> Synergyd:
         return Synergyd(self.cluster, environment={"PATH": f"{self.stalls.bin}:{self.cluster.env['PATH']}"})
-
-
-def _lost_steps(lines: list[Line]) -> list[str]:
-    """Each incarnation goes on from the last checkpoint of those before it."""
-    wrong: list[str] = []
-    saved: list[int] = [0]
-    ended = True
-    for line in lines:
-        if line.what == "saved":
-            saved.append(line.step)
-        elif line.what == "end":
-            ended = True
-        elif line.what == "start":
-            # one that was killed may have been killed while it wrote its last one
-            if line.step not in (saved[-1:] if ended else saved[-2:]):
-                wrong.append(f"restart {line.restarts} began at step {line.step}, the last checkpoint was {saved[-1]}")
-            ended = False
-    return wrong
 
 
 class Pairs:

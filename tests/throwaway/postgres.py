@@ -118,6 +118,11 @@ class Postgres:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the server, None where it does not run."""
+        return self._process.pid if self._process is not None and self.running else None
+
     def start(self, timeout_s: float = 30.0) -> None:
         """Starts and waits until it answers."""
         if self.running:

@@ -150,9 +150,11 @@ class SlurmCluster:
         self.spawn("munged", [*args, f"--seed-file={munge}/seed", "--force", "--foreground", "--num-threads=4"])
         self.wait_for(self.munge_socket.exists, 10, "munged's socket")
 
-    def start_controller(self) -> None:
+    def start_controller(self, *, wait: bool = True) -> None:
         """slurmctld (again, on the same state, after `kill("slurmctld")`)."""
         self.spawn("slurmctld", ["-D", "-f", str(self.conf)])
+        if not wait:
+            return
         self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 30, "slurmctld to answer")
 
     def start_node(self, name: str) -> None:
@@ -164,6 +166,14 @@ class SlurmCluster:
         process = self._processes.pop(name)
         process.send_signal(sig)
         process.wait(20)
+
+    def send(self, name: str, sig: int) -> None:
+        """Sends a signal such as SIGSTOP to one of the processes that `kill` knows."""
+        self._processes[name].send_signal(sig)
+
+    def ended(self, name: str) -> bool:
+        """It was killed, or has ended by itself."""
+        return name not in self._processes or self._processes[name].poll() is not None
 
     # -- use -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Wrappers of scontrol and scancel that stop one kind of call for a while: a daemon is caught in a state for certain."""
+"""Wrappers of scontrol, scancel and squeue that stop one kind of call for a while, or let it fail.
+
+A daemon is caught in a state for certain.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import shutil
 import time
 from pathlib import Path
 
-KINDS = ("checkpoint", "requeue", "update", "release")
+KINDS = ("checkpoint", "requeue", "update", "release", "read")  # read: whatever is none of the others
 LONGEST_S = 25  # below the daemon's own patience with a command
 
 _SCRIPT = """#!/bin/sh
-# waits (at most {longest} s) before and after the real call while FOLDER/KIND.before, FOLDER/KIND.after exist
-kind=other
+# waits (at most {longest} s) before and after the real call while FOLDER/KIND.before, FOLDER/KIND.after exist;
+# in place of the call says what is in FOLDER/KIND.fails, and fails
+kind=read
 for word in "$@"; do
   case "$word" in
     requeue) kind=requeue ;;
@@ -30,6 +34,11 @@ stall() {{
   done
 }}
 stall before
+if [ -e {folder}/$kind.fails ]; then
+  : > {folder}/$kind.fails.reached
+  cat {folder}/$kind.fails >&2
+  exit 1
+fi
 {real} "$@"
 code=$?
 stall after
@@ -44,7 +53,7 @@ class Stalls:
         self.folder = folder
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
-        for name in ("scontrol", "scancel"):
+        for name in ("scontrol", "scancel", "squeue"):
             real = shutil.which(name, path=path)
             if real is None:
                 raise RuntimeError(f"{name} is not installed")
@@ -60,18 +69,34 @@ class Stalls:
         self._reached(kind, when).unlink(missing_ok=True)
         (self.folder / f"{kind}.{when}").touch()
 
+    def fail(self, kind: str, message: str) -> None:
+        """Calls of `kind` fail from now on, and say `message`."""
+        if kind not in KINDS:
+            raise ValueError(kind)
+        fresh = self.folder / "fresh"
+        fresh.write_text(message + "\n")
+        fresh.replace(self.folder / f"{kind}.fails")
+
     def wait(self, kind: str, when: str = "before", timeout_s: float = 30.0) -> None:
         """Until a call has stopped there. Raises RuntimeError."""
         end = time.monotonic() + timeout_s
-        while not self._reached(kind, when).exists():
+        while not self.reached(kind, when):
             if time.monotonic() > end:
                 raise RuntimeError(f"no {kind} call came within {timeout_s:g} s")
             time.sleep(0.05)
 
+    def reached(self, kind: str, when: str = "before") -> bool:
+        """A call has stopped there since `set`."""
+        return self._reached(kind, when).exists()
+
+    def unset(self, kind: str, when: str = "before") -> None:
+        """Calls of `kind` go on."""
+        (self.folder / f"{kind}.{when}").unlink(missing_ok=True)
+
     def clear(self) -> None:
         """All calls go on."""
         for kind in KINDS:
-            for when in ("before", "after"):
+            for when in ("before", "after", "fails"):
                 (self.folder / f"{kind}.{when}").unlink(missing_ok=True)
 
     def _reached(self, kind: str, when: str) -> Path:

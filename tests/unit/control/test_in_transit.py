@@ -8,7 +8,7 @@ import pytest
 
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived
-from synergyd.records import Action, Decision, Job, JobState
+from synergyd.records import Action, Cluster, Decision, Job, JobState, Shape
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import cells, job, node, snapshot
@@ -42,6 +42,16 @@ def test_a_job_that_makes_way_waits_already(state: JobState) -> None:
     seen = arrived(true, {1: Decision(1, Action.WAIT, None, (), "")})
     assert [(j.state, j.node_names) for j in seen.jobs] == [(JobState.PENDING, ())] * 2
     assert seen.cluster.nodes[0].gpus_used == 0 and true.cluster.nodes[0].gpus_used == 4
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.COMPLETING])
+def test_a_node_that_it_has_just_left_stays_its_own(state: JobState) -> None:
+    """Jobs are read before nodes: by then the node may count the GPUs of a job that is requeued no more."""
+    grow = Decision(1, Action.RESIZE, replace(GOOD[2], shape=Shape(GOOD[1].shape.gpu_type, 2, 4)), ("n0", "n1"), "")
+    grown = replace(RUNS, state=state)
+    nodes = [replace(node(name), gpus_used=0) for name in ("n0", "n1", "n2")]
+    seen = arrived(replace(snapshot(nodes, [grown, job(2)]), cluster=Cluster(tuple(nodes))), {1: grow})
+    assert [n.gpus_used for n in seen.cluster.nodes] == [4, 4, 0]
 
 
 def test_without_it_the_held_job_would_lose_its_gpus() -> None:

@@ -50,6 +50,33 @@ def test_a_fault_of_its_own_is_logged_and_the_next_look_comes(caplog: pytest.Log
     assert "a fault" in caplog.text and "slurmctld: is away" in caplog.text
 
 
+def test_failing_ticks_do_not_put_off_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm is away for 13 s while a job is being resized: the epochs' own back-off (1, 2, 4, 8 s) is all that is waited."""
+    now_s = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    class Busy(Once):
+        settings, busy = Settings(epoch_s=1.0, dry_run=True), True
+
+        def epoch(self) -> Any:
+            self.tick()
+            ended.append(now_s)
+
+        def tick(self) -> None:
+            if now_s < 13.0:
+                raise UnavailableError("slurmctld", "is away")
+
+    ended: list[float] = []
+    daemon = Busy()
+    daemon.stop = SimpleNamespace(is_set=lambda: bool(ended) or now_s > 100, wait=wait)  # type: ignore[assignment]
+    monkeypatch.setattr("synergyd.daemon.service.time.monotonic", lambda: now_s)
+    run(daemon)
+    assert ended and ended[0] < 20.0
+
+
 def test_for_one_look_it_is_the_exit_code() -> None:
     assert run(Once(ZeroDivisionError("a fault")), once=True) == (1, 1)
 
