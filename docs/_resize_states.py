@@ -32,7 +32,8 @@ WORDS = {
 
 def _lives(state: Any) -> Iterator[Any]:
     """Lives in `state` that differ in all that a transition looks at; only those that validate() takes."""
-    from synergyd.control.resize import JobLifecycle, ResizeTimes, Target, validate
+    from synergyd.control.lifecycle import JobLifecycle, ResizeTimes, validate
+    from synergyd.control.instructions import Target
     from synergyd.records import Shape
 
     targets = (None, Target(Shape("a100", 1, 2)))
@@ -89,7 +90,7 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
 
 def transitions() -> dict[tuple[str, str], list[str]]:
     """(from, to) -> the events that lead there, in words."""
-    from synergyd.control.resize import ResizeState, ResizeTimes
+    from synergyd.control.lifecycle import ResizeState, ResizeTimes
     from synergyd.control.starts import advance
 
     found: dict[tuple[str, str], list[str]] = {}
@@ -105,7 +106,7 @@ def transitions() -> dict[tuple[str, str], list[str]]:
 
 def picture() -> str:
     """A mermaid diagram. GONE is reached from every state, so one arrow stands for all."""
-    from synergyd.control.resize import ResizeState
+    from synergyd.control.lifecycle import ResizeState
 
     lines = ["```mermaid", "stateDiagram-v2", "    direction TB", "    [*] --> QUEUED: first seen"]
     found = transitions()

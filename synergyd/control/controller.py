@@ -52,8 +52,7 @@ from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import AskCheckpoint, Park, Target
 from synergyd.control.job_durations import JobDurations
-from synergyd.control.progress import progress_of
-from synergyd.control.resize import (
+from synergyd.control.lifecycle import (
     IN_TRANSIT,
     LEAVING,
     STARTING,
@@ -61,6 +60,7 @@ from synergyd.control.resize import (
     ResizeState,
     ResizeTimes,
 )
+from synergyd.control.progress import progress_of
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_refusal import has_room
 from synergyd.control.start_time import after_writing, put_off_until_s

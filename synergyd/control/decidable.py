@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.resize import JobLifecycle
+from synergyd.control.lifecycle import JobLifecycle
 from synergyd.control.tracked import Tracked
 from synergyd.records import MAX_RETURNS, Job, JobState
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from synergyd.control.resize import JobLifecycle
+from synergyd.control.lifecycle import JobLifecycle
 from synergyd.records import Decision, JobState, Plan, Report, Snapshot
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers

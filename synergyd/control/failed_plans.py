@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.events import PlanFailed, Reported
 from synergyd.control.instructions import Target
-from synergyd.control.resize import ResizeState
+from synergyd.control.lifecycle import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.records import (
     FIRST_STEPS,

@@ -14,9 +14,7 @@ its answer, is mended by sending it again after `resend_s`.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from synergyd.control.events import (
     Acknowledged,
@@ -31,116 +29,27 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
-from synergyd.control.launch_failure import NO_FAILURES, LaunchFailures, Started
+from synergyd.control.lifecycle import (
+    STARTING,
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+    Step,
+    settles_s,
+    wait_ends_s,
+)
 from synergyd.control.start_refusal import (
     STALE_REASON_S,
-    Refusal,
     Rung,
     next_try,
     refuses,
     remembered,
     waits_its_turn,
 )
-from synergyd.control.start_time import WrittenStart
-from synergyd.control.walltime import UNTIMED, Walltime, problem
 from synergyd.records import Plan
-from synergyd.settings import Settings
 from synergyd.words import size_words
 
-
-class ResizeState(StrEnum):
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    CHECKPOINTING = "CHECKPOINTING"
-    REQUEUING = "REQUEUING"
-    HELD = "HELD"
-    RESIZED = "RESIZED"
-    RELEASED = "RELEASED"
-    GONE = "GONE"
-
-
 _PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
-# States in which a job is on its way to a new size, or to none: decisions leave it alone.
-IN_TRANSIT = frozenset(
-    {ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED}
-)
-# Those of them in which it still holds GPUs that it is to give back.
-LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
-# Those in which it is pending, and is about to start.
-STARTING = IN_TRANSIT - LEAVING
-
-
-@dataclass(frozen=True)
-class ResizeTimes:
-    """Times of the machine, seconds."""
-
-    checkpoint_timeout_s: float = 300.0
-    resend_s: float = 10.0
-    park_s: float = 900.0
-    release_timeout_s: float = 120.0
-    attempts: int = 3
-    retry_s: float = 300.0  # after a failed resize, no other for this long
-    # from the end of an incarnation to the start of the next: slurmd refuses, and Slurm then fails, a job whose
-    # credential is of the same whole second as the revocation of the one before
-    restart_delay_s: float = 2.0
-    # so long before a time limit ends a job, its last checkpoint is asked for
-    lead_s: float = 420.0
-
-
-def times_of(settings: Settings) -> ResizeTimes:
-    """As the admin set them."""
-    return ResizeTimes(
-        checkpoint_timeout_s=settings.checkpoint_timeout_s,
-        park_s=settings.park_s,
-        restart_delay_s=settings.restart_delay_s,
-        release_timeout_s=max(60.0, 2 * settings.epoch_s),
-        # time limits are looked at once an epoch
-        lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
-    )
-
-
-@dataclass(frozen=True)
-class JobLifecycle:
-    """All that is remembered of one job between events. `restarts` is the incarnation the state speaks of."""
-
-    job_id: int
-    submit_s: float
-    state: ResizeState = ResizeState.QUEUED
-    since_s: float = 0.0
-    restarts: int = 0
-    target: Target | None = None
-    origin: Target | None = None  # what it had before: taken again when the new size is refused
-    sent_s: float = 0.0  # when the last instruction went out
-    asked_s: float = 0.0  # when the job was first signalled for the checkpoint that is awaited; 0: not yet
-    acks_before: int = 0  # checkpoints acknowledged before this one was asked for
-    attempts: int = 0
-    retry_after_s: float = 0.0
-    plan: Plan | None = None  # of the running incarnation, if Synergy gave it one
-    cause: str = ""  # why the resize was decided, for the story
-    ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
-    unanswered: int = 0  # times in a row that it was to make way and took no checkpoint
-    stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
-    started: Started | None = None  # by Synergy, last
-    failures: LaunchFailures = NO_FAILURES
-    written: WrittenStart | None = None  # the start time that Synergy gave it
-    asked: Target | None = None  # what its sbatch line asks for, as the last decision knew it
-    rung: Rung = Rung.AS_DECIDED  # of the present start
-    refusals: tuple[Refusal, ...] = ()  # that hold still
-    refused: int = 0  # starts that Slurm refused so far
-    left: str = ""  # Slurm's reason for which the job was left to Slurm; "": it was not
-    walltime: Walltime = UNTIMED
-    returns: int = 0  # times that it came back from a plan that failed
-    failure: tuple[int, int] = (-1, 0)  # (incarnation, its run) whose failure was heard of last
-    ran: Target | None = None  # the latest size and plan that got past the first steps
-
-
-@dataclass(frozen=True)
-class Step:
-    """The answer to one event: the new life, what to do, and lines of the job's story."""
-
-    life: JobLifecycle
-    instructions: tuple[Instruction, ...] = ()
-    story: tuple[str, ...] = ()
 
 
 def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: ResizeTimes) -> Step:
@@ -166,20 +75,6 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
             return _refused(life, event, now_s, limits)
         case Tick():
             return _tick(life, event, now_s, limits)
-
-
-def validate(life: JobLifecycle) -> str:
-    """What is inconsistent in a life, or '' (used when lives are read back from a store)."""
-    # RESIZED without a target: every update was refused, and the job is released with the size Slurm has for it
-    if (
-        life.state in (ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD)
-        and life.target is None
-        and not life.stopping
-    ):
-        return f"state {life.state} without a target"
-    if life.attempts < 0 or life.restarts < 0:
-        return "negative count"
-    return problem(life.walltime)
 
 
 # -- one function an event -----------------------------------------------------------------------------------------
@@ -477,25 +372,6 @@ def _to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str
 def longest_retry_s(life: JobLifecycle, limits: ResizeTimes) -> float:
     """How long a job is left alone at the most after a resize that failed, seconds."""
     return limits.retry_s * 2.0 ** min(max(0, life.unanswered - 1), _PATIENCE)
-
-
-def wait_ends_s(life: JobLifecycle, limits: ResizeTimes) -> float:
-    """When the present state has lasted too long; inf where it may last. Compared as a sum, so that a tick at this very time
-    is not a rounding error too early (now - since >= timeout may be false where now >= since + timeout is true)."""
-    match life.state:
-        case ResizeState.CHECKPOINTING:
-            return (life.asked_s or life.since_s) + limits.checkpoint_timeout_s
-        case ResizeState.HELD:
-            return life.since_s + 2 * limits.park_s
-        case ResizeState.RELEASED:
-            return life.since_s + limits.release_timeout_s
-        case _:
-            return math.inf
-
-
-def settles_s(life: JobLifecycle, limits: ResizeTimes) -> float:
-    """From when on the job's next incarnation may start."""
-    return life.ended_s + limits.restart_delay_s
 
 
 def _settled(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> bool:

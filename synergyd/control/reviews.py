@@ -5,8 +5,8 @@ from __future__ import annotations
 from synergyd.control.events import BatchReviewed, Wanted
 from synergyd.control.health import warnings
 from synergyd.control.instructions import AskCheckpoint, Target
+from synergyd.control.lifecycle import ResizeState
 from synergyd.control.rebatch import better_batch
-from synergyd.control.resize import ResizeState
 from synergyd.control.tracked import Output, Remember, TellBatch, Tracked
 from synergyd.control.walltime import due_s
 

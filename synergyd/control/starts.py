@@ -8,7 +8,12 @@ from synergyd.control import resize
 from synergyd.control.events import CarriedOut, Observed, Refused, ResizeEvent
 from synergyd.control.instructions import LiftHold, Park, Release, Update
 from synergyd.control.launch_failure import Started, after_failure
-from synergyd.control.resize import JobLifecycle, ResizeState, ResizeTimes, Step
+from synergyd.control.lifecycle import (
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+    Step,
+)
 from synergyd.control.start_time import after_seeing, after_writing
 
 # States in which a job may be found to have failed to start. From RESIZED: only the answer to its release was lost.

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.credibility import LengthClaim, follow
 from synergyd.control.instructions import Instruction
-from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, validate
+from synergyd.control.lifecycle import (
+    IN_TRANSIT,
+    JobLifecycle,
+    ResizeState,
+    validate,
+)
 from synergyd.control.start_refusal import still_refused
 from synergyd.records import Cluster, Decision, Job, Node, Plan, Profile, Report
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from synergyd.control.events import Answered, Refused
 from synergyd.control.instructions import Park, Split, Update
-from synergyd.control.resize import ResizeState
+from synergyd.control.lifecycle import ResizeState
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Plan

@@ -22,7 +22,7 @@ from synergyd.control.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.resize import ResizeState, ResizeTimes, times_of
+from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Remember
 from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from synergyd.control.controller import Controller
-from synergyd.control.resize import JobLifecycle, validate
+from synergyd.control.lifecycle import JobLifecycle, validate
 from synergyd.errors import SynergyError
 from synergyd.store.records import Remembered
 from synergyd.wire.codec import Checks, decode

@@ -8,7 +8,12 @@ from dataclasses import replace
 from synergyd.control.controller import Controller
 from synergyd.control.events import CarriedOut, CheckpointTaken, ControlEvent, JobObserved, Observed, Ticked, Unblocked
 from synergyd.control.instructions import AskCheckpoint, Instruction, Release, Requeue, Target
-from synergyd.control.resize import JobLifecycle, ResizeState, settles_s, wait_ends_s
+from synergyd.control.lifecycle import (
+    JobLifecycle,
+    ResizeState,
+    settles_s,
+    wait_ends_s,
+)
 from synergyd.records import Cluster, Job, Shape
 from synergyd.sim.records import Costs
 from synergyd.sim.world import ACTION, Live, World

@@ -29,7 +29,7 @@ from synergyd.control.events import (
     Reported,
     SnapshotTaken,
 )
-from synergyd.control.resize import times_of
+from synergyd.control.lifecycle import times_of
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.records import Cell, Cluster, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.decide import decide

@@ -14,7 +14,7 @@ from synergyd.cli import status
 from synergyd.cli.json_records import ExplainJson, StatusJson, json_reference
 from synergyd.cli.synergyctl import cli
 from synergyd.control.decision_log import present
-from synergyd.control.resize import JobLifecycle
+from synergyd.control.lifecycle import JobLifecycle
 from synergyd.records import (
     Action,
     Alternative,

@@ -30,7 +30,12 @@ from synergyd.control.events import (
     Unblocked,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Update
-from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, ResizeTimes
+from synergyd.control.lifecycle import (
+    IN_TRANSIT,
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+)
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.records import (
     Action,

@@ -19,7 +19,12 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Requeue, Target, Update
-from synergyd.control.resize import JobLifecycle, ResizeState, ResizeTimes, validate
+from synergyd.control.lifecycle import (
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+    validate,
+)
 from synergyd.control.starts import advance
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator

@@ -23,7 +23,12 @@ from synergyd.control.events import (
 )
 from synergyd.control.instructions import AskCheckpoint, Release, Requeue, Update
 from synergyd.control.launch_failure import LaunchFailures
-from synergyd.control.resize import JobLifecycle, ResizeState, validate, wait_ends_s
+from synergyd.control.lifecycle import (
+    JobLifecycle,
+    ResizeState,
+    validate,
+    wait_ends_s,
+)
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Remember, Tracked
 from synergyd.records import Plan, Report

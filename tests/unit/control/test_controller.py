@@ -29,7 +29,13 @@ from synergyd.control.events import (
     Unblocked,
 )
 from synergyd.control.instructions import AskCheckpoint, Park, Release, Requeue, Update
-from synergyd.control.resize import JobLifecycle, ResizeState, ResizeTimes, settles_s, wait_ends_s
+from synergyd.control.lifecycle import (
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+    settles_s,
+    wait_ends_s,
+)
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.records import (

@@ -12,7 +12,7 @@ from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, Reported, SnapshotTaken
 from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback, needs_as_much
 from synergyd.control.instructions import AskCheckpoint, Requeue, Target
-from synergyd.control.resize import ResizeState, ResizeTimes
+from synergyd.control.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.tracked import Learnt, Output, Remember
 from synergyd.records import (
     MAX_RETURNS,

@@ -3,8 +3,8 @@
 from synergyd.control.controller import Controller
 from synergyd.control.events import GpuTimeKnown, JobObserved, Observed, SnapshotTaken
 from synergyd.control.job_durations import JobDurations
+from synergyd.control.lifecycle import ResizeTimes
 from synergyd.control.progress import progress_of
-from synergyd.control.resize import ResizeTimes
 from synergyd.records import Cluster, JobState, Report, Snapshot
 from synergyd.scheduler.problem.records import Progress
 from tests.unit.scheduler.builders import job

@@ -14,7 +14,7 @@ from synergyd.control.events import (
     Unwanted,
 )
 from synergyd.control.instructions import Update
-from synergyd.control.resize import JobLifecycle, ResizeState
+from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.starts import advance
 from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, SMALL, World, has, sent
 

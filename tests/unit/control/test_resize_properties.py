@@ -22,7 +22,13 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
-from synergyd.control.resize import IN_TRANSIT, JobLifecycle, ResizeState, ResizeTimes, validate
+from synergyd.control.lifecycle import (
+    IN_TRANSIT,
+    JobLifecycle,
+    ResizeState,
+    ResizeTimes,
+    validate,
+)
 from synergyd.control.starts import advance
 from synergyd.records import Plan, Shape
 from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, RESIZING, SMALL, TARGETS, World

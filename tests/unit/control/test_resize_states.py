@@ -11,7 +11,7 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.instructions import Park, Release
-from synergyd.control.resize import ResizeState
+from synergyd.control.lifecycle import ResizeState
 from synergyd.control.starts import advance
 from tests.unit.control.resize_world import JOB, LARGE, LIMITS, RESIZING, SMALL, World, has
 

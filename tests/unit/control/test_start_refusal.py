@@ -12,7 +12,8 @@ from synergyd.control.controller import Controller
 from synergyd.control.decidable import as_decided_about
 from synergyd.control.events import CarriedOut, Observed, ResizeEvent, SnapshotTaken, Tick, Wanted
 from synergyd.control.instructions import Release, Target, Update
-from synergyd.control.resize import JobLifecycle, ResizeState, Step, advance
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step
+from synergyd.control.resize import advance
 from synergyd.control.start_refusal import STALE_REASON_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
 from synergyd.control.tracked import Tracked
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot

@@ -9,7 +9,7 @@ import pytest
 from synergyd.control.events import CarriedOut, Observed, Refused
 from synergyd.control.instructions import LiftHold, Park, Release
 from synergyd.control.launch_failure import AVOID_S, LIFTS
-from synergyd.control.resize import JobLifecycle, ResizeState
+from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.start_time import SLACK_S, WrittenStart, after_seeing, after_writing, put_off_until_s
 from synergyd.control.starts import advance
 from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, SMALL, World

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from synergyd.control.events import Wanted
 from synergyd.control.instructions import AskCheckpoint
-from synergyd.control.resize import JobLifecycle, ResizeState
+from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.reviews import review_time
 from synergyd.control.time_view import Reservation, in_time
 from synergyd.control.tracked import Remember, Tracked

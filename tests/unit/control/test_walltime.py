@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd.control.events import Observed
-from synergyd.control.resize import JobLifecycle, ResizeState, advance, validate
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, validate
+from synergyd.control.resize import advance
 from synergyd.control.walltime import LEAST_S, TimeGrant, Walltime, due_s
 from synergyd.wire.codec import decode, encode
 from tests.unit.control.resize_world import JOB, LARGE, LIMITS, SMALL, World

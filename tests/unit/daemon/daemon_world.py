@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from synergyd.control.resize import JobLifecycle, ResizeState
+from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.report_inbox import ReceivedReport, ReportInbox
 from synergyd.daemon.tools import Tools

@@ -12,7 +12,7 @@ import pytest
 
 from synergyd.control.events import CarriedOut, Refused
 from synergyd.control.instructions import AskCheckpoint, Requeue, Target, Update
-from synergyd.control.resize import ResizeState
+from synergyd.control.lifecycle import ResizeState
 from synergyd.daemon import service
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Action, Directive, Plan, Shape

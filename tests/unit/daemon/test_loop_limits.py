@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.control.resize import ResizeState
+from synergyd.control.lifecycle import ResizeState
 from synergyd.records import Action
 from synergyd.slurm.associations import AccountingRules
 from tests.paths import ROOT

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.control.instructions import Target
-from synergyd.control.resize import JobLifecycle, ResizeState
+from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.records import Action, Plan, Profile, Report, Shape
 from synergyd.slurm.client import SlurmError

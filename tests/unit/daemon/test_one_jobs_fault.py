@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from synergyd.control import controller
-from synergyd.control.resize import ResizeState
+from synergyd.control.lifecycle import ResizeState
 from synergyd.daemon import forecast, job_registry
 from synergyd.records import Job
 from synergyd.slurm.actuator import Actuator

@@ -7,7 +7,7 @@ import pytest
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, Reported
-from synergyd.control.resize import ResizeTimes
+from synergyd.control.lifecycle import ResizeTimes
 from synergyd.node_needs import Room
 from synergyd.records import Directive, JobState, Report, Shape
 from synergyd.slurm.observe import (

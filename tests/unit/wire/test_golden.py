@@ -11,7 +11,7 @@ import pytest
 
 from synergyd.control.instructions import Target
 from synergyd.control.launch_failure import LaunchFailures, Started
-from synergyd.control.resize import JobLifecycle, ResizeState, validate
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, validate
 from synergyd.control.start_time import WrittenStart
 from synergyd.errors import UsageError
 from synergyd.records import (
