@@ -130,6 +130,7 @@ class Daemon:
         if store.loaded and not self._loaded:
             self._loaded = True
             restore(self.controller, store.remembered)
+        self._take_reports()  # the last words of a job that this look finds gone
         newly_plain = self.observer.read(store.remembered.no_directive)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
