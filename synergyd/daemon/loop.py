@@ -150,6 +150,7 @@ class Daemon:
         if store.loaded and not self._loaded:
             self._loaded = True
             restore(self.controller, store.remembered, now_s)
+        self._take_reports()  # the last words of a job that this look finds gone
         newly_plain = self.observer.read(store.remembered.no_directive, now_s)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
