@@ -226,8 +226,8 @@ class Cluster:
 
     @cached_property
     def kinds(self) -> tuple[tuple[str, int, bool, tuple[str, ...], int], ...]:
-        """(GPU type, GPUs, up, partitions, number of such nodes), those with GPUs only, sorted."""
-        counts = Counter((n.gpu_type, n.gpus, n.up, n.partitions) for n in self.nodes if n.gpus > 0)
+        """(GPU type, GPUs, up or woken for a job, partitions, number of such nodes), those with GPUs only, sorted."""
+        counts = Counter((n.gpu_type, n.gpus, n.up or n.wakeable, n.partitions) for n in self.nodes if n.gpus > 0)
         return tuple(sorted((*kind, count) for kind, count in counts.items()))
 
     @cached_property
