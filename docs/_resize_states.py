@@ -32,8 +32,8 @@ WORDS = {
 
 def _lives(state: Any) -> Iterator[Any]:
     """Lives in `state` that differ in all that a transition looks at; only those that validate() takes."""
-    from synergyd.control.lifecycle import JobLifecycle, ResizeTimes, validate
     from synergyd.control.instructions import Target
+    from synergyd.control.lifecycle import JobLifecycle, ResizeTimes, validate
     from synergyd.records import Shape
 
     targets = (None, Target(Shape("a100", 1, 2)))

@@ -62,7 +62,6 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.progress import progress_of
 from synergyd.control.reviews import review_batch, review_health, review_time
-from synergyd.control.start_refusal import has_room
 from synergyd.control.start_time import after_writing, put_off_until_s
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, Tracked
@@ -146,14 +145,7 @@ class Controller:
 
     def plans(self) -> dict[int, Plan]:
         """Plans of running jobs: the one that the job reports, else the one that Synergy gave it."""
-
-        def plan(tracked: Tracked) -> Plan | None:
-            report, job = tracked.report, tracked.job
-            if report is not None and report.plan is not None and job is not None and report.restarts == job.restarts:
-                return report.plan
-            return tracked.lifecycle.plan
-
-        return self._of_jobs(plan)
+        return self._of_jobs(lambda t: t.plan)
 
     def believed(self, jobs: Iterable[Job]) -> dict[int, Profile]:
         """What is believed of each job: what it has reported, and what others have that are like it."""
@@ -215,7 +207,8 @@ class Controller:
                     set_clock(unseen, by_s)
                 return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
             case Ticked(job_id=job_id):
-                return self._advance(job_id, self._tick(self.jobs.get(job_id)), now_s)
+                tick = self.jobs[job_id].tick(self._cluster) if job_id in self.jobs else Tick()
+                return self._advance(job_id, tick, now_s)
 
     def taken_over(self) -> None:
         """The daemon stood by until now: what it made of the jobs there is no match for what the leader before it wrote. What it
@@ -286,12 +279,6 @@ class Controller:
             if lost := sorted(set(target.nodes) - up if target else ()):
                 outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
         return outputs
-
-    def _tick(self, tracked: Tracked | None) -> Tick:
-        target = tracked.lifecycle.target if tracked is not None else None
-        if tracked is None or target is None or tracked.lifecycle.state is not ResizeState.RELEASED:
-            return Tick()
-        return Tick(has_room(target, self._cluster), tracked.reason)
 
     def _take_snapshot(self, event: SnapshotTaken, now_s: float) -> list[Output]:
         self._cluster = event.snapshot.cluster

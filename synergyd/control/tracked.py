@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.control.credibility import LengthClaim, follow
+from synergyd.control.events import Tick
 from synergyd.control.instructions import Instruction
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
@@ -13,7 +14,7 @@ from synergyd.control.lifecycle import (
     ResizeState,
     validate,
 )
-from synergyd.control.start_refusal import still_refused
+from synergyd.control.start_refusal import has_room, still_refused
 from synergyd.records import Cluster, Decision, Job, Node, Plan, Profile, Report
 
 
@@ -128,6 +129,21 @@ class Tracked:
     def count_checkpoints(self, restarts: int, count: int) -> None:
         # a second launcher in one script counts from 0 again
         self.checkpoints = (restarts, count)
+
+    @property
+    def plan(self) -> Plan | None:
+        """That it runs with: the one that it reports, else the one that Synergy gave it."""
+        report, job = self.report, self.job
+        if report is not None and report.plan is not None and job is not None and report.restarts == job.restarts:
+            return report.plan
+        return self.lifecycle.plan
+
+    def tick(self, cluster: Cluster) -> Tick:
+        """Time has passed: with what a released job's start is judged by."""
+        target = self.lifecycle.target
+        if target is None or self.lifecycle.state is not ResizeState.RELEASED:
+            return Tick()
+        return Tick(has_room(target, cluster), self.reason)
 
     def forget_refusals(self, cluster: Cluster, now_s: float) -> list[Output]:
         """Refusals that no longer hold, in the light of what the nodes are now."""
