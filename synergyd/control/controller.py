@@ -273,7 +273,7 @@ class Controller:
         return put_off_until_s(written, restarts, eligible_s, None, now_s) is not None
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
-        outputs: list[Output] = []
+        outputs = [o for t in self.jobs.values() for o in t.lose_nodes(up, now_s)]
         for job_id in self.in_transit:
             target = self.jobs[job_id].lifecycle.target
             if lost := sorted(set(target.nodes) - up if target else ()):

@@ -11,15 +11,15 @@ from synergyd.records import MAX_RETURNS, Job, JobState
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
     """The job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
-    nor where a start has just failed; not resized where it can't be asked for a checkpoint, where a resize has failed lately,
-    or where Slurm has refused it other nodes lately."""
+    nor where a start has just failed or a node was lost; not resized where it can't be asked for a checkpoint, where a resize
+    has failed lately, or where Slurm has refused it other nodes lately."""
     if tracked is None:
         return job
     lifecycle = tracked.lifecycle
+    if now_s < lifecycle.failures.until_s:
+        job = replace(job, avoid=tuple(n for n in lifecycle.failures.nodes if n not in job.node_names))
     if job.state is JobState.PENDING:
-        failures = lifecycle.failures
-        avoid = failures.nodes if now_s < failures.until_s else ()
-        job = replace(job, begin_s=tracked.begin_s, avoid=avoid)
+        job = replace(job, begin_s=tracked.begin_s)
         if lifecycle.left and job.directive is not None:
             return replace(job, directive=None, directive_error=_left(lifecycle))
     if job.directive is None:

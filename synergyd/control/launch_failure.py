@@ -7,11 +7,15 @@ and has the job start on other nodes meanwhile. A job that fails everywhere is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LIFTS = 3  # holds of one job that are lifted: as many as a resize has attempts
 # Before its nodes are taken again: twice KillWait's default of 30 s, after which slurmd has killed what it still runs of the job.
 AVOID_S = 60.0
+
+# A node that comes back is told once more to end what it ran: slurmctld repeats that until the credential has expired, and it
+# would end the job's next incarnation too. AuthInfo's cred_expire is 120 s unless an admin sets it.
+RETURN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +37,20 @@ class LaunchFailures:
     restarts: int = -1
     #: Synergy lifts the hold that came with it
     lifted: bool = False
-    #: of the last failed start, not taken again before `until_s`
+    #: of the last failed start, or lost while the job ran: not taken again before `until_s`
     nodes: tuple[str, ...] = ()
     until_s: float = 0.0
 
 
 NO_FAILURES = LaunchFailures()
+
+
+def after_loss(before: LaunchFailures, lost: frozenset[str], now_s: float) -> LaunchFailures:
+    """What is remembered when the job runs, or ran until now, on nodes that can't take jobs any more."""
+    known = frozenset(before.nodes) if now_s < before.until_s else frozenset()
+    if not lost or (lost <= known and before.until_s >= now_s + RETURN_S / 2):
+        return before
+    return replace(before, nodes=tuple(sorted(lost | known)), until_s=max(before.until_s, now_s + RETURN_S))
 
 
 def after_failure(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from synergyd.control.credibility import LengthClaim, follow
 from synergyd.control.events import Tick
 from synergyd.control.instructions import Instruction
+from synergyd.control.launch_failure import after_loss
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
     JobLifecycle,
@@ -15,7 +16,7 @@ from synergyd.control.lifecycle import (
     validate,
 )
 from synergyd.control.start_refusal import has_room, still_refused
-from synergyd.records import Cluster, Decision, Job, Node, Plan, Profile, Report
+from synergyd.records import Cluster, Decision, Job, JobState, Node, Plan, Profile, Report
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,17 @@ class Tracked:
         if target is None or self.lifecycle.state is not ResizeState.RELEASED:
             return Tick()
         return Tick(has_room(target, cluster), self.reason)
+
+    def lose_nodes(self, up: frozenset[str], now_s: float) -> list[Output]:
+        """The nodes that it ran on when it was seen last, and that can't take jobs now, are not taken again for a while."""
+        if self.job is None or self.job.state is not JobState.RUNNING:
+            return []
+        life = self.lifecycle
+        failures = after_loss(life.failures, frozenset(self.job.node_names) - up, now_s)
+        if failures == life.failures:
+            return []
+        self.lifecycle = replace(life, failures=failures)
+        return [Remember(self.lifecycle, life.state, "NodesLost")]
 
     def forget_refusals(self, cluster: Cluster, now_s: float) -> list[Output]:
         """Refusals that no longer hold, in the light of what the nodes are now."""

@@ -249,7 +249,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     if need > there:
         return f"Can't start: it needs {named}{kinds}, and the cluster has {there}{where}."
     if need > up:
-        tried = f" (and not {', '.join(job.avoid)}, where its start has just failed)" if job.avoid else ""
+        tried = f" (and not {', '.join(job.avoid)}, where it has just failed)" if job.avoid else ""
         return f"Waits for nodes: it needs {named}{kinds}, and only {up} of {there}{where} are on nodes that are up{tried}."
     return ""
 

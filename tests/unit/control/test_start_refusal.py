@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from synergyd.control.controller import Controller
 from synergyd.control.decidable import as_decided_about
-from synergyd.control.events import CarriedOut, Observed, ResizeEvent, SnapshotTaken, Tick, Wanted
+from synergyd.control.events import CarriedOut, NodesRead, Observed, ResizeEvent, SnapshotTaken, Tick, Wanted
 from synergyd.control.instructions import Release, Target, Update
 from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step
 from synergyd.control.resize import advance
@@ -232,3 +232,24 @@ def test_no_history_pins_twice_to_what_was_refused(history: list[tuple[ResizeEve
             assert life.target is None or life.target.nodes != PINNED.nodes
         if life.state is ResizeState.HELD and life.target is not None:
             life = released(life, life.target, now_s)
+
+
+# -- nodes that were lost -------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_was_lost_is_not_taken_again_for_two_minutes() -> None:
+    """It is told once more to end what it ran, and would end the job's next incarnation too."""
+    controller = _controller(JobLifecycle(1, 0.0, ResizeState.RUNNING))
+    ran = replace(_job(JobState.RUNNING), node_names=("n1", "n2"))
+    controller.handle(SnapshotTaken(Snapshot(0.0, Cluster(NODES), (ran,)), 15.0), 0.0)
+    all_up, without = frozenset({"n1", "n2", "n3"}), frozenset({"n2", "n3"})
+    assert controller.handle(NodesRead(all_up), 1.0) == []
+    lost = controller.handle(NodesRead(without), 10.0)
+    assert [type(o).__name__ for o in lost] == ["Remember"] and controller.handle(NodesRead(without), 20.0) == []
+    pending, running = _job(JobState.PENDING), _job(JobState.RUNNING)
+    for job in (pending, running):
+        assert as_decided_about(job, controller.jobs[1], 129.0).avoid == ("n1",)
+        assert as_decided_about(job, controller.jobs[1], 130.0).avoid == ()
+    assert as_decided_about(ran, controller.jobs[1], 20.0).avoid == (), "it may stay where it is"
+    assert len(controller.handle(NodesRead(without), 80.0)) == 1, "as long as it is away, and two minutes from then"
+    assert controller.validate() == ""

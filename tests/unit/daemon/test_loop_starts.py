@@ -130,5 +130,5 @@ def test_with_no_other_node_it_waits_until_slurmd_has_ended_the_old_incarnation(
     site.epoch(1)
     site.start()  # a daemon that starts again knows it too
     waits = site.epoch(5)[1]
-    assert waits.action is Action.WAIT and "not n1, where its start has just failed" in waits.why, waits.why
+    assert waits.action is Action.WAIT and "not n1, where it has just failed" in waits.why, waits.why
     assert site.epoch(70)[1].action is Action.START
