@@ -22,6 +22,7 @@ CLOUD = (
     "ResumeProgram=/bin/true",
     "SuspendProgram=/bin/true",
     "SuspendTime=3600",
+    "PrivateData=cloud",  # without it Slurm shows no node of the cloud that is powered down
 )
 
 
