@@ -1,4 +1,4 @@
-"""Time limits, reservations and powered-down nodes on a real cluster: what a job gets is never less than as a plain one."""
+"""Time limits and reservations on a real cluster: what a job gets is never less than as a plain one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,10 @@ from tests.throwaway.synergy import Synergyd, make_cluster, synergyd
 pytestmark = pytest.mark.slurm
 
 
-# a node that Slurm could power up; its weight keeps jobs that nobody places off it, and nothing ever starts it
-CLOUD = (
-    "NodeName=c1 NodeHostname=nowhere Port=19999 CPUs=64 RealMemory=64000 Gres=gpu:cpu:4 Feature=cpu State=CLOUD Weight=1000",
-    "PartitionName=cloud Nodes=c1 MaxTime=INFINITE State=UP",
-    "ResumeProgram=/bin/true",
-    "SuspendProgram=/bin/true",
-    "SuspendTime=3600",
-)
-
-
 @pytest.fixture(scope="module")
 def timed() -> Iterator[SlurmCluster]:
-    """Three nodes with four GPUs each, and one that is powered down; an epoch a second."""
-    made = make_cluster((NodeGroup("cpu", 3, 4),), epoch_s=1, settings=CLOUD)
+    """Three nodes with four GPUs each; an epoch a second."""
+    made = make_cluster((NodeGroup("cpu", 3, 4),), epoch_s=1)
     # asked for two minutes before a reservation takes a job's nodes
     made.slurm_conf = tuple(line.replace("CheckpointTimeout=60", "CheckpointTimeout=130") for line in made.slurm_conf)
     with made as cluster:
@@ -105,22 +95,9 @@ def test_no_job_is_placed_or_restarted_across_a_maintenance_reservation(empty: S
         empty.run("scontrol", "delete", "reservation=part")
         second = light_job.submit(empty, "second", directive="min_gpus=1 max_gpus=4", gpus=4, options=("--time=10",))
         short = light_job.submit(empty, "short", directive="min_gpus=1 max_gpus=4", gpus=4, options=("--time=1",))
-        empty.wait_for(
-            lambda: "The reservation maint takes c1, n1, n2 and 1 more in" in told(empty, second), 60, "the reason"
-        )
+        empty.wait_for(lambda: "The reservation maint takes n1, n2, n3 in" in told(empty, second), 60, "the reason")
         empty.wait_for(lambda: empty.state(short) == "RUNNING", 60, "the job that ends before it")
         assert empty.state(second) == "PENDING"
         # it may go on until then, but a restart would wait until the reservation is over
         assert (empty.state(first), squeue(empty, first, "RestartCnt")) == ("RUNNING", "0")
         empty.wait_for(lambda: "before a reservation takes its nodes" in told(empty, first), 150, "its checkpoint")
-
-
-def test_powered_down_nodes_are_woken_where_nothing_else_is_free(empty: SlurmCluster) -> None:
-    with synergyd(empty) as daemon:
-        until_beat(empty)
-        options = ("--partition=cloud", "--time=10")
-        asleep = light_job.submit(empty, "asleep", directive="min_gpus=1 max_gpus=4", gpus=4, options=options)
-        empty.wait_for(lambda: "Slurm can wake c1" in told(empty, asleep), 60, "the decision\n" + daemon.tail())
-        empty.wait_for(lambda: squeue(empty, asleep, "NodeList") == "c1", 60, "Slurm to power it up\n" + daemon.tail())
-        assert "ReqNodeList=(null)" in empty.run("scontrol", "show", "job", str(asleep)).stdout
-        assert "powering_up" in empty.run("sinfo", "-h", "-n", "c1", "-O", "StateComplete:80").stdout
