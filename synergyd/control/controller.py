@@ -62,7 +62,7 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.progress import progress_of
 from synergyd.control.reviews import review_batch, review_health, review_time
-from synergyd.control.start_time import after_writing, put_off_until_s
+from synergyd.control.start_time import put_off_until_s
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, Tracked
 from synergyd.errors import one_line
@@ -361,10 +361,9 @@ class Controller:
         ):
             return []
         park_s, life = self.times.park_s, tracked.lifecycle
-        tracked.lifecycle = replace(life, written=after_writing(life.written, job.restarts, now_s + park_s))
         again = tracked.parked == job.restarts
         return [
-            Remember(tracked.lifecycle, life.state, "Park"),
+            tracked.puts_off(now_s + park_s),
             ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s, life.walltime.grant),
         ]
 

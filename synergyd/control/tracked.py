@@ -16,6 +16,7 @@ from synergyd.control.lifecycle import (
     validate,
 )
 from synergyd.control.start_refusal import has_room, still_refused
+from synergyd.control.start_time import after_writing
 from synergyd.records import Cluster, Decision, Job, JobState, Node, Plan, Profile, Report
 
 
@@ -156,6 +157,13 @@ class Tracked:
             return []
         self.lifecycle = replace(life, failures=failures)
         return [Remember(self.lifecycle, life.state, "NodesLost")]
+
+    def puts_off(self, start_s: float) -> Remember:
+        """Synergy is about to write the start time `start_s`: no user has set it."""
+        life = self.lifecycle
+        restarts = life.restarts if self.job is None else self.job.restarts
+        self.lifecycle = replace(life, written=after_writing(life.written, restarts, start_s))
+        return Remember(self.lifecycle, life.state, "Park")
 
     def forget_refusals(self, cluster: Cluster, now_s: float) -> list[Output]:
         """Refusals that no longer hold, in the light of what the nodes are now."""

@@ -63,17 +63,21 @@ class Executor:
                 return Answered(answer)
         return None
 
-    def keep_forms(self, forms: Forms, rows: Mapping[int, JobRow], park_s: float) -> None:
-        """Array tasks that are to wait are kept from starting; the next ones become jobs, which the next epoch sees. Raises
-        DeniedError."""
+    def keep_forms(
+        self, forms: Forms, rows: Mapping[int, JobRow], park_s: float, puts_off: Callable[[int], None]
+    ) -> None:
+        """Array tasks that are to wait are kept from starting; the next ones become jobs, which the next epoch sees. `puts_off` is
+        told of each before its start time is written. Raises DeniedError."""
         soon_s = self.clock() + park_s / 2
         self._parked &= rows.keys()
         for job_id in forms.park:
             if job_id not in self._parked:
+                puts_off(job_id)
                 answer = self.actuator.carry_out(Park(job_id, park_s))
                 self._tell(job_id, answer.error if isinstance(answer, Refused) else "")
                 self._parked |= set() if isinstance(answer, Refused) else {job_id}
             elif (eligible_s := rows[job_id].eligible_s) is None or eligible_s < soon_s:
+                puts_off(job_id)
                 self._again.setdefault(park_s, []).append(job_id)
         for job_id, task in forms.split:
             answer = self.actuator.carry_out(Split(job_id, task, park_s))

@@ -190,9 +190,14 @@ class Daemon:
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
-            self.executor.keep_forms(self.observer.forms, self.observer.rows, self.controller.times.park_s)
+            park_s = self.controller.times.park_s
+            self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
             self.executor.park_again()
             self.heartbeat.completed(self._now())
+
+    def _puts_off(self, job_id: int) -> None:
+        if (tracked := self.controller.jobs.get(job_id)) is not None:
+            self.executor.do(tracked.puts_off(self._now() + self.controller.times.park_s))
 
     def _take_reports(self) -> None:
         if self.tools.inbox is None:

@@ -87,8 +87,8 @@ class FreeGpus:
             if node.room is None:
                 return True
             room = self._room[node.host or node.name]
-            if needs.whole_nodes:
-                return node.untouched and room == node.room and self.free[node.name] == node.free
+            if needs.whole_nodes and not (node.untouched and room == node.room and self.free[node.name] == node.free):
+                return False
             key = node.threads, node.total.memory_mib if needs.whole_memory else 0
             if key not in known:
                 known[key] = needs.on(gpus, *key)
