@@ -176,7 +176,8 @@ def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> F
     """Takes the latest report of the job's present incarnation: `tracked.lifecycle` then knows what ran and what failed."""
     report, job, before = event.reports[-1], event.job or tracked.job, tracked.lifecycle
     failure = report.failure
-    fresh = failure is not None and before.failure != (report.restarts, failure.number)
+    # later than the last one heard of: an owner who tells old ones again and again costs nothing
+    fresh = failure is not None and (report.restarts, failure.number) > before.failure
     if job is None or job.directive is None:
         return NOTHING_FOLLOWS
     if failure is not None and fresh and failure.plan is None:

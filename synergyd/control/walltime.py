@@ -41,6 +41,8 @@ class Walltime:
     continues: int = 0
     #: times that it has
     continued: int = 0
+    #: Slurm's limit for it is one that Synergy has lowered
+    lowered: bool = False
 
     @property
     def grant(self) -> TimeGrant | None:
@@ -66,12 +68,12 @@ class Walltime:
             return self
         left_s = self.ends_s - ended_s
         if self.goes_on and self.asked_s is not None and left_s <= self.lead_s(lead_s):
-            return replace(self, ends_s=None, left_s=self.asked_s, continued=self.continued + 1)
-        return replace(self, ends_s=None, left_s=max(LEAST_S, left_s))
+            return replace(self, ends_s=None, left_s=self.asked_s, continued=self.continued + 1, lowered=False)
+        return replace(self, ends_s=None, left_s=max(LEAST_S, left_s), lowered=True)
 
     def lost(self) -> Walltime:
-        """Slurm or its user has requeued it: its next incarnation gets the limit that Slurm has for it."""
-        return replace(self, ends_s=None, left_s=None)
+        """Slurm or its user has requeued it: its limit begins anew, as a plain job's does."""
+        return replace(self, ends_s=None, left_s=self.asked_s if self.lowered else None, lowered=False)
 
     def words(self) -> str:
         """What a requeued job has left, as the end of a sentence; "" where nothing is changed."""

@@ -202,6 +202,7 @@ class Daemon:
     def _take_reports(self) -> None:
         if self.tools.inbox is None:
             return
+        self.observer.hear()
         for received in self.tools.inbox.take():
             for event in self.observer.report_events(received, self.controller, self.forecast):
                 self._run(event)

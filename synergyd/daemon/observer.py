@@ -64,6 +64,7 @@ class Observer:
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     _here: frozenset[int] = frozenset()
+    _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _crowded: frozenset[str] = frozenset()
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
@@ -175,6 +176,10 @@ class Observer:
         same = all(getattr(now, n) == getattr(then, n) for n in ("state", "restarts", "node_names", "tres_per_node"))
         return same and bool(now.priority) == bool(then.priority)
 
+    def hear(self) -> None:
+        """Reports follow: each look reads few single jobs for them."""
+        self._looked.clear()
+
     def report_events(self, received: ReceivedReport, controller: Controller, model: Predictor) -> Iterator[Reported]:
         """A report of a job in the queue by its owner; nothing of any other, whose next one comes soon where it was too early."""
         report, row = received.report, self.rows.get(received.report.job_id)
@@ -194,7 +199,10 @@ class Observer:
         yield Reported((report,), row.restarts, model.predicted(*known), shape, model.least_memory(*known), fresh)
 
     def _now(self, job_id: int) -> Job | None:
-        """The job as Slurm shows it now; None where Slurm can't be read."""
+        """The job as Slurm shows it now; None where Slurm can't be read, or where many were read since the last look."""
+        if job_id in self._looked or len(self._looked) >= SINGLE_READS:
+            return None  # its launcher says it again
+        self._looked.add(job_id)
         try:
             row = self.writer.job(job_id)
         except SlurmError:

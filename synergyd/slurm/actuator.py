@@ -170,10 +170,13 @@ class Actuator:
                 if isinstance(size, str):
                     return size, False
                 self._reserve(job_id, known)
-                # parked first and alone: a refused update may set some fields and not the start time, and then
-                # the job would start half-changed
-                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, known, time)})
-                known = self.known[job_id] = _timed(known, time)
+                # parked first, without the size: a refused update may set some fields and not the start time, and then the job
+                # would start half-changed. Stamped with its own size: a daemon that finds it half-changed knows that
+                limit = _time_limit(row, known, time)
+                known = _timed(known, time)
+                stamp = self._stamp(job_id, known, None)
+                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
+                self.known[job_id] = known
                 self.slurm.update_size(name, row.uid, {**size, **self._fields(job_id, target, known)})
                 difference = self._difference(job_id, target)
                 if difference:
@@ -238,10 +241,10 @@ def _timed(known: Known, time: TimeGrant | None) -> Known:
 
 
 def _time_limit(row: JobRow, known: Known, time: TimeGrant | None) -> dict[str, str]:
-    """The field that gives the job what is left of its time limit. Only ever lowered, but where it begins anew."""
-    if time is None:
+    """The field that gives the job what is left of its time limit. Raised only where it begins anew, to what was asked for."""
+    if time is None or row.time_limit_s == 60 * time.minutes:
         return {}
-    anew = time.continued > known.continued
+    anew = time.continued > known.continued or time.limit_s == time.asked_s
     if not anew and row.time_limit_s is not None and row.time_limit_s <= 60 * time.minutes:
         return {}
     # Slurm refuses a limit below its --time-min

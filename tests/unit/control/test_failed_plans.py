@@ -206,3 +206,13 @@ def test_one_that_fails_while_its_checkpoint_is_awaited_goes_where_it_was_going(
     controller.jobs[1].lifecycle = life
     assert Requeue(1, 0) in tell(controller, failure=EXIT)
     assert controller.jobs[1].lifecycle.target == target
+
+
+def test_a_failure_that_is_told_again_and_again_counts_once() -> None:
+    controller = running()
+    tell(controller, failure=replace(EXIT, number=2))
+    before = controller.jobs[1].lifecycle
+    for number in (1, 2, 1, 2):
+        outputs = tell(controller, failure=replace(EXIT, number=number))
+        assert not [o for o in outputs if isinstance(o, Remember)]
+    assert controller.jobs[1].lifecycle == before

@@ -198,3 +198,13 @@ def test_when_the_last_checkpoint_is_due() -> None:
     assert due_s(walltime, 400.0, cut_s=5000.0) == 4600.0
     assert due_s(replace(walltime, asked_s=300.0), 400.0) == 9850.0
     assert due_s(Walltime(), 400.0) is None
+
+
+def test_a_requeue_by_slurm_gets_the_limit_back_that_synergy_had_lowered() -> None:
+    """As a plain job's, its limit begins anew; one that nobody lowered is left as Slurm has it."""
+    resized = Walltime(asked_s=HOUR).running(10_000.0).requeued(9_400.0, 300.0)
+    assert resized.left_s == 600.0
+    lost = resized.running(12_000.0).lost()
+    assert lost.left_s == HOUR and lost.grant == TimeGrant(HOUR, HOUR, 0)
+    assert lost.running(20_000.0).lost().left_s is None
+    assert Walltime(asked_s=HOUR).running(10_000.0).lost().grant is None

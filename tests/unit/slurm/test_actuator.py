@@ -10,6 +10,7 @@ import pytest
 
 from synergyd.control.events import CarriedOut, Refused
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.walltime import TimeGrant
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
@@ -147,7 +148,9 @@ def test_a_job_that_is_not_pending_is_not_updated(tmp_path: Path, state: str) ->
 def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     slurm, actuator = make(tmp_path)
     assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
-    assert slurm.calls[0] == ["update", "1", "StartTime=now+900"], "parked before anything else"
+    first = slurm.calls[0]
+    assert first[:3] == ["update", "1", "StartTime=now+900"], "parked before its size is touched"
+    assert len(first) == 4 and "asked=a100,1,2" in first[3], "and stamped with its own size"
     comment = "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1 report=ctl:7321"
     comment += f" by={os.getuid()}"
     assert fields(slurm) == {
@@ -333,3 +336,20 @@ def test_an_admin_comment_that_can_not_be_read_is_not_written_over(tmp_path: Pat
     slurm.admin_comment = away  # type: ignore[method-assign, assignment]
     answer = actuator.carry_out(Park(1, 900))
     assert isinstance(answer, Refused) and answer.transient and slurm.comments[1] == "ticket 12"
+
+
+@pytest.mark.parametrize(
+    ("now_s", "grant", "written"),
+    [
+        (600.0, TimeGrant(3600.0, 3600.0), "60"),  # it begins anew
+        (3600.0, TimeGrant(3600.0, 3600.0), None),
+        (3600.0, TimeGrant(600.0, 3600.0), "10"),
+        (300.0, TimeGrant(600.0, 3600.0), None),  # somebody has lowered it further
+    ],
+)
+def test_a_time_limit_is_raised_to_what_was_asked_for_alone(
+    tmp_path: Path, now_s: float, grant: TimeGrant, written: str | None
+) -> None:
+    slurm, actuator = make(tmp_path, time_limit_s=now_s)
+    assert isinstance(actuator.carry_out(Park(1, 900.0, grant)), CarriedOut)
+    assert fields(slurm).get("TimeLimit") == written
