@@ -478,15 +478,17 @@ local function nodes_of(job_desc, node, job, task)
   return nil
 end
 
--- Nodes, and GPUs, their kind and tasks of each, where the job's options come to the same on every node; else nil.
+-- Nodes, and GPUs, their kind and tasks of each, where the job's options come to the same on every node; else nil. A field
+-- that names anything besides one GPU request is left alone: asking by node would lose the rest.
 local function even_shape(job_desc)
   local node, job, task =
     one_request(job_desc.tres_per_node), one_request(job_desc.tres_per_job), one_request(job_desc.tres_per_task)
-  local requests = (node and 1 or 0) + (job and 1 or 0) + (task and 1 or 0)
-  for _, field in ipairs({"tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket"}) do
-    requests = requests - gpu_requests(job_desc[field])
+  local function lost(field, request)
+    return not request and (job_desc[field] or "") ~= ""
   end
-  if requests ~= 0 or given(job_desc.ntasks_per_socket) or given(job_desc.ntasks_per_core) then return nil end
+  if lost("tres_per_node", node) or lost("tres_per_job", job) or lost("tres_per_task", task) then return nil end
+  if lost("tres_per_socket", nil) then return nil end
+  if given(job_desc.ntasks_per_socket) or given(job_desc.ntasks_per_core) then return nil end
   local nodes = nodes_of(job_desc, node, job, task)
   if not nodes then return nil end
   local all, each, per_gpu = given(job_desc.num_tasks), given(job_desc.ntasks_per_node), given(job_desc.ntasks_per_tres)
@@ -555,7 +557,7 @@ local function resizable_form(job_desc)
   if type(offset) == "number" and offset < UNSET then return {code = "het", values = {}} end
   if gpu_requests(job_desc.tres_per_node) > 1 then wrong("mixed_gpus") end
   local other = other_form(job_desc)
-  if not other and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
+  if (not other or other.code ~= "gpus") and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
   if job_desc.requeue == 0 then wrong("no_requeue") end
   if not other then return nil end
   local shape = even_shape(job_desc)

@@ -155,6 +155,14 @@ def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str
         ({"tres_per_node": None}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
         ({"tres_per_node": "gres:nic:1"}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
         (
+            {"tres_per_node": None, "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no",
+        ),
+        (
+            {"tres_per_node": "gres:nic:1", "num_tasks": 8.0},
+            "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no",
+        ),
+        (
             {"tres_per_node": "gres:gpu:a100:2,gres:gpu:h100:2"},
             "the job asks for several kinds of GPU at once; write one --gres=gpu:TYPE:N, or resize=no",
         ),
@@ -202,6 +210,26 @@ GPUS = "write --nodes=N --gres=gpu:M (GPUs per node) and start all with srun syn
         (
             {"tres_per_socket": "gres/gpu:2", "tres_per_node": None, "min_nodes": 1.0, "max_nodes": 1.0},
             f"--gpus-per-socket keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_node": "gres:nic:1", "tres_per_job": "gres:gpu:4", "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_node": None, "tres_per_job": "gres:gpu:4,license:x:1", "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_job": "gres:nic:1", "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--ntasks-per-node=4 keeps the job at its size; {TASKS}",
+        ),
+        (
+            {"tres_per_task": "gres:nic:1", "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--ntasks-per-node=4 keeps the job at its size; {TASKS}",
+        ),
+        (
+            {"tres_per_socket": "gres:nic:1", "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--ntasks-per-node=4 keeps the job at its size; {TASKS}",
         ),
     ],
 )  # fmt: skip
