@@ -434,37 +434,48 @@ end
 local TASK_VARIABLES = {
   "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_PER", "SLURM_GPUS[^_%w]",
 }
-local STARTERS = {"srun", "mpirun", "mpiexec"}
-local STEP_OPTIONS = {" %-[nG]", "%-%-ntasks", "%-%-gpus", "%-%-gres"}
+local STARTERS = {"synergy%-launch", "srun", "mpirun", "mpiexec"}
+-- What must not stand before synergy-launch: a word that is no option; quotes; options of srun that one task a node would need
+-- changed, the short ones also behind others as in -ln8.
+local NOT_BEFORE = {"%s[^%s%-]", "[\"'\\]", "%s%-%w*[cnG]", "%s%-%-ntasks", "%s%-%-cpus", "%s%-%-gpus", "%s%-%-gres"}
+
+-- Whether a line is `synergy-launch ...` or `srun OPTIONS synergy-launch ...` and no second command. An option's value in a
+-- word of its own can't be told from a command, so it counts as one.
+local function is_launch(line)
+  local at, stop = line:find("synergy-launch", 1, true)
+  if not at or #line > G.max_line or line:find("^%S", stop + 1) then return false end
+  if line:gsub("2>&1", ""):find("[;&|`]") or line:find("$(", 1, true) then return false end
+  local options, path = (" " .. line:sub(1, at - 1)):match("^(.*%s)(.*)$")
+  if path ~= "" and (path:sub(-1) ~= "/" or path:find("^%-") or path:find("=", 1, true)) then return false end
+  options = options:match("^%s+srun(%s.*)$") or options
+  for _, pattern in ipairs(NOT_BEFORE) do
+    if options:find(pattern) then return false end
+  end
+  for i = 2, #STARTERS do
+    if line:find(STARTERS[i], stop, true) then return false end
+  end
+  return true
+end
 
 -- Whether all that the script starts through Slurm is synergy-launch, which starts its processes itself, whatever the tasks.
 local function only_launches(script)
   if #script > G.max_header then return false end
-  local text = ("\n" .. script .. "\n"):gsub("\\\n", " ")
+  local text = "\n" .. script .. "\n"
   for _, name in ipairs(TASK_VARIABLES) do
     if text:find(name) then return false end
   end
-  local looked = 0
+  -- comments first: a backslash at the end of one continues nothing
+  text = text:gsub("\n[ \t]*#[^\n]*", "\n"):gsub("\\\n", "")
+  local launches = false
   for _, starter in ipairs(STARTERS) do
+    local looked = 0
     for line in text:gmatch("\n([^\n]*" .. starter .. "[^\n]*)") do
       looked = looked + 1
-      if looked > G.max_lines then return false end
-      if not line:find("^[ \t]*#") then
-        local options = line:match(starter .. "(.*)synergy%-launch")
-        if not options then return false end
-        for _, option in ipairs(STEP_OPTIONS) do
-          if options:find(option) then return false end
-        end
-      end
+      if looked > G.max_lines or not is_launch(line) then return false end
+      launches = true
     end
   end
-  looked = 0
-  for line in text:gmatch("\n([^\n]*synergy%-launch[^\n]*)") do
-    looked = looked + 1
-    if not line:find("^[ \t]*#") then return true end
-    if looked > G.max_lines then return false end
-  end
-  return false
+  return launches
 end
 
 -- The nodes of a job, where its options leave Slurm no choice.
@@ -478,15 +489,17 @@ local function nodes_of(job_desc, node, job, task)
   return nil
 end
 
--- Nodes, and GPUs, their kind and tasks of each, where the job's options come to the same on every node; else nil.
+-- Nodes, and GPUs, their kind and tasks of each, where the job's options come to the same on every node; else nil. A field
+-- that names anything besides one GPU request is left alone: asking by node would lose the rest.
 local function even_shape(job_desc)
   local node, job, task =
     one_request(job_desc.tres_per_node), one_request(job_desc.tres_per_job), one_request(job_desc.tres_per_task)
-  local requests = (node and 1 or 0) + (job and 1 or 0) + (task and 1 or 0)
-  for _, field in ipairs({"tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket"}) do
-    requests = requests - gpu_requests(job_desc[field])
+  local function lost(field, request)
+    return not request and (job_desc[field] or "") ~= ""
   end
-  if requests ~= 0 or given(job_desc.ntasks_per_socket) or given(job_desc.ntasks_per_core) then return nil end
+  if lost("tres_per_node", node) or lost("tres_per_job", job) or lost("tres_per_task", task) then return nil end
+  if lost("tres_per_socket", nil) then return nil end
+  if given(job_desc.ntasks_per_socket) or given(job_desc.ntasks_per_core) then return nil end
   local nodes = nodes_of(job_desc, node, job, task)
   if not nodes then return nil end
   local all, each, per_gpu = given(job_desc.num_tasks), given(job_desc.ntasks_per_node), given(job_desc.ntasks_per_tres)
@@ -555,7 +568,7 @@ local function resizable_form(job_desc)
   if type(offset) == "number" and offset < UNSET then return {code = "het", values = {}} end
   if gpu_requests(job_desc.tres_per_node) > 1 then wrong("mixed_gpus") end
   local other = other_form(job_desc)
-  if not other and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
+  if (not other or other.code ~= "gpus") and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
   if job_desc.requeue == 0 then wrong("no_requeue") end
   if not other then return nil end
   local shape = even_shape(job_desc)

@@ -155,6 +155,14 @@ def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str
         ({"tres_per_node": None}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
         ({"tres_per_node": "gres:nic:1"}, "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no"),
         (
+            {"tres_per_node": None, "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no",
+        ),
+        (
+            {"tres_per_node": "gres:nic:1", "num_tasks": 8.0},
+            "the job asks for no GPUs; write --gres=gpu:N (GPUs per node), or resize=no",
+        ),
+        (
             {"tres_per_node": "gres:gpu:a100:2,gres:gpu:h100:2"},
             "the job asks for several kinds of GPU at once; write one --gres=gpu:TYPE:N, or resize=no",
         ),
@@ -202,6 +210,26 @@ GPUS = "write --nodes=N --gres=gpu:M (GPUs per node) and start all with srun syn
         (
             {"tres_per_socket": "gres/gpu:2", "tres_per_node": None, "min_nodes": 1.0, "max_nodes": 1.0},
             f"--gpus-per-socket keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_node": "gres:nic:1", "tres_per_job": "gres:gpu:4", "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_node": None, "tres_per_job": "gres:gpu:4,license:x:1", "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--gpus keeps the job at its size; {GPUS}",
+        ),
+        (
+            {"tres_per_job": "gres:nic:1", "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--ntasks-per-node=4 keeps the job at its size; {TASKS}",
+        ),
+        (
+            {"tres_per_task": "gres:nic:1", "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--ntasks-per-node=4 keeps the job at its size; {TASKS}",
+        ),
+        (
+            {"tres_per_socket": "gres:nic:1", "ntasks_per_node": 4.0, "min_nodes": 2.0, "max_nodes": 2.0},
+            f"--ntasks-per-node=4 keeps the job at its size; {TASKS}",
         ),
     ],
 )  # fmt: skip
@@ -283,6 +311,28 @@ def test_other_forms_are_rewritten_by_node_where_that_is_exact(
         "python train.py\n# srun synergy-launch train.py\n",
         "true\n" * 40_000 + "srun synergy-launch train.py\n",
         "srun synergy-launch\n" * 40,
+        "srun python prepare.py; synergy-launch train.py\n",
+        "srun synergy-launch a.py; srun python b.py\n",
+        "srun synergy-launch a.py && mpiexec ./b\n",
+        "srun synergy-launch a.py & python b.py\n",
+        "srun synergy-launch a.py | tee log\n",
+        "srun synergy-launch `./arguments`\n",
+        "srun synergy-launch $(./arguments)\n",
+        "srun synergy-launch <(srun hostname)\n",
+        "srun synergy-launch a.py srun\n",
+        "srun python synergy-launch\n",
+        "srun $OPTIONS synergy-launch a.py\n",
+        "srun -ln8 synergy-launch a.py\n",
+        "mpirun synergy-launch a.py\n",
+        "srun echo-synergy-launch a.py\n",
+        "srun --chdir=/opt/synergy-launch python a.py\n",
+        "srun --comment=' -x synergy-launch ' python a.py\n",
+        "srun -c2 synergy-launch a.py\n",
+        "time srun synergy-launch a.py\n",
+        "synergy-launcher a.py\n",
+        "sr\\\nun python a.py\nsrun synergy-launch a.py\n",
+        "# a remark \\\nsrun python a.py\nsrun synergy-launch a.py\n",
+        "srun synergy-launch " + "x" * 5000 + "\n",
     ],
 )
 def test_a_script_that_starts_tasks_itself_keeps_them(slurm: Controller, body: str) -> None:
@@ -294,7 +344,7 @@ def test_a_script_that_starts_tasks_itself_keeps_them(slurm: Controller, body: s
 
 
 def test_launch_lines_are_found_over_several_lines_and_behind_paths(slurm: Controller) -> None:
-    body = "# srun starts it once a node\nsrun --mpi=none \\\n  /opt/bin/synergy-launch train.py --gpus 8 -n 3\n"
+    body = "# srun starts it; once a node\nsrun --mpi=none \\\n  /opt/bin/synergy-launch train.py --gpus 8 -n 3 >out 2>&1\n"
     fields: dict[str, Any] = {"ntasks_per_node": 8.0, "num_tasks": 8.0, **ONE}
     outcome = slurm.submit("#!/bin/sh\n#SYNERGY tp=2\n" + body, **fields)
     assert (outcome.rc, outcome.said, outcome.job["num_tasks"]) == (0, [], 1)

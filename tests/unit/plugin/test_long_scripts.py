@@ -43,17 +43,24 @@ HOSTILE: dict[str, str] = {
     "blanks in lines": filled(" " * 1000 + "\n", end="#SYNERGY tp=2\n"),
     "one value": filled("x", "#SYNERGY model="),
     "words": filled("\n#SYNERGY ", "#SYNERGY " + "tp=2 " * 800),
+    "starters in one line": filled("srun ", "#SYNERGY tp=2\n", size=HEADER),
+    "starters and ends of lines": filled("srun \\\n", "#SYNERGY tp=2\n", size=HEADER),
+    "starters in long lines": filled("srun " * 800 + "synergy-launch\n", "#SYNERGY tp=2\n", size=HEADER),
+    "options in long lines": filled("srun " + "-l " * 1350 + "synergy-launch\n", "#SYNERGY tp=2\n", size=HEADER),
+    "blanks before a starter": filled(" ", "#SYNERGY tp=2\ntrue\n", "srun", size=HEADER),
+    "remarks between launches": filled("# srun\n", "#SYNERGY tp=2\n", "srun synergy-launch\n", size=HEADER),
 }
 
 
 def plugin(lua: str) -> Callable[[str], object]:
-    """submit() on a script, as the hook calls it."""
+    """submit() on a script, as the hook calls it, of a job whose tasks make it look at all that the script starts."""
     state = runtime(lua)
     if state is None:
         pytest.skip(f"lupa has no {lua} here")
     state.execute(b"slurm = {SUCCESS = 0, ERROR = -1, log_user = function() end, log_info = function() end}")
     submit = state.execute(b"return dofile(" + literal(str(PLUGIN)) + b").submit")
-    table = state.eval(b"function(text) return {script = text, tres_per_node = 'gres:gpu:4'} end")
+    asked = b"tres_per_node = 'gres:gpu:4', ntasks_per_node = 4, min_nodes = 2, max_nodes = 2"
+    table = state.eval(b"function(text) return {script = text, " + asked + b"} end")
 
     def run(script: str) -> float:
         job = table(script.encode())
