@@ -37,6 +37,7 @@ class Wanted:
     acks: int = 0  # checkpoint acknowledgements of this incarnation so far
     present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
     asked: Target | None = None  # what its sbatch line asks for
+    due: bool = False  # its time limit ends it otherwise: nothing puts it off
 
 
 @dataclass(frozen=True)

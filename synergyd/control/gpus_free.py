@@ -25,12 +25,12 @@ def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
         own = job.shape.gpus_per_node if name in job.node_names else 0
         if node.gpus - node.gpus_used + own < shape.gpus_per_node:
             return False
-        if not own and node.room is not None and not _has_room(node, job, shape.gpus_per_node):
+        if not own and node.room is not None and not has_cpus(node, job, shape.gpus_per_node):
             return False
     return True
 
 
-def _has_room(node: Node, job: Job, gpus: int) -> bool:
+def has_cpus(node: Node, job: Job, gpus: int) -> bool:
     """Are the CPUs and memory free that go with so many GPUs of this node?"""
     if node.room is None:
         return True

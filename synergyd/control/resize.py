@@ -91,7 +91,8 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
             return _runs(life, event, now_s, None, "started by Slurm as a plain job")
         case ResizeState.RUNNING if event.state == "PENDING":
             # requeued by Slurm (node failure) or by the user
-            moved = replace(life, restarts=event.restarts, plan=None, ended_s=now_s)
+            # what the incarnation that ended was spared says nothing of the next one's start
+            moved = replace(life, restarts=event.restarts, plan=None, ended_s=now_s, retry_after_s=0.0, unanswered=0)
             return _to(moved, ResizeState.QUEUED, now_s, "requeued by Slurm or its user")
         case ResizeState.RUNNING if running and event.restarts != life.restarts:
             return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
@@ -149,14 +150,14 @@ def _pending(life: JobLifecycle, event: Observed, now_s: float) -> JobLifecycle:
 
 
 def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes) -> Step:
-    if now_s < life.retry_after_s or life.left:
+    if not event.due and (now_s < life.retry_after_s or life.left):
         return Step(life)
     target, rung = event.target, Rung.AS_DECIDED
-    if any(set(r.nodes) == set(target.nodes) for r in life.refusals):
-        if life.state is ResizeState.RUNNING:
+    if life.left or any(set(r.nodes) == set(target.nodes) for r in life.refusals):
+        if life.state is ResizeState.RUNNING and not event.due:
             return Step(life)
         target, rung = replace(target, nodes=()), Rung.ANY_NODES
-    aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked)
+    aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked or life.asked)
     match life.state:
         case ResizeState.QUEUED:
             return _to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
@@ -234,11 +235,13 @@ def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTim
     # a refusal that is called transient and yet lasts as long as a job may be parked is none
     give_up = now_s >= life.since_s + limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
     back = replace(tried, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
+    # below the first rung nodes are Slurm's choice
+    origin = life.origin if life.rung is Rung.AS_DECIDED or life.origin is None else replace(life.origin, nodes=())
     match event.instruction:
-        case Update() if give_up and life.origin is not None and life.target != life.origin:
-            again = replace(back, target=life.origin, attempts=0)
-            text = f"new size refused ({event.error}): back to {_words(life.origin)}"
-            return _to(again, ResizeState.HELD, now_s, text, (_update(life, life.origin, limits),))
+        case Update() if give_up and origin is not None and life.target != origin:
+            again = replace(back, target=origin, attempts=0)
+            text = f"new size refused ({event.error}): back to {_words(origin)}"
+            return _to(again, ResizeState.HELD, now_s, text, (_update(life, origin, limits),))
         case Update() if give_up:
             return _to_unchanged(back, now_s, limits, f"update refused ({event.error})")
         case Requeue() if give_up:

@@ -59,7 +59,8 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output] |
     by_limit = job.cut_s is None or (life.walltime.ends_s is not None and life.walltime.ends_s <= job.cut_s)
     if life.walltime.goes_on and by_limit and not job.paused:
         present = Target(job.shape, job.node_names, life.plan)
-        return Wanted(present, "its time limit begins anew", tracked.checkpoints_taken, present)
+        cause, asked = "its time limit begins anew", Target(job.asked)
+        return Wanted(present, cause, tracked.checkpoints_taken, present, asked, due=True)
     restarts, before_s = tracked.saved
     if restarts == job.restarts and due < before_s + lead_s:
         return []

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from synergyd.constraint import has_features
+from synergyd.control.gpus_free import has_cpus
 from synergyd.control.instructions import Target
-from synergyd.records import Cluster, Node
+from synergyd.records import Cluster, Job, Node
 
 #: Slurm's reason of before the release may stand for as long as its scheduler takes to look at the job again
 STALE_REASON_S = 5.0
@@ -79,12 +81,12 @@ def next_try(tried: Target, rung: Rung, origin: Target | None, asked: Target | N
     return Rung.LEFT, None
 
 
-def has_room(target: Target, cluster: Cluster) -> bool:
-    """Are there GPUs for `target` that nobody holds, as far as the nodes show?"""
+def has_room(target: Target, cluster: Cluster, job: Job) -> bool:
+    """Are there GPUs for `target` that nobody holds, on nodes that the job may use, as far as the nodes show?"""
     shape, by_name = target.shape, cluster.by_name
     if target.nodes:
-        return all(name in by_name and _fits(by_name[name], target) for name in target.nodes)
-    return sum(_fits(node, target) for node in cluster.nodes) >= shape.nodes
+        return all(name in by_name and _fits(by_name[name], target, job) for name in target.nodes)
+    return sum(_fits(node, target, job) for node in cluster.nodes) >= shape.nodes
 
 
 def still_refused(
@@ -110,10 +112,17 @@ def remembered(refusals: tuple[Refusal, ...], target: Target, reason: str, now_s
     return (*others, Refusal(target.nodes, reason, now_s))[-_KEPT:]
 
 
-def _fits(node: Node, target: Target) -> bool:
-    shape = target.shape
+def _fits(node: Node, target: Target, job: Job) -> bool:
+    shape, partitions = target.shape, (job.open_partitions or job.partition).split(",")
     right = not shape.gpu_type or node.gpu_type == shape.gpu_type
-    return right and node.up and node.gpus - node.gpus_used >= shape.gpus_per_node
+    inside = not node.partitions or partitions == [""] or bool(set(partitions) & set(node.partitions))
+    allowed = (
+        inside
+        and node.name not in (*job.exclude, *job.barred, *job.avoid)
+        and has_features(job.features, node.features)
+    )
+    free = node.gpus - node.gpus_used >= shape.gpus_per_node and has_cpus(node, job, shape.gpus_per_node)
+    return right and allowed and node.up and free
 
 
 def _word(reason: str) -> str:

@@ -38,7 +38,8 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
 
 
 def _launch_failed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> Step:
-    lift = LiftHold(life.job_id, event.restarts, limits.park_s)
+    # nobody decides about a job that was left to Slurm: it is not put off
+    lift = LiftHold(life.job_id, event.restarts, 0.0 if life.left else limits.park_s)
     if life.failures.restarts == event.restarts and life.state is ResizeState.QUEUED:
         again = life.failures.lifted and (not life.sent_s or now_s >= life.sent_s + limits.resend_s)
         return Step(replace(life, sent_s=now_s), (lift,)) if again else Step(life)

@@ -30,14 +30,18 @@ def in_time(
     *,
     lead_s: float = 0.0,
     restart_s: float = 0.0,
+    least_s: float = 0.0,
 ) -> Job:
     """The job with the time that it has left, the nodes that reservations bar it from, and when one cuts it short.
 
     Slurm starts no job that might still run when a reservation of its nodes begins: of a running job it is the requeued one
-    that would wait. `restart_s`: what a restart takes; `lead_s`: how long before the end a checkpoint is asked for.
+    that would wait. `restart_s`: what a restart takes; `lead_s`: how long before the end a checkpoint is asked for; `least_s`: to
+    which Slurm may shorten its limit to start it before a reservation (--time-min), 0 where it may not.
     """
     runs = job.state is JobState.RUNNING
     left_s = _left_s(job, walltime, now_s)
+    if least_s and not runs:
+        left_s = least_s if left_s is None else min(left_s, least_s)
     begins_s = now_s + (restart_s if runs else START_S)
     bars = [
         r for r in reservations if r.end_s > now_s and (left_s is None or begins_s + left_s > r.start_s) and r.nodes

@@ -143,9 +143,9 @@ class Tracked:
     def tick(self, cluster: Cluster) -> Tick:
         """Time has passed: with what a released job's start is judged by."""
         target = self.lifecycle.target
-        if target is None or self.lifecycle.state is not ResizeState.RELEASED:
+        if target is None or self.job is None or self.lifecycle.state is not ResizeState.RELEASED:
             return Tick()
-        return Tick(has_room(target, cluster), self.reason)
+        return Tick(has_room(target, cluster, self.job), self.reason)
 
     def lose_nodes(self, up: frozenset[str], now_s: float) -> list[Output]:
         """The nodes that it ran on when it was seen last, and that can't take jobs now, are not taken again for a while."""

@@ -56,8 +56,8 @@ class Executor:
             case _:
                 self.store.flush()  # what is intended is stored before it is done
                 lifts = self.beyond(output) if isinstance(output, Update) else ""
-                # others of the account may be on their way out: a little later it may fit
-                answer = Refused(output, lifts, transient=True) if lifts else self.actuator.carry_out(output)
+                # others of the account may be on their way out: asked a few times more, then decided about anew
+                answer = Refused(output, lifts, transient=False) if lifts else self.actuator.carry_out(output)
                 if isinstance(output, Park):
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
                 return Answered(answer)

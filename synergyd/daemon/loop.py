@@ -53,7 +53,9 @@ class Daemon:
         # longest that a new job waits for a daemon that has stopped deciding
         self.grace_s = grace_of(settings.epoch_s)
         self.registry = JobRegistry(tools.writer, self.grace_s)
-        accounts = AccountReader(tools.writer, fair_share=settings.fair_share_weight, clock=tools.clock)
+        accounts = AccountReader(
+            tools.writer, fair_share=settings.fair_share_weight, clock=tools.monotonic or tools.clock
+        )
         self.observer = Observer(settings, tools.reader, tools.writer, self.registry, accounts)
         addresses = tools.report_address, tools.links_address
         self.actuator = Actuator(

@@ -126,6 +126,7 @@ class Observer:
                     now_s,
                     lead_s=controller.times.lead_s,
                     restart_s=restart_s,
+                    least_s=row.min_time_s,
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
@@ -147,6 +148,7 @@ class Observer:
         begin_s = {i: t.begin_s or 0.0 for i, t in controller.jobs.items()}
         untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
         untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r)}
+        untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left}
         fixed = {i for i, d in jobs.items() if not_resizable(self.rows[i], d)}
         self.forms = forms_of(
             self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed

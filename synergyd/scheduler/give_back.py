@@ -28,11 +28,12 @@ def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: 
     """
     jobs, left = [], {}
     for job in snapshot.jobs:
-        best = _best(job, cells.get(job.job_id, ())) if job.gives_back else None
+        open_to = tuple(n for n in job.node_names if n not in (*job.barred, *job.avoid))
+        best = _best(job, cells.get(job.job_id, ()), len(open_to)) if job.gives_back else None
         if best is None:
             jobs.append(job)
             continue
-        names = job.node_names[: best.shape.nodes]
+        names = open_to[: best.shape.nodes]
         left[job.job_id] = best, names
         jobs.append(replace(job, shape=best.shape, node_names=names))
     if not left:
@@ -52,7 +53,8 @@ def as_resize(decision: Decision, job: Job, given: GivenBack) -> Decision:
     return replace(decision, action=action, why=why)
 
 
-def _best(job: Job, cells: tuple[Cell, ...]) -> Cell | None:
+def _best(job: Job, cells: tuple[Cell, ...], nodes: int) -> Cell | None:
+    """On so many of its nodes at most."""
     if (
         job.state is not JobState.RUNNING
         or job.fixed
@@ -67,7 +69,7 @@ def _best(job: Job, cells: tuple[Cell, ...]) -> Cell | None:
         for c in cells
         if c.shape.gpus <= most
         and c.shape.gpu_type == held.gpu_type
-        and c.shape.nodes <= held.nodes
+        and c.shape.nodes <= nodes
         and c.shape.gpus_per_node <= held.gpus_per_node
     ]
     return max(fits, key=lambda c: c.goodput, default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from synergyd.records import Action, Decision, Node
-from synergyd.scheduler.problem.gpu_limits import Allowance
+from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.words import shape_words
 
@@ -27,7 +27,7 @@ def with_wakes(
         job = requests.get(decision.job_id)
         if job is not None and decision.action is Action.WAIT and job.current is None and job.asked is not None:
             names = _room(job, problem, asleep)
-            if names and allowance.exceeded(job, None, job.asked) is None:
+            if names and not beyond_own(job, job.asked) and allowance.exceeded(job, None, job.asked) is None:
                 allowance.change(job, None, job.asked)
                 cell = job.cells[job.asked]
                 for name in names:

@@ -27,6 +27,8 @@ def _reservation(line: str, cpus_of_node: Mapping[str, int]) -> Reservation | No
         key, equals, value = word.partition("=")
         if equals:
             fields.setdefault(key, value)  # a later one may be part of a comment
+    if "MAGNETIC" in fields.get("Flags", "").split(","):
+        return None  # Slurm puts jobs of its users into it by itself, and others out
     name, start, end = (fields.get(key, "") for key in ("ReservationName", "StartTime", "EndTime"))
     if not line.startswith("ReservationName=") or not _whole(start) or not _whole(end) or int(end) <= int(start):
         return None

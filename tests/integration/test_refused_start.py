@@ -1,7 +1,8 @@
-"""Nodes that Slurm will not start a job on, for a reason that Synergy can't see: --tmp, which no bulk read shows."""
+"""Nodes that Slurm will not start a job on, for a reason that Synergy can't see: --tmp, hidden from its reads."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -28,7 +29,12 @@ def cluster() -> Iterator[SlurmCluster]:
     cluster = DiskOnN2([NodeGroup("cpu", 1, 4), NodeGroup("cpu", 1, 4)])
     cluster.job_submit = hook(cluster.state_dir)
     cluster.slurm_conf = (f"#SYNERGY StateDir={cluster.state_dir} Epoch={EPOCH_S} RestartCost=0",)
-    with cluster, synergyd(cluster):
+    blind = cluster.folder / "blind"
+    blind.mkdir()
+    real = shutil.which("squeue", path=cluster.env["PATH"])
+    (blind / "squeue").write_text(f"#!/bin/sh\n{real} \"$@\" | sed 's/50G/0  /g'\n")
+    (blind / "squeue").chmod(0o755)
+    with cluster, synergyd(cluster, environment={"PATH": f"{blind}:{cluster.env['PATH']}"}):
         until_beat(cluster)
         yield cluster
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from synergyd.control.controller import Controller
 from synergyd.control.decidable import as_decided_about
-from synergyd.control.events import CarriedOut, NodesRead, Observed, ResizeEvent, SnapshotTaken, Tick, Wanted
+from synergyd.control.events import CarriedOut, NodesRead, Observed, Refused, ResizeEvent, SnapshotTaken, Tick, Wanted
 from synergyd.control.instructions import Release, Target, Update
 from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step
 from synergyd.control.resize import advance
@@ -140,12 +141,19 @@ def test_the_ladder_ends_and_tries_nothing_twice(tried: Target, origin: Target |
 
 def test_room_is_seen_on_named_nodes_and_on_any() -> None:
     cluster = Cluster((replace(NODES[0], gpus_used=3), NODES[1], replace(NODES[2], up=False)))
-    assert not has_room(PINNED, cluster) and has_room(replace(PINNED, nodes=("n2",)), cluster)
-    assert not has_room(replace(PINNED, nodes=("n9", "n2")), cluster) and not has_room(
-        replace(PINNED, nodes=("n3", "n2")), cluster
-    )
-    assert has_room(Target(Shape("a100", 1, 4)), cluster) and not has_room(Target(Shape("a100", 2, 2)), cluster)
-    assert has_room(Target(Shape("", 2, 1)), cluster) and not has_room(Target(Shape("v100", 1, 1)), cluster)
+    job = _job(JobState.PENDING)
+
+    def room(target: Target, **changes: Any) -> bool:
+        return has_room(target, cluster, replace(job, **changes))
+
+    assert not room(PINNED) and room(replace(PINNED, nodes=("n2",)))
+    assert not room(replace(PINNED, nodes=("n9", "n2"))) and not room(replace(PINNED, nodes=("n3", "n2")))
+    assert room(Target(Shape("a100", 1, 4))) and not room(Target(Shape("a100", 2, 2)))
+    assert room(Target(Shape("", 2, 1))) and not room(Target(Shape("v100", 1, 1)))
+    whole = Target(Shape("a100", 1, 4))
+    assert not room(whole, exclude=("n2",)) and not room(whole, barred=("n2",)) and not room(whole, features="ib")
+    inside = Cluster((replace(NODES[0], partitions=("other",)),))
+    assert not has_room(whole, inside, job) and has_room(whole, inside, replace(job, partition="main,other"))
 
 
 # -- what the controller makes of it -------------------------------------------------------------------------------
@@ -253,3 +261,32 @@ def test_a_node_that_was_lost_is_not_taken_again_for_two_minutes() -> None:
     assert as_decided_about(ran, controller.jobs[1], 20.0).avoid == (), "it may stay where it is"
     assert len(controller.handle(NodesRead(without), 80.0)) == 1, "as long as it is away, and two minutes from then"
     assert controller.validate() == ""
+
+
+# -- what must come whatever was refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"left": "BadConstraints"}, {"retry_after_s": 1e6}, {"refusals": (Refusal(RAN.nodes, "BadConstraints", 0.0),)}],
+)
+def test_a_time_limit_that_ends_begins_anew_whatever_was_refused(changes: dict[str, Any]) -> None:
+    life = replace(JobLifecycle(1, 0.0, ResizeState.RUNNING, asked=ASKED), **changes)
+    wants = Wanted(RAN, "its time limit begins anew", present=RAN)
+    assert advance(life, wants, 10.0, LIMITS).life == life
+    step = advance(life, replace(wants, due=True), 10.0, LIMITS)
+    assert step.life.state is ResizeState.CHECKPOINTING and step.life.asked == ASKED
+    assert step.life.target is not None and (step.life.target.nodes == () or "retry_after_s" in changes)
+
+
+def test_a_size_that_is_refused_below_the_first_rung_goes_back_to_any_nodes() -> None:
+    life = replace(JobLifecycle(1, 0.0), state=ResizeState.HELD, target=ASKED, origin=RAN, rung=Rung.AS_ASKED)
+    for _ in range(LIMITS.attempts):
+        life = advance(life, Refused(Update(1, ASKED, LIMITS.park_s), "no", transient=False), 1.0, LIMITS).life
+    assert life.target == replace(RAN, nodes=())
+
+
+def test_what_an_incarnation_was_spared_does_not_keep_the_next_from_starting() -> None:
+    life = JobLifecycle(1, 0.0, ResizeState.RUNNING, retry_after_s=1e6, unanswered=4)
+    life = advance(life, Observed("PENDING", 1), 10.0, LIMITS).life
+    assert wanted(life, PINNED, 20.0).life.state is ResizeState.HELD

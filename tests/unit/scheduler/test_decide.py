@@ -417,6 +417,13 @@ def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy:
         assert kept.action is Action.KEEP
 
 
+def test_a_job_gives_nothing_back_where_it_could_not_start_again() -> None:
+    """A reservation of its node is near: it may run on until then, but would not be started there."""
+    grown = replace(held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8)), barred=("n0",))
+    found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 1.9)}, {})[0]
+    assert found.action is Action.KEEP
+
+
 def test_a_job_without_a_smaller_cell_keeps_what_it_holds() -> None:
     grown = held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8))
     found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 2.0, kind="v100")}, {})[0]
