@@ -113,6 +113,16 @@ def address_of(node: str) -> str:
     return node
 
 
+def slurm_name(job_id: int, environment: Mapping[str, str]) -> str:
+    """What names this job alone for Slurm's commands: the last task of an array has the id of the array, which names all of them.
+
+    Any other id is one job's already; array variables of another id came from the job that submitted this one.
+    """
+    array, task = (environment.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
+    digits = all(text.isascii() and text.isdecimal() for text in (array, task))
+    return f"{job_id}_{int(task)}" if digits and int(array) == job_id else str(job_id)
+
+
 def rendezvous_port(job_id: int, restarts: int) -> int:
     """A port below the ephemeral range that all nodes of this incarnation work out alike."""
     return 15000 + (job_id * 8 + restarts % 8) % 17000

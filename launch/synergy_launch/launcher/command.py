@@ -67,7 +67,7 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
         guard.begin()
     if guard.waits and guard.failure is not None and allocation.job_id is not None:
         failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
-        hold(failed, lambda: _daemon(allocation), lambda: guard.ending)
+        hold(failed if guard.tells else None, lambda: _daemon(allocation), lambda: guard.ending)
     return code
 
 

@@ -101,8 +101,8 @@ class _NodeRun:
         if guard.ending and status.get("state") == "done" and not status.get("failed"):
             code = 0
         reports.close(guard.ended(code))
-        if guard.ending and self._allocation.job_id is not None:
-            give_way(self._allocation.job_id, self._allocation.node_rank)
+        if guard.ending:
+            give_way(self._allocation)
         shutil.rmtree(self._run_dir, ignore_errors=True)
         return code
 

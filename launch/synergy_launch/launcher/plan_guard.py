@@ -54,7 +54,8 @@ class PlanGuard:
     """Watches the runs of one node of one incarnation. `folder`: the checkpoints'; None where there are none.
 
     `begin` a run with `plan_file`'s plan, `look` at its status meanwhile, and ask `ended` how it ended. Where `again` is true
-    then, `plan_file` has what to start with in its place; where `waits` is, the daemon is to requeue the job (`hold`).
+    then, `plan_file` has what to start with in its place; where `waits` is, the daemon is to requeue the job (`hold`), and
+    where `tells` is too, this node may tell it so.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PlanGuard:
     ) -> None:
         self.plan_file = given
         self.failure: EarlyFailure | None = None
-        self.again = self.waits = False
+        self.again = self.waits = self.tells = False
         self.ending = False  # SIGTERM or SIGINT came
         self._allocation, self._folder, self._first_step_s = allocation, folder, first_step_s
         self._monotonic = monotonic
@@ -101,7 +102,7 @@ class PlanGuard:
         self._base: Mapping[str, Any] | None = None  # its first status from training
         self._stepped = self._past = self._hung = False
         self._tail = b""
-        self.again = self.waits = False
+        self.again = self.waits = self.tells = False
 
     def feed(self, piece: bytes) -> None:
         """More of the run's error output."""
@@ -130,8 +131,9 @@ class PlanGuard:
         """Its first step is overdue. `says_nothing_first`: that it has no status yet means nothing."""
         if self._stepped or self._past or not self.guards or self._monotonic() < self._began_s + self._first_step_s:
             return False
-        # one that never had a status may have no agent, and train all the same
-        speaks = self._base is not None or (self._history.ran_restarts >= 0 and not says_nothing_first)
+        # one that never had a status may have no agent, and train all the same; an agent writes it on the first node alone
+        should = self._allocation.node_rank == 0 and self._history.ran_restarts >= 0 and not says_nothing_first
+        speaks = self._base is not None or should
         self._hung = speaks
         return speaks
 
@@ -154,18 +156,21 @@ class PlanGuard:
                 failure = replace(failure, goes_on=True, next_plan=instead)
             self.waits = not self.again and self.plan_file is not None and bool(self.plan_file.report)
         self.failure = failure
-        return failure
+        # without a folder another node can't know how far the run came: it waits for what the first node says
+        knows = self._allocation.node_rank == 0 or self._base is not None or self._folder is not None
+        self.tells = self.waits and knows
+        return failure if knows else None
 
     def words(self) -> str:
         """What follows from the failure, for the log."""
         failure = self.failure
-        if failure is None or failure.plan is None:
+        if failure is None or failure.plan is None or (self.waits and not self.tells):
             return ""
         text = f"the plan that Synergy chose failed within its first steps ({failure.kind}, exit code {failure.code})"
         if self.again:
             back = "the last plan that ran" if failure.next_plan else "its own arguments"
             return f"{text}: the script is started again with {back}"
-        return f"{text}: the daemon is asked to requeue the job" if self.waits else text
+        return f"{text}: the daemon is asked to requeue the job" if self.tells else text
 
     def _known(self) -> RunHistory:
         """As it is now: another node of the job may have written it."""
@@ -173,7 +178,7 @@ class PlanGuard:
         return kept if kept.returns >= self._history.returns else self._history
 
     def _got_past(self) -> bool:
-        if self._past or self._stepped or self._base is not None:
+        if self._past or self._stepped or self._hung or self._base is not None:
             return self._past
         # another node of the job may see what this one does not
         elsewhere = len(self._allocation.nodes) > 1 and self._known().ran_restarts == self._allocation.restarts
@@ -190,10 +195,10 @@ class PlanGuard:
         return asked is not None and (asked.nodes, asked.gpus_per_node) == (1, here.gpus), None
 
 
-def hold(failed: Report, find: Callable[[], tuple[str, int | None]], ending: Callable[[], bool]) -> bool:
+def hold(failed: Report | None, find: Callable[[], tuple[str, int | None]], ending: Callable[[], bool]) -> bool:
     """Tells the daemon of `failed`, and waits for its requeue, whose SIGTERM makes `ending` true: True; False where none comes.
 
-    `find` gives the daemon's address and uid as they are now. Takes HOLD_S at most.
+    `failed` None: another node tells it. `find` gives the daemon's address and uid as they are now. Takes HOLD_S at most.
     """
     until, ask_at = time.monotonic() + HOLD_S, 0.0
     while time.monotonic() < until:
@@ -201,8 +206,9 @@ def hold(failed: Report, find: Callable[[], tuple[str, int | None]], ending: Cal
             return True
         if time.monotonic() >= ask_at:  # again and again: a daemon may have to see first that Slurm has started the job
             ask_at = time.monotonic() + _ASK_AGAIN_S
-            address, by = find()
-            with contextlib.suppress(SynergyError):  # it may be starting again just now
-                wire_report.send(failed, address, by)
+            if failed is not None:
+                address, by = find()
+                with contextlib.suppress(SynergyError):  # it may be starting again just now
+                    wire_report.send(failed, address, by)
         time.sleep(0.1)
     return ending()

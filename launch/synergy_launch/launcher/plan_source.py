@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from synergy_launch.launcher.allocation import slurm_name
 from synergyd.errors import UsageError
 from synergyd.wire import plan_file
 from synergyd.wire.plan_file import PlanFile
@@ -31,7 +32,7 @@ def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[
         except UsageError as error:
             remark = str(error)
     try:
-        return plan_file.from_admin_comment(_admin_comment(job_id), job_id), remark
+        return plan_file.from_admin_comment(_admin_comment(slurm_name(job_id, environment)), job_id), remark
     except UsageError as error:
         return None, str(error)
 
@@ -44,10 +45,10 @@ def _may_exist(path: Path) -> bool:
         return True
 
 
-def _admin_comment(job_id: int) -> str:
+def _admin_comment(name: str) -> str:
     if not shutil.which("scontrol"):
         return ""
-    show = ["scontrol", "show", "job", str(job_id)]
+    show = ["scontrol", "show", "job", name]
     try:
         done = subprocess.run(show, capture_output=True, text=True, errors="replace", timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

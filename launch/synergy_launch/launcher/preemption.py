@@ -1,35 +1,101 @@
 """Slurm preempts the job (PreemptMode=REQUEUE with a GraceTime): SIGTERM now, the requeue when the grace time is over.
 
 A step that ends within the grace time ends the batch script, and Slurm takes the job for one that is done and never requeues
-it. So the launcher asks for the requeue itself, as the job's owner, as soon as the checkpoint is written.
+it. So the launcher asks for the requeue itself, as the job's owner, as soon as the checkpoint is written. Where Slurm does not say
+clearly that it would requeue the job, the step only stays open, and Slurm does what its site wants.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import time
+from types import FrameType
+
+from synergy_launch.launcher.allocation import JobAllocation, slurm_name
 
 COMMAND_S = 30.0  # for an answer of Slurm's
-ASK_EVERY_S = 2.0
+#: the first node's pauses between two questions: each costs slurmctld an RPC
+ASK_EVERY_S, LONGEST_PAUSE_S = 2.0, 30.0
+#: the other nodes'; hundreds of them must not ask in the same second
+OTHERS_PAUSE_S, OTHERS_SPREAD_S = 15.0, 15.0
 LONGEST_S = 3600.0  # no grace time is longer
+_SPREAD = 16
+_LOOK_S = 0.1
 
 
 def preempted(job_id: int) -> bool:
     """Is the job running, and has Slurm begun to preempt it? False where Slurm does not say."""
-    text = _slurm("squeue", "-h", "-j", str(job_id), "-O", "State:20,PreemptTime:30")
+    name = slurm_name(job_id, os.environ)
+    text = _slurm("squeue", "-h", "-r", "-j", name, "-O", "State:20,PreemptTime:30")
     words = (text or "").split()
     return len(words) == 2 and words[0] == "RUNNING" and words[1][:1].isdigit()
 
 
-def give_way(job_id: int, node_rank: int) -> None:
-    """Has a preempted job requeued by its first node, and waits for that on the others; returns at once for any other job."""
-    end = time.monotonic() + LONGEST_S
-    while preempted(job_id) and time.monotonic() < end:
-        if node_rank == 0:
-            # refused with --no-requeue: then Slurm ends the job when its grace time is over
-            _slurm("scontrol", "requeue", str(job_id))
-        time.sleep(ASK_EVERY_S)
+def requeues() -> bool:
+    """Does preemption surely requeue this job? By its partition's PreemptMode, or the cluster's where that has none."""
+    conf = _slurm("scontrol", "show", "config") or ""
+    if "preempt/partition_prio" not in _value(conf, "PreemptType"):
+        return False  # a QOS may have a mode of its own
+    partition = os.environ.get("SLURM_JOB_PARTITION", "")
+    shown = _slurm("scontrol", "show", "partition", partition) if partition else None
+    if shown is None:
+        return False
+    mode = _value(shown, "PreemptMode")
+    if mode in ("", "(null)", "N/A"):
+        mode = _value(conf, "PreemptMode")
+    return "REQUEUE" in mode.upper().split(",")
+
+
+def give_way(allocation: JobAllocation) -> None:
+    """Has a preempted job requeued by its first node, and waits for that on the others; returns at once for any other job.
+
+    Slurm's next SIGTERM, at the requeue or at the end of the grace time, cuts a pause short.
+    """
+    job_id, rank = allocation.job_id, allocation.node_rank
+    if job_id is None or not preempted(job_id):
+        return
+    signals: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        end, pause_s = time.monotonic() + LONGEST_S, ASK_EVERY_S
+        asks = rank == 0 and requeues()
+        while time.monotonic() < end:
+            if asks:
+                # refused with --no-requeue: then Slurm ends the job when its grace time is over
+                asks = _slurm("scontrol", "requeue", "incomplete", slurm_name(job_id, os.environ)) is not None
+            _pause(pause_s if rank == 0 else _others_pause_s(rank), rank, signals)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+            if not preempted(job_id):
+                return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _others_pause_s(rank: int) -> float:
+    return OTHERS_PAUSE_S + OTHERS_SPREAD_S * (rank % _SPREAD) / _SPREAD
+
+
+def _pause(pause_s: float, rank: int, signals: list[int]) -> None:
+    """Sleeps; a signal that comes meanwhile ends it, a little later on each node."""
+    seen, end = len(signals), time.monotonic() + pause_s
+    while (left_s := end - time.monotonic()) > 0:
+        if len(signals) > seen:
+            time.sleep(min(left_s, _LOOK_S * (rank % _SPREAD)))
+            return
+        time.sleep(min(left_s, _LOOK_S))
+
+
+def _value(text: str, key: str) -> str:
+    """Of `scontrol show`'s `Key=value` or `Key   = value`; empty where there is none."""
+    found = re.search(rf"(?:^|\s){key}\s*=[ \t]*(\S*)", text)
+    return found[1] if found else ""
 
 
 def _slurm(*argv: str) -> str | None:

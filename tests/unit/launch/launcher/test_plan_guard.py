@@ -186,6 +186,44 @@ def test_another_nodes_word_on_the_first_steps_counts(tmp_path: Path) -> None:
     assert second.ended(1) is None and not second.waits
 
 
+def test_only_the_node_that_has_a_status_judges_a_hang(tmp_path: Path) -> None:
+    now, given = [0.0], PlanFile(9, PLAN, "ctl:1")
+    for restarts in range(3):
+        where = {**vars(HERE), "nodes": ("n1", "n2"), "gpus": 2, "restarts": restarts}
+        first, second = (
+            PlanGuard(JobAllocation(**{**where, "node_rank": i}), given, tmp_path, monotonic=lambda: now[0])
+            for i in (0, 1)
+        )
+        silent = PlanGuard(JobAllocation(**where), given, tmp_path, monotonic=lambda: now[0])
+        for step in (0, 11):
+            first.look({"state": "training", "step": step})
+        for _ in range(4):
+            now[0] += plan_guard.FIRST_STEP_S
+            assert not first.hangs() and not second.hangs()
+        assert silent.hangs() == (restarts > 0), "its agent spoke in an earlier incarnation"
+        assert first.ended(1) is None and second.ended(1) is None and not (second.waits or second.tells)
+
+
+def test_a_run_that_was_ended_as_hanging_has_failed_early(tmp_path: Path) -> None:
+    run_history.write(tmp_path, RunHistory(9, ran_restarts=0))
+    now = [0.0]
+    made = PlanGuard(HERE, PlanFile(9, PLAN, asked=ASKED), tmp_path, monotonic=lambda: now[0])
+    now[0] = plan_guard.FIRST_STEP_S + 1
+    assert made.hangs()
+    failure = made.ended(137)
+    assert failure is not None and (failure.kind, made.again) == ("hang", True)
+
+
+@pytest.mark.parametrize(("node_rank", "folder", "tells"), [(0, False, True), (1, False, False), (1, True, True)])
+def test_a_node_that_can_not_know_the_steps_claims_no_failure(
+    tmp_path: Path, node_rank: int, folder: bool, tells: bool
+) -> None:
+    where: dict[str, Any] = {"nodes": ("n1", "n2"), "gpus": 2, "node_rank": node_rank}
+    made = guard(PlanFile(9, PLAN, "ctl:1"), tmp_path if folder else None, **where)
+    assert (made.ended(1) is not None) == tells
+    assert (made.waits, made.tells, bool(made.words())) == (True, tells, tells)
+
+
 def test_a_run_that_reports_no_steps_is_past_them_after_a_time() -> None:
     now = [0.0]
     made = PlanGuard(HERE, PlanFile(9, PLAN, asked=ASKED), None, first_step_s=10.0, monotonic=lambda: now[0])
@@ -227,6 +265,8 @@ def test_a_step_is_held_open_until_the_requeue_and_no_longer(monkeypatch: pytest
     monkeypatch.setattr(plan_guard, "HOLD_S", 0.3)
     monkeypatch.setattr(wire_report, "send", lambda *_: None)
     assert not hold(failed, lambda: ("ctl:1", 5), lambda: False)
+    monkeypatch.setattr(wire_report, "send", lambda *_: pytest.fail("another node tells it"))
+    assert not hold(None, lambda: ("ctl:1", 5), lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,19 @@ def test_admin_comment_where_there_is_no_file(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
+    ("job_id", "task", "named"), [(9, "3", "9_3"), (12, "3", "12"), (9, "3; x", "9"), (9, "", "9")]
+)
+def test_an_arrays_last_task_asks_for_itself(
+    job_id: int, task: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = COMMENT.replace("ctl:7321", "other:1")
+    scontrol(tmp_path, monkeypatch, f"[ $3 = {named} ] && echo 'AdminComment={COMMENT}' || echo 'AdminComment={other}'")
+    environment = {"SYNERGY_STATE_DIR": str(tmp_path), "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": task}
+    found, _ = find_plan_file(job_id, environment)
+    assert found is not None and found.report == "ctl:7321"
+
+
+@pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"format": 1, "job_id": 8}', '{"format": 1, "job_id": 9, "plan": {"tp": 0}}']
 )
 def test_an_unusable_file_is_told_of_and_admin_comment_taken(
