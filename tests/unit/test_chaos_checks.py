@@ -108,6 +108,9 @@ def test_a_plain_job_that_was_written_to_is_found(name: str, value: object) -> N
 def test_a_user_s_word_that_was_overwritten_is_found() -> None:
     assert changed_words({"comment": "mine"}, row(comment="mine")) == []
     assert changed_words({"comment": "mine"}, row(comment="")) == ["its user's comment was 'mine', is ''"]
+    assert changed_words({"time_limit": 30}, row(time_limit=29)) == []
+    for other in (31, None, 0):
+        assert changed_words({"time_limit": 30}, row(time_limit=other)) == [f"its user's time_limit was 30, is {other}"]
 
 
 def epochs(text: str) -> list[Epoch]:
