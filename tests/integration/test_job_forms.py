@@ -134,7 +134,9 @@ def test_heterogeneous_jobs_run_as_plain_ones_and_sbatch_says_so(site: SlurmClus
     done = site.run("sbatch", "--parsable", "--gres=gpu:1", ":", "--gres=gpu:1", str(path))
     assert "a heterogeneous job keeps its size; submit the part with GPUs as a job of its own" in done.stderr
     job = int(done.stdout)
-    site.wait_for(lambda: row_of(site, job)["job_state"] == "RUNNING", 60, "its start")  # its id names all parts to squeue -j
+    site.wait_for(
+        lambda: row_of(site, job)["job_state"] == "RUNNING", 60, "its start"
+    )  # its id names all parts to squeue -j
     assert row_of(site, job)["admin_comment"] == ""
     site.wait_for(lambda: job in status(site), 60, "the job to be known")
     assert "leaves heterogeneous jobs to Slurm" in explain(site, job)["decision"]["why"]
