@@ -25,7 +25,7 @@ from synergyd.slurm.associations import (
 )
 from synergyd.slurm.client import SlurmError, SlurmWriter
 from synergyd.slurm.observe import Known, shape_of, state_of
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.rows import JobRow, PartitionRow
 
 log = logging.getLogger("synergyd")
 RULES_S = 600.0  # between two looks at what changes seldom: three or four calls
@@ -63,7 +63,13 @@ class JobUse:
         return *whose, *size, self.limit_min, self.left_min
 
 
-def use_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], now_s: float) -> JobUse:
+def use_of(
+    row: JobRow,
+    known: Known,
+    gpu_type_of_node: Mapping[str, str],
+    now_s: float,
+    partitions: Mapping[str, PartitionRow],
+) -> JobUse:
     """What a row of the queue says of it."""
     using = state_of(row) in _USING
     nodes = max(1, row.num_nodes)
@@ -72,6 +78,9 @@ def use_of(row: JobRow, known: Known, gpu_type_of_node: Mapping[str, str], now_s
     memory_per_gpu = float(getattr(row, "memory_per_gpu_mib", 0))
     if getattr(row, "memory_per_cpu", False):
         memory_per_gpu = per_gpu * float(getattr(row, "min_memory_mib", 0))
+    # where Slurm does not count memory it charges none of a job that runs, though a pending one's TRES has it (22.05)
+    if not any(p.counts_memory for name in row.partition.split(",") if (p := partitions.get(name))):
+        memory = memory_per_gpu = 0.0
     limit_s, end_s = getattr(row, "time_limit_s", None), getattr(row, "end_s", None)
     return JobUse(
         job_id=row.job_id,

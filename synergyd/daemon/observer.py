@@ -98,7 +98,7 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
-        uses = (use_of(row, known[i], self._gpu_types, now_s) for i, row in self.rows.items())
+        uses = (use_of(row, known[i], self._gpu_types, now_s, self._limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
@@ -139,7 +139,7 @@ class Observer:
         row = self.rows.get(update.job_id)
         if row is None or self.writer.acts_as_owner or not self.accounts.limited:
             return ""
-        use = replace(use_of(row, self.registry.known[row.job_id], self._gpu_types, 0.0), holds=None)
+        use = replace(use_of(row, self.registry.known[row.job_id], self._gpu_types, 0.0, self._limits), holds=None)
         return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:

@@ -50,6 +50,8 @@ DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
+_RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)  # of `scontrol show job`
+_ADMIN_COMMENT = re.compile(r"^   AdminComment=(.*)", re.MULTILINE)
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
 _STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
 _KEY = re.compile(r"[A-Za-z]+\Z")
@@ -174,13 +176,16 @@ class CommandLine:
         return {i: str(text) for i, text in rows if i in wanted and text}
 
     def admin_comment(self, job_id: int) -> str:
-        """From `scontrol show job`, cheap however long the queue is. A line end in another field may make a line like it: then
-        the whole queue is read as JSON."""
+        """From `scontrol show job`, cheap however long the queue is: an array's id shows all of its tasks. A line end in another
+        field may make a line like one of its: then the whole queue is read as JSON."""
         text = self._run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
-        found = [line.partition("=")[2] for line in text.splitlines() if line.startswith("   AdminComment=")]
-        if len(found) > 1:
+        if not _ADMIN_COMMENT.search(text):
+            return ""
+        records = [r for r in _RECORD.split(text) if r.startswith(f"JobId={int(job_id)} ")]
+        found = [x for r in records for x in _ADMIN_COMMENT.findall(r)]
+        if len(records) != 1 or len(found) != 1:
             return self.admin_comments([job_id]).get(job_id, "")
-        return found[0].rstrip(" ") if found else ""
+        return str(found[0]).rstrip(" ")
 
     def batch_script(self, job_id: int) -> str | None:
         try:

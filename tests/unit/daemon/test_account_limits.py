@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from synergyd.daemon.account_limits import Accounting, AccountReader, JobUse
+from synergyd.daemon.account_limits import Accounting, AccountReader, JobUse, use_of
 from synergyd.records import Action, Cluster, JobState, Node, Shape
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.gpu_limits import SlurmLimits, beyond
 from synergyd.scheduler.problem.records import Rate, UsageLimit
 from synergyd.settings import Settings
 from synergyd.slurm.associations import AccountingRules, HolderLimits, QosRules, Usage, parse
+from synergyd.slurm.observe import Known
+from synergyd.slurm.rows import PartitionRow
 from tests.paths import ROOT
 from tests.unit.scheduler.builders import cell, cells, job, node, snapshot
-from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 SHOWN = (ROOT / "tests" / "cases" / "golden" / "assoc_mgr.txt").read_text()
 ENFORCED = AccountingRules(enforced=frozenset(("associations", "limits", "qos")))
@@ -46,6 +49,20 @@ def test_what_is_left_of_an_account_and_of_those_above_it() -> None:
     assert shared(found, "MaxJobs", "jobs") == {"user nobody in account chem and partition main": 2}
     assert beyond(found, 1, Shape("a100", 1, 6)) == ""
     assert beyond(found, 1, Shape("a100", 2, 4)) == "account chem may hold 6 more GPUs (GrpTRES)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_node", "per_gpu"),
+    [({"memory_mib": 64000}, 64000, 0), ({"memory_mib": 500, "memory_per_gpu_mib": 500}, 0, 500)],
+)
+def test_memory_is_held_to_limits_where_slurm_counts_it_alone(
+    changes: dict[str, Any], per_node: int, per_gpu: int
+) -> None:
+    waits = row(partition="main", num_nodes=1, **changes)
+    known = Known(directive=None, error="", asked=Shape("a100", 1, 1), cpus_per_node=1)
+    for counts in (True, False):
+        use = use_of(waits, known, {}, 0.0, {"main": PartitionRow(name="main", counts_memory=counts)})
+        assert (use.memory_per_node, use.memory_per_gpu) == ((per_node, per_gpu) if counts else (0, 0))
 
 
 def test_what_synergys_own_jobs_hold_is_theirs_to_divide() -> None:

@@ -243,14 +243,21 @@ def test_node_lists_are_one_call(shell: Shell) -> None:
 
 
 def test_admin_comment_of_one_job(shell: Shell) -> None:
-    shell.answers("scontrol", b" JobId=7 JobName=x\n   UserId=a(1)\n   AdminComment=ticket 12 = x \n   StdErr=/a\n")
+    shell.answers("scontrol", b"JobId=7 JobName=x\n   UserId=a(1)\n   AdminComment=ticket 12 = x \n   StdErr=/a\n")
     assert shell.backend.admin_comment(7) == "ticket 12 = x" and shell.calls[0] == ["scontrol", "show", "job", "7"]
-    shell.answers("scontrol", b" JobId=7 JobName=x\n   Power=\n")
+    shell.answers("scontrol", b"JobId=7 JobName=x\n   Power=\n")
     assert shell.backend.admin_comment(7) == ""
     # a user's Comment with a line end in it
-    shell.answers("scontrol", b" JobId=7\n   AdminComment=right \n   Comment=a\n   AdminComment=forged \n")
+    shell.answers("scontrol", b"JobId=7 JobName=x\n   AdminComment=right \n   Comment=a\n   AdminComment=forged \n")
     shell.answers("squeue", b'{"jobs": [{"job_id": 7, "admin_comment": "right"}]}')
     assert shell.backend.admin_comment(7) == "right"
+    # the id of an array, which is its last task's too: all tasks are shown
+    tasks = b"JobId=7 ArrayJobId=7 ArrayTaskId=2-3\n%b\nJobId=8 ArrayJobId=7 ArrayTaskId=1\n   AdminComment=of 1 \n"
+    shell.answers("scontrol", tasks % b"   AdminComment=of the rest \n")
+    assert shell.backend.admin_comment(7) == "of the rest" and shell.calls[-1][0] == "scontrol"
+    shell.answers("scontrol", tasks % b"   Power=\n")
+    shell.answers("squeue", b'{"jobs": [{"job_id": 7, "admin_comment": null}, {"job_id": 8, "admin_comment": "of 1"}]}')
+    assert shell.backend.admin_comment(7) == ""
 
 
 def test_batch_script(shell: Shell) -> None:
