@@ -72,7 +72,7 @@ class NodeCapacity:
     def admits(self, node_filter: NodeFilter) -> bool:
         """May a job with this filter run here?"""
         names, wanted, barred, _ = node_filter
-        if barred and self.name in barred:
+        if barred and (self.name in barred or self.host in barred):
             return False
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
         return inside and has_features(wanted, self.features)

@@ -162,6 +162,12 @@ def test_gpus_that_no_job_could_have_are_not_handed_out() -> None:
     assert [n.free for n in found] == [0, 3]
 
 
+def test_a_node_that_is_barred_is_barred_with_all_its_types_of_gpus() -> None:
+    second = NodeCapacity("n1:v100", "v100", 2, host="n1")
+    assert second.admits(NodeFilter()) and not second.admits(NodeFilter(barred=("n1",)))
+    assert not second.admits(NodeFilter(barred=("n1:v100",))) and second.admits(NodeFilter(barred=("n2",)))
+
+
 # -- any problem ----------------------------------------------------------------------------------------------------------
 
 NEEDS = st.builds(
