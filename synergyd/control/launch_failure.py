@@ -46,7 +46,7 @@ NO_FAILURES = LaunchFailures()
 
 
 def after_loss(before: LaunchFailures, lost: frozenset[str], now_s: float) -> LaunchFailures:
-    """What is remembered when the job runs, or ran until now, on nodes that can't take jobs any more."""
+    """What is remembered when Slurm has taken the job off nodes that can't take jobs any more."""
     known = frozenset(before.nodes) if now_s < before.until_s else frozenset()
     if not lost or (lost <= known and before.until_s >= now_s + RETURN_S / 2):
         return before

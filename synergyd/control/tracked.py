@@ -148,10 +148,11 @@ class Tracked:
         return Tick(has_room(target, cluster, self.job), self.reason)
 
     def lose_nodes(self, up: frozenset[str], now_s: float) -> list[Output]:
-        """The nodes that it ran on when it was seen last, and that can't take jobs now, are not taken again for a while."""
-        if self.job is None or self.job.state is not JobState.RUNNING:
-            return []
+        """Nodes that Slurm took it off just now, and that can't take jobs, are not taken again for a while."""
         life = self.lifecycle
+        # its own requeues, and nodes that only do not answer for a moment (slurmctld starts again), are no loss
+        if self.job is None or self.job.state is not JobState.RUNNING or life.state is not ResizeState.QUEUED:
+            return []
         failures = after_loss(life.failures, frozenset(self.job.node_names) - up, now_s)
         if failures == life.failures:
             return []

@@ -252,6 +252,8 @@ def test_a_node_that_was_lost_is_not_taken_again_for_two_minutes() -> None:
     controller.handle(SnapshotTaken(Snapshot(0.0, Cluster(NODES), (ran,)), 15.0), 0.0)
     all_up, without = frozenset({"n1", "n2", "n3"}), frozenset({"n2", "n3"})
     assert controller.handle(NodesRead(all_up), 1.0) == []
+    assert controller.handle(NodesRead(without), 2.0) == [], "it runs: the node does not answer for a moment"
+    controller.jobs[1].lifecycle = JobLifecycle(1, 0.0, ResizeState.QUEUED)  # requeued by Slurm
     lost = controller.handle(NodesRead(without), 10.0)
     assert [type(o).__name__ for o in lost] == ["Remember"] and controller.handle(NodesRead(without), 20.0) == []
     pending, running = _job(JobState.PENDING), _job(JobState.RUNNING)
