@@ -65,7 +65,7 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster
         site, "waits", gpus=1, directive="max_gpus=1", options=(f"--dependency=afterok:{array}_1",), steps=1
     )
     until_steps(site, own)
-    assert sizes(site, own) == [8]
+    site.wait_for(lambda: sizes(site, own) == [8], 90, "the first task to have both nodes")
     other = light_job.submit(site, "other", gpus=4, directive="min_gpus=4 max_gpus=4", steps=100)
     site.wait_for(lambda: sizes(site, own, other) == [4, 4], 90, "the task to make way")
     first = [line for line in ledger.read_text().splitlines() if line.split()[1] == "1"]
