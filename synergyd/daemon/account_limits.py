@@ -73,15 +73,12 @@ def use_of(
     """What a row of the queue says of it."""
     using = state_of(row) in _USING
     nodes = max(1, row.num_nodes)
-    # columns that not every reader has
-    per_gpu, memory = float(getattr(row, "cpus_per_gpu", 0)), float(getattr(row, "memory_mib", 0)) / nodes
-    memory_per_gpu = float(getattr(row, "memory_per_gpu_mib", 0))
-    if getattr(row, "memory_per_cpu", False):
-        memory_per_gpu = per_gpu * float(getattr(row, "min_memory_mib", 0))
+    per_gpu, memory = float(row.cpus_per_gpu), row.memory_mib / nodes
+    memory_per_gpu = per_gpu * row.min_memory_mib if row.memory_per_cpu else float(row.memory_per_gpu_mib)
     # where Slurm does not count memory it charges none of a job that runs, though a pending one's TRES has it (22.05)
     if not any(p.counts_memory for name in row.partition.split(",") if (p := partitions.get(name))):
         memory = memory_per_gpu = 0.0
-    limit_s, end_s = getattr(row, "time_limit_s", None), getattr(row, "end_s", None)
+    limit_s, end_s = row.time_limit_s, row.end_s
     return JobUse(
         job_id=row.job_id,
         account=row.account,

@@ -76,7 +76,7 @@ class Actuator:
             return
         self._hand_over(job_id, known, plan)
         if name := self.names.get(job_id, job_id):
-            self.slurm.update(name, {"AdminComment": self._stamp(job_id, known, plan)})
+            self.slurm.update(name, {"AdminComment": self._stamp(self._noted(job_id, known), plan)})
 
     def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
         """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
@@ -154,14 +154,15 @@ class Actuator:
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                stamp = self._stamp(job_id, _timed(known, time), None)
+                stamp = self._stamp(self._noted(job_id, _timed(known, time)), None)
                 limit = _time_limit(row, known, time)
                 self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
                 self.known[job_id] = _timed(known, time)
             case Split(task=task, park_s=park_s):
                 if state is not JobState.PENDING or not is_rest(row):
                     return f"it is {row.state} {row.array_task}", True
-                told = {"StartTime": f"now+{int(park_s)}", "AdminComment": self._stamp(job_id, known, None)}
+                stamp = self._stamp(self._noted(job_id, known), None)
+                told = {"StartTime": f"now+{int(park_s)}", "AdminComment": stamp}
                 self.slurm.update(f"{row.array_job_id}_{int(task)}", told)
             case Update(target=target, park_s=park_s, time=time):
                 if state is not JobState.PENDING:
@@ -174,10 +175,11 @@ class Actuator:
                 # would start half-changed. Stamped with its own size: a daemon that finds it half-changed knows that
                 limit = _time_limit(row, known, time)
                 known = _timed(known, time)
-                stamp = self._stamp(job_id, known, None)
+                noted = self._noted(job_id, known)
+                stamp = self._stamp(noted, None)
                 self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
                 self.known[job_id] = known
-                self.slurm.update_size(name, row.uid, {**size, **self._fields(job_id, target, known)})
+                self.slurm.update_size(name, row.uid, {**size, **self._fields(target, noted)})
                 difference = self._difference(job_id, target)
                 if difference:
                     return difference
@@ -194,16 +196,19 @@ class Actuator:
                     self.slurm.release(name)
         return None
 
-    def _fields(self, job_id: int, target: Target, known: Known) -> dict[str, str]:
+    def _fields(self, target: Target, known: Known) -> dict[str, str]:
         # without nodes of ours its user's own --nodelist stands again
         return {
             "ReqNodeList": ",".join(target.nodes or known.nodelist),
-            "AdminComment": self._stamp(job_id, known, target.plan),
+            "AdminComment": self._stamp(known, target.plan),
         }
 
-    def _stamp(self, job_id: int, known: Known, plan: Plan | None) -> str:
-        """Read first: an operator may have written there since. Raises SlurmError."""
+    def _noted(self, job_id: int, known: Known) -> Known:
+        """With the note that AdminComment has now: an operator may have written there since. Raises SlurmError."""
         note = admin_comment.note_in(self.slurm.admin_comment(job_id))
+        return known if note is None else replace(known, note=note)
+
+    def _stamp(self, known: Known, plan: Plan | None) -> str:
         stamp = admin_comment.AdminCommentStamp(
             directive_words(known.directive or Directive()),
             asked=known.asked,
@@ -211,7 +216,7 @@ class Actuator:
             own_tasks=known.own_tasks,
             nodelist=known.nodelist,
             plan=plan,
-            note=known.note if note is None else note,
+            note=known.note,
             report=self.report,
             by=os.getuid(),
             links=self.links,
