@@ -23,9 +23,9 @@ from pathlib import Path
 from synergyd.store import connect, schema
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres
+from tests.throwaway.proxy import Proxy
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster
-from tests.throwaway.tcp_proxy import TcpProxy
 
 ELSEWHERE, CUT = "kill -9, another host", "network cut"
 FAULTS = ("kill -9", ELSEWHERE, "SIGSTOP", "SIGTERM", CUT)
@@ -115,13 +115,13 @@ def main(argv: list[str]) -> int:
     with (
         make_cluster([NodeGroup("cpu", 1, 4)], epoch_s=60.0) as cluster,
         Postgres() as server,
-        TcpProxy(server.port) as proxy,
+        Proxy(server.port) as proxy,
     ):
         sqlite, postgresql = f"sqlite:///{cluster.folder}/takeover.db", server.database()
         through = postgresql.replace(f":{server.port}/", f":{proxy.port}/")
         for name, url, other in (("SQLite", sqlite, sqlite), ("PostgreSQL", postgresql, through)):
             schema.upgrade(url)
-            bench = Bench(cluster=cluster, url=url, through=other, cut=proxy.cut, mend=proxy.mend)
+            bench = Bench(cluster=cluster, url=url, through=other, cut=proxy.silence, mend=proxy.mend)
             for fault in FAULTS if other != url else FAULTS[:-1]:
                 took_s = [bench.run(fault) for _ in range(times)]
                 longest_s = max(longest_s, *took_s, 0.0)

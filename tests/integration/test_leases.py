@@ -14,7 +14,7 @@ from synergyd.store import connect, schema
 from synergyd.store.leader import MARGIN_S, TERM_S
 from tests.throwaway.leading import Leading, Ledger
 from tests.throwaway.postgres import Postgres
-from tests.throwaway.tcp_proxy import TcpProxy
+from tests.throwaway.proxy import Proxy
 
 pytest_plugins = ["tests.throwaway.fixtures_postgres"]
 pytestmark = pytest.mark.postgres
@@ -90,11 +90,11 @@ def test_a_leader_that_is_cut_off_stops_before_the_other_starts(
     postgres_server: Postgres, postgres_database: str, tmp_path: Path
 ) -> None:
     schema.upgrade(postgres_database)
-    with TcpProxy(postgres_server.port) as proxy:
+    with Proxy(postgres_server.port) as proxy:
         through = postgres_database.replace(f":{postgres_server.port}/", f":{proxy.port}/")
         with leader_and_standby(postgres_database, tmp_path, leaders_url=through) as (_, _, ledger):
             at_s = time.monotonic()
-            proxy.cut()
+            proxy.silence()
             assert ledger.wait_for("two", at_s) < BOUND_S
             last = max(w.at_s for w in ledger.writes() if w.name == "one")
             assert at_s + TERM_S - MARGIN_S - 2.0 < last

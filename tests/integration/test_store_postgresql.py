@@ -24,7 +24,7 @@ from synergyd.store.leader import TERM_S, Leader
 from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.throwaway.postgres import Postgres, PostgresMissing, programs
-from tests.throwaway.tcp_proxy import TcpProxy
+from tests.throwaway.proxy import Proxy
 from tests.unit.cli.test_simulate_database import gone, profile
 from tests.unit.store.store_world import Clock, lifecycle
 from tests.unit.store.test_contract import StoreContract
@@ -162,11 +162,11 @@ def test_a_daemon_stopped_inside_a_transaction_does_not_keep_the_lease_s_row(
 
 def test_a_server_that_hangs_is_waited_for_no_longer_than_told(server: Postgres, postgres_database: str) -> None:
     schema.upgrade(postgres_database)
-    with TcpProxy(server.port) as proxy:
+    with Proxy(server.port) as proxy:
         url = connect.parse_url(postgres_database.replace(f":{server.port}/", f":{proxy.port}/"))
         engine = connect.make_engine(url, answer_s=0.5)
         with engine.connect() as connection:
-            proxy.cut()
+            proxy.silence()
             with pytest.raises(OperationalError, match=r"no answer within 0.5 s"):
                 connection.execute(text("SELECT 1"))
         proxy.mend()

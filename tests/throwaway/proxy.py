@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+from types import TracebackType
 
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
 _POLL_S = 0.1
@@ -23,6 +24,21 @@ class Proxy:
         self._closing = False
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def silence(self) -> None:
+        """Bytes are taken and not handed on, as by a network that is cut somewhere behind."""
+        self.mode = "silent"
+
+    def mend(self) -> None:
+        self.mode = "open"
 
     def close(self) -> None:
         """Breaks every connection, and listens no more."""
