@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli import status
-from synergyd.cli.json_records import ExplainJson, StatusJson, json_reference
 from synergyd.cli.synergyctl import cli
 from synergyd.control.decision_log import present
 from synergyd.control.lifecycle import JobLifecycle
@@ -32,6 +30,8 @@ from synergyd.records import (
 )
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
+from synergyd.views import status
+from synergyd.views.json_records import ExplainJson, StatusJson, json_reference
 from synergyd.wire.codec import decode, encode
 
 PLAN = Plan(tp=2, dp=2, micro_batch=1, global_batch=8)
