@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from synergyd.errors import UsageError, one_line, shown
-from synergyd.records import Directive
+from synergyd.records import Directive, Job, JobState
 
 MOST_GPUS = 65_536  # as in a directive
 
@@ -74,6 +74,16 @@ def steered(directive: Directive, steering: Steering | None) -> Directive:
         low, high = (low, low) if steering.max_gpus is None else (high, high)
     weight = directive.weight if steering.weight is None else steering.weight
     return replace(directive, min_gpus=low, max_gpus=high, weight=weight)
+
+
+def as_steered(job: Job, steering: Steering) -> Job:
+    """The job with what was set; one that runs on more GPUs than it may have now gives them back."""
+    if job.directive is None:
+        return job
+    directive = steered(job.directive, steering)
+    above = job.state is JobState.RUNNING and directive.max_gpus is not None and job.shape.gpus > directive.max_gpus
+    why = f"max_gpus={directive.max_gpus} was set" if above else job.gives_back
+    return replace(job, directive=directive, gives_back=why)
 
 
 def words(steering: Steering) -> str:

@@ -35,7 +35,7 @@ from synergyd.slurm.observe import (
 )
 from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, PartitionRow
-from synergyd.steering import Steering, steered
+from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
@@ -123,7 +123,7 @@ class Observer:
             known = self.registry.known[job_id]
             job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
             if job.directive is not None and job_id in steering:
-                job = replace(job, directive=steered(job.directive, steering[job_id]))
+                job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = controller.as_decided_about(job, now_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 from pathlib import Path
 
@@ -58,6 +59,10 @@ def run(settings: Settings) -> int:
             sockets.append(opened.enter_context(tcp_socket(settings.rest_port)))
         config = uvicorn_config(application(store, identity, rights))
         log.info("serves on %s%s", path, f" and port {settings.rest_port}" if settings.rest_port else "")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(
+                number, lambda *_: None
+            )  # uvicorn raises what ended it once more, before the socket is removed
         uvicorn.Server(config).run(sockets=sockets)
     return 0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.records import Directive
-from synergyd.steering import Steering, merged, parse_steering, steered, words
+from synergyd.records import Directive, Job, JobState, Shape
+from synergyd.steering import Steering, as_steered, merged, parse_steering, steered, words
 
 
 def test_what_is_set_comes_over_the_directive_and_goes_back() -> None:
@@ -43,3 +45,15 @@ def test_a_wrong_text_is_one_line(given: str) -> None:
 def test_json_of_another_type_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="min_gpus is"):
         merged("job 7", {"min_gpus": value}, Steering())
+
+
+@pytest.mark.parametrize(("held", "why"), [(4, "max_gpus=2 was set"), (2, "")])
+def test_a_job_on_more_than_it_may_have_now_gives_back(held: int, why: str) -> None:
+    job = make_job(JobState.RUNNING, Shape("a100", 1, held))
+    assert as_steered(job, Steering(max_gpus=2)).gives_back == why
+    assert as_steered(replace(job, state=JobState.PENDING), Steering(max_gpus=2)).gives_back == ""
+    assert as_steered(replace(job, directive=None), Steering(max_gpus=2)).gives_back == ""
+
+
+def make_job(state: JobState, shape: Shape) -> Job:
+    return Job(7, "a", "ann", 1000, "main", state, "", 0.0, None, None, 0, shape, shape, directive=Directive())
