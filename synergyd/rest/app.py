@@ -7,10 +7,12 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,6 +39,8 @@ BODY_S = 10.0
 MAX_WAIT_S = 25.0  # of one long poll
 WAITS_A_USER = 64  # that wait at once; beyond it they are told to come back
 MAX_JOB_ID = 2**32 - 1
+DATABASE_THREADS = 8
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,13 @@ class Door:
     identity: Identity
     rights: RightsReader
     waits: Counter[str]
+    database: (
+        ThreadPoolExecutor  # apart from the threads of munge and Slurm: a database that hangs stops no other answer
+    )
+
+    async def read(self, what: Callable[..., T], *arguments: object) -> T:
+        """Something that talks to the database, in a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self.database, what, *arguments)
 
 
 Handler = Callable[[Door, Request, str, bytes], Awaitable[Response]]
@@ -55,13 +66,15 @@ Handler = Callable[[Door, Request, str, bytes], Awaitable[Response]]
 
 def application(store: Store, identity: Identity, rights: RightsReader) -> Starlette:
     """The ASGI application."""
-    door = Door(store, Feed(store), identity, rights, Counter())
+    threads = ThreadPoolExecutor(DATABASE_THREADS, "database")
+    door = Door(store, Feed(store, threads), identity, rights, Counter(), threads)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(door.feed.run())
         yield
         task.cancel()
+        threads.shutdown(wait=False, cancel_futures=True)
 
     routes = [
         Route("/v1/ping", _ping),
@@ -186,7 +199,7 @@ async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Res
     if not sees(user, edition.owner(job_id), await asyncio.to_thread(door.rights.rights)):
         return _no_such_job(job_id)
     try:
-        told = await asyncio.to_thread(collect_explain, door.store, job_id)
+        told = await door.read(collect_explain, door.store, job_id)
     except UsageError:
         return _no_such_job(job_id)
     return JSONResponse(encode(told))
@@ -198,7 +211,7 @@ async def _steering(door: Door, request: Request, user: str, body: bytes) -> Res
     changes = request.method == "PUT"
     if refused := await _refused(door, user, job_id, changes=changes):
         return refused
-    present = await asyncio.to_thread(door.store.steering, job_id) or Steering()
+    present = await door.read(door.store.steering, job_id) or Steering()
     if not changes:
         return JSONResponse(encode(present), headers={"ETag": _etag(present)})
     if request.headers.get("if-match", _etag(present)) != _etag(present):
@@ -211,7 +224,7 @@ async def _steering(door: Door, request: Request, user: str, body: bytes) -> Res
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError("body", "is no JSON object of what to change", 'send {"min_gpus": 4}')
     after = merged(f"job {job_id}", wanted, present)
-    await asyncio.to_thread(set_steering, door.store, job_id, after, user, time.time())
+    await door.read(set_steering, door.store, job_id, after, user, time.time())
     return JSONResponse(encode(after), headers={"ETag": _etag(after)})
 
 
@@ -226,7 +239,7 @@ async def _resume(door: Door, request: Request, user: str, _body: bytes) -> Resp
 async def _set_paused(door: Door, job_id: int, user: str, *, paused: bool) -> Response:
     if refused := await _refused(door, user, job_id, changes=True):
         return refused
-    await asyncio.to_thread(set_paused, door.store, job_id, paused, user, time.time())
+    await door.read(set_paused, door.store, job_id, paused, user, time.time())
     return JSONResponse({"job_id": job_id, "paused": paused})
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from synergyd.control.decision_log import JobStatus
@@ -79,8 +80,8 @@ def _owner(row: JobStatus) -> Owner:
 class Feed:
     """Keeps the newest Edition while there are readers. In the event loop's thread; the database is read in another."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, threads: Executor) -> None:
+        self._store, self._threads = store, threads
         self._edition: Edition | None = None
         self._version: Mapping[str, object] | tuple[object, ...] | None = None
         self._changed = asyncio.Event()
@@ -121,9 +122,10 @@ class Feed:
 
     async def _look(self) -> None:
         async with self._reading:
-            version = await asyncio.to_thread(self._store.version)
+            loop = asyncio.get_running_loop()
+            version = await loop.run_in_executor(self._threads, self._store.version)
             if self._edition is None or version != self._version:
-                self._edition = await asyncio.to_thread(edition, self._store)
+                self._edition = await loop.run_in_executor(self._threads, edition, self._store)
                 self._version = version
                 self._changed.set()
                 self._changed = asyncio.Event()

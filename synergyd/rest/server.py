@@ -11,7 +11,10 @@ import contextlib
 import logging
 import signal
 import socket
+import struct
+from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,7 +28,8 @@ from synergyd.settings import Settings
 from synergyd.store.store import open_store
 
 log = logging.getLogger("synergyrestd")
-MAX_CONNECTIONS = 1024  # at once; what comes beyond is answered 503
+MAX_CONNECTIONS = 4096  # at once; what comes beyond is answered 503
+CONNECTIONS_A_PEER = 768  # of one user over the Unix socket (root excepted), of one address over the port
 FIRST_REQUEST_S = 10.0  # a connection that has not asked by then is closed
 CONNECTION_S = 120.0  # every connection ends after so long, however slowly its client reads
 KEEP_ALIVE_S = 30
@@ -35,16 +39,42 @@ GRACE_S = 3  # long polls are not waited for at the end
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that can be held open by a client neither before its first request nor for ever."""
+    """A connection that a client can hold open neither before its first request nor for ever, and of which one peer has some."""
+
+    open_by_peer: ClassVar[Counter[object]] = Counter()
+    peer: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.peer = peer_of(transport.get_extra_info("socket"))
+        self.open_by_peer[self.peer] += 1
+        if self.open_by_peer[self.peer] > CONNECTIONS_A_PEER and self.peer != 0:
+            transport.abort()
+            return
         self.loop.call_later(FIRST_REQUEST_S, self._close_silent)
         self.loop.call_later(CONNECTION_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open_by_peer[self.peer] -= 1
+        if not self.open_by_peer[self.peer]:
+            del self.open_by_peer[self.peer]
+        super().connection_lost(exc)
 
     def _close_silent(self) -> None:
         if self.cycle is None:
             self.transport.abort()
+
+
+def peer_of(wire: socket.socket) -> object:
+    """Who connects: the uid over a Unix socket, else the address."""
+    if wire.family == socket.AF_UNIX:
+        size = struct.calcsize("3i")
+        _, uid, _ = struct.unpack("3i", wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return uid
+    try:
+        return wire.getpeername()[0]
+    except OSError:  # gone already
+        return ""
 
 
 def run(settings: Settings) -> int:

@@ -15,12 +15,14 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
@@ -106,8 +108,6 @@ def latency(jobs: int) -> dict[str, Any]:
 
 def _write_epochs(url: str, jobs: int) -> None:
     row = JobStatus(job_id=1, name="a", user="root", state="PENDING", lifecycle="QUEUED", gpus=0, asked_gpus=8)
-    from dataclasses import replace
-
     rows = tuple(replace(row, job_id=i) for i in range(1, jobs + 1))
     with open_store(url) as store:
         for n in range(10_000):
@@ -118,8 +118,6 @@ def _write_epochs(url: str, jobs: int) -> None:
 @contextmanager
 def munge_of(cluster: SlurmCluster) -> Iterator[None]:
     """This process's credentials come from the cluster's munged."""
-    import os
-
     before = os.environ.get("MUNGE_SOCKET")
     os.environ["MUNGE_SOCKET"] = str(cluster.munge_socket)
     try:
@@ -142,6 +140,7 @@ def epochs(watchers: int, count: int) -> dict[str, Any]:
         names = f"{script}\n" * QUEUE
         cluster.run("xargs", "-P", "4", "-n", "1", "sbatch", "-Q", input=names, timeout_s=600)
         url = f"sqlite:///{cluster.state_dir / 'synergy.db'}"
+        cluster.wait_for((cluster.state_dir / "heartbeat").is_file, 60, "the daemon's first epoch")
         with open_store(url) as store, service(cluster):
             cluster.wait_for(lambda: _present(store) >= QUEUE, 300, "all jobs\n" + daemon.tail())
             _wait_epochs(store, 5)
