@@ -25,6 +25,7 @@ class Shown:
 PROGRAMS = {
     "synergyd": "the daemon that decides how many GPUs each job gets",
     "synergyctl": "see and steer what Synergy does with the jobs of this cluster",
+    "synergyrestd": "the REST service through which users see and steer their jobs",
     "synergy-launch": "run a training script with the plan that Synergy chose",
 }
 

@@ -145,7 +145,7 @@ def metrics_page() -> str:
 
 def fields_table(record: type) -> str:
     """The fields of a dataclass with their types and the remarks beside them."""
-    from synergyd.cli.json_records import field_docs
+    from synergyd.views.json_records import field_docs
 
     told = field_docs(record)
     rows = ((f"`{field.name}`", f"`{field.type}`", told.get(field.name, "")) for field in dataclasses.fields(record))
@@ -158,7 +158,7 @@ def summary(record: type) -> str:
 
 
 def json_page() -> str:
-    from synergyd.cli.json_records import json_reference
+    from synergyd.views.json_records import json_reference
 
     return page("JSON output", "Times end in `_s` and are seconds; sizes end in `_bytes`.", json_reference())
 

@@ -289,7 +289,7 @@ class Job:
     open_partitions: str = ""  # those of `partition` that would take it, where they are not all
     max_nodes: int | None = None  # of its partitions
     priority: float = 0.0  # Slurm's, of a pending job
-    gives_back: bool = False  # it runs on more GPUs than it may keep: plain jobs wait for GPUs in its partition
+    gives_back: str = ""  # it runs on more GPUs than it may keep: why
     launch_failed: bool = False
     avoid: tuple[str, ...] = ()  # nodes that it may not have for now: its last start failed there
     time_limit_s: float | None = None  # as Slurm has it now

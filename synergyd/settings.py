@@ -285,6 +285,15 @@ class Settings:
             example="slurmctl.example.org",
         ),
     )
+    rest_port: int = field(
+        default=0,
+        metadata=_about(
+            "RestPort",
+            PORT,
+            "The port of the REST service (synergyrestd). synergyctl asks it from login nodes, at ReportHost or else at "
+            "SlurmctldHost. 0: it serves on its Unix socket in StateDir alone.",
+        ),
+    )
     link_arbiter_port: int = field(
         default=0,
         metadata=_about(
@@ -388,6 +397,10 @@ class Settings:
             example="a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25",
         ),
     )
+
+    def rest_socket(self) -> Path:
+        """The Unix socket of the REST service."""
+        return self.state_dir / "rest.sock"
 
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.state_dir / 'synergy.db'}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +17,7 @@ from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 
 if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
+    from synergyd.cli.desk import Desk
     from synergyd.slurm.conf import LoadedSettings
     from synergyd.store.store import Store
 
@@ -31,6 +34,7 @@ class _JobId(click.IntRange):
 JOB_ID = _JobId(1, 2**32 - 1)
 # what the extra `server` of setup.cfg brings; compute nodes do without
 SERVER_LIBRARIES = frozenset({"numpy", "scipy", "highspy", "sqlalchemy", "alembic", "rich", "prometheus_client"})
+REST_LIBRARIES = frozenset({"starlette", "uvicorn", "jwt"})
 
 
 class Context:
@@ -55,6 +59,29 @@ class Context:
         settings = self.loaded.settings
         return replace(settings, database=self.database) if self.database else settings
 
+    def desk(self) -> AbstractContextManager[Desk]:
+        """Jobs, to read and to steer: over the REST service for those who may not open the database, else the database."""
+        from synergyd.cli.desk import RestDesk, database_desk
+        from synergyd.cli.rest_client import RestClient
+
+        if self.database or not (service := self._service()):
+            return database_desk(self.store())
+        return nullcontext(RestDesk(RestClient(service)))
+
+    def _service(self) -> Path | tuple[str, int] | None:
+        """Where the REST service is; None where there is none, and for root where the database is."""
+        from synergyd.slurm.conf import controller_address
+
+        settings = self.settings
+        at_database = bool(settings.database) or (settings.state_dir / "synergy.db").exists()
+        if os.geteuid() == 0 and at_database:
+            return None
+        if settings.rest_socket().is_socket():
+            return settings.rest_socket()
+        if not settings.rest_port:
+            return None
+        return settings.report_host or controller_address(self.loaded.files[0]), settings.rest_port
+
     def store(self) -> Store:
         """The daemon's database; raises one line when there is none yet."""
         from synergyd.store.store import open_store
@@ -74,9 +101,11 @@ def guarded(name: str, command: Callable[[], object]) -> None:
         click.echo(f"{name}: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in SERVER_LIBRARIES:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in SERVER_LIBRARIES | REST_LIBRARIES:
             raise
-        click.echo(f"{name} needs the server part: pip install 'synergy-slurm[server]'", err=True)
+        part = "rest" if missing in REST_LIBRARIES else "server"
+        click.echo(f"{name} needs the {part} part: pip install 'synergy-slurm[{part}]'", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)

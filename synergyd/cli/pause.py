@@ -1,13 +1,11 @@
-"""synergyctl pause and resume."""
+"""synergyctl pause, resume and set: its owner steers a job."""
 
 from __future__ import annotations
-
-import time
 
 import click
 
 from synergyd.cli.context import JOB_ID, Context, pass_context
-from synergyd.errors import UsageError
+from synergyd.steering import words
 
 
 @click.command()
@@ -15,7 +13,8 @@ from synergyd.errors import UsageError
 @pass_context
 def pause(context: Context, job: int) -> None:
     """Leave JOB at its present size until `synergyctl resume JOB`. A resize that is under way is finished."""
-    _set(context, job, True)
+    with context.desk() as desk:
+        desk.set_paused(job, True)
     click.echo(f"job {job}: paused; it keeps its present size")
 
 
@@ -24,12 +23,24 @@ def pause(context: Context, job: int) -> None:
 @pass_context
 def resume(context: Context, job: int) -> None:
     """Let Synergy resize JOB again."""
-    _set(context, job, False)
+    with context.desk() as desk:
+        desk.set_paused(job, False)
     click.echo(f"job {job}: Synergy may resize it again")
 
 
-def _set(context: Context, job: int, paused: bool) -> None:
-    with context.store() as store:
-        if job not in store.lifecycles() and not store.decisions_of(job, 1):
-            raise UsageError(f"job {job}", "was never seen by the daemon", "synergyctl status lists the jobs it knows")
-        store.set_paused(job, paused, time.time())
+@click.command("set")
+@click.argument("job", type=JOB_ID)
+@click.argument("change", nargs=-1, required=True, metavar="KEY=VALUE...")
+@pass_context
+def set_verb(context: Context, job: int, change: tuple[str, ...]) -> None:
+    """Change what JOB's #SYNERGY lines say, from the next epoch on: min_gpus=, max_gpus=, weight=.
+
+    A key with nothing behind = goes back to the script's value. MaxWeight and Slurm's limits hold as before.
+
+    \b
+    synergyctl set 4711 max_gpus=16
+    synergyctl set 4711 min_gpus= weight=2
+    """
+    with context.desk() as desk:
+        after = desk.steer(job, change)
+    click.echo(f"job {job}: {words(after)}")

@@ -17,9 +17,9 @@ from synergyd.slurm.directive import parse_script
 @pass_context
 def render(context: Context, job: int) -> None:
     """Print a batch script that runs JOB by hand, with torchrun, exactly as Synergy last decided. It is never run by the daemon."""
-    with context.store() as store:
-        last = store.last_decision(job)
-    if last is None or last.decision.cell is None:
+    with context.desk() as desk:
+        decision = desk.explain(job).decision
+    if decision is None or decision.cell is None:
         raise UsageError(f"job {job}", "has no decided size", "synergyctl explain tells why")
     slurm = CommandLine()
     script = slurm.batch_script(job)
@@ -27,7 +27,7 @@ def render(context: Context, job: int) -> None:
         raise UsageError(f"job {job}", "Slurm has no script of it any more", "only jobs in the queue can be rendered")
     row = slurm.job(job)
     directive = parse_script(script)
-    cell = last.decision.cell
+    cell = decision.cell
     click.echo(
         rendered(
             ScriptRequest(
@@ -35,9 +35,9 @@ def render(context: Context, job: int) -> None:
                 command=command_in(script),
                 shape=cell.shape,
                 plan=cell.plan,
-                nodes=last.decision.node_names,
+                nodes=decision.node_names,
                 checkpoint=(directive.checkpoint if directive else None) or "",
-                why=last.decision.why,
+                why=decision.why,
             )
         ),
         nl=False,

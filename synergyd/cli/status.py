@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 
 import click
 from rich.live import Live
@@ -13,16 +12,9 @@ from rich.text import Text
 
 from synergyd.cli.console import console
 from synergyd.cli.context import JOB_ID, Context, pass_context
-from synergyd.cli.json_records import StatusJson
-from synergyd.control.decision_log import JobStatus
-from synergyd.errors import UsageError, one_line
-from synergyd.store.store import Store
-from synergyd.wire.codec import decode, encode
-
-NEXT = {
-    "QUEUED": "waits", "RUNNING": "", "CHECKPOINTING": "checkpoint awaited", "REQUEUING": "being requeued", "HELD": "being resized",
-    "RESIZED": "being released", "RELEASED": "about to start",
-}  # fmt: skip
+from synergyd.errors import one_line
+from synergyd.views.json_records import StatusJson
+from synergyd.wire.codec import encode
 
 
 @click.command()
@@ -32,40 +24,18 @@ NEXT = {
 @pass_context
 def status(context: Context, job: int | None, watch: bool, as_json: bool) -> None:
     """Show jobs with their size, plan, goodput and next action (of one JOB, or of all)."""
-    with context.store() as store:
+    with context.desk() as desk:
         if as_json:
-            click.echo(json.dumps(encode(collect(store, job)), indent=1))
+            click.echo(json.dumps(encode(desk.status(job)), indent=1))
         elif watch:
-            with Live(table(collect(store, job)), refresh_per_second=2) as live:
-                try:
-                    while True:
-                        time.sleep(1.0)
-                        live.update(table(collect(store, job)))
-                except KeyboardInterrupt:
-                    pass
+            try:
+                with Live(table(desk.status(job)), refresh_per_second=2) as live:
+                    for news in desk.watch(job):
+                        live.update(table(news))
+            except KeyboardInterrupt:
+                pass
         else:
-            console().print(table(collect(store, job)))
-
-
-def collect(store: Store, only: int | None = None) -> StatusJson:
-    """The last epoch as `status` shows it. Raises UsageError for a job that is not in it."""
-    epoch = store.latest_epoch()
-    if epoch is None:
-        return StatusJson(epoch_s=None, dry_run=False)
-    lives, reports = store.lifecycles(), store.reports()
-    rows = []
-    for seen in (decode(JobStatus, row, "stored status") for row in epoch.present):
-        if only is not None and seen.job_id != only:
-            continue
-        life, stored = lives.get(seen.job_id), reports.get(seen.job_id)
-        state = life.state if life else seen.lifecycle
-        row = replace(seen, lifecycle=state, action=NEXT.get(state) or ("" if seen.action == "keep" else seen.action))
-        if stored is not None:
-            row = replace(row, step=stored.report.step, loss=stored.report.loss)
-        rows.append(row)
-    if only is not None and not rows:
-        raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
-    return StatusJson(epoch_s=epoch.started_s, dry_run=epoch.dry_run, jobs=tuple(rows))
+            console().print(table(desk.status(job)))
 
 
 def table(data: StatusJson) -> Table:

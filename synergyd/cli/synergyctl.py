@@ -20,6 +20,7 @@ VERBS = {
     "render": ("render", "render", "The torchrun script of a job with its chosen degrees."),
     "pause": ("pause", "pause", "Leave a job at its present size."),
     "resume": ("pause", "resume", "Let Synergy resize a paused job again."),
+    "set": ("pause", "set_verb", "Change a job's bounds or weight."),
     "config": ("config", "config", "Check the settings in slurm.conf."),
     "db": ("db", "db", "The database's schema."),
 }

@@ -83,6 +83,8 @@ class JobStatus:
     paused: bool = False
     #: held in Slurm by its user or an admin
     held: bool = False
+    #: its Slurm account
+    account: str = ""
 
 
 def present(
@@ -113,4 +115,5 @@ def present(
             loss=report.loss if report else None,
             paused=job.paused,
             held=job.held,
+            account=job.account,
         )

@@ -160,7 +160,8 @@ class Daemon:
         for event in self.observer.queue_events():
             self._run(event)
         self._run(NodesRead(frozenset(n.name for n in self.observer.cluster.nodes if n.up)))
-        snapshot = self.observer.snapshot(self.controller, store.remembered.paused, now_s)
+        kept = store.remembered
+        snapshot = self.observer.snapshot(self.controller, kept.paused, now_s, kept.steering)
         before_s, self._looked_s = self._looked_s, self._monotonic()
         self._run(SnapshotTaken(snapshot, 0.0 if before_s is None else self._looked_s - before_s))
         return snapshot

@@ -35,8 +35,10 @@ from synergyd.slurm.observe import (
 )
 from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, PartitionRow
+from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
+NOT_STEERED: Mapping[int, Steering] = {}
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 LIMITS_EPOCHS = 20  # until the partitions' limits are read again
@@ -108,12 +110,20 @@ class Observer:
             yield self._seen(job_id, row)
         yield QueueRead(self._here)
 
-    def snapshot(self, controller: Controller, paused: frozenset[int], now_s: float) -> Snapshot:
-        """The cluster and Synergy's jobs as an epoch may decide about them."""
+    def snapshot(
+        self,
+        controller: Controller,
+        paused: frozenset[int],
+        now_s: float,
+        steering: Mapping[int, Steering] = NOT_STEERED,
+    ) -> Snapshot:
+        """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
             job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
+            if job.directive is not None and job_id in steering:
+                job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = controller.as_decided_about(job, now_s)

@@ -1,4 +1,5 @@
-"""Jobs that hold more than they asked for while plain jobs wait for GPUs: they are decided about as if they had given it back.
+"""Jobs that hold more than they may keep (plain jobs wait for GPUs, their owner wants fewer): they are decided about as if they had
+given it back.
 
 So the allocation need not know of it: a job that "keeps" what it would be left with is resized to that, and the GPUs that it
 gives back are nobody's in this epoch, for Slurm to hand out.
@@ -48,7 +49,7 @@ def as_resize(decision: Decision, job: Job, given: GivenBack) -> Decision:
     if decision.job_id not in given.left:
         return decision
     gpus = job.shape.gpus - (decision.cell.shape.gpus if decision.cell else 0)
-    why = f"Gives back {gpus} GPUs: jobs without a directive wait for GPUs in its partition. {decision.why}"
+    why = f"Gives back {gpus} GPUs: {job.gives_back}. {decision.why}"
     action = Action.RESIZE if decision.action is Action.KEEP else decision.action
     return replace(decision, action=action, why=why)
 

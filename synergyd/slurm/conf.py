@@ -72,6 +72,7 @@ class ConfLine:
         return f"{self.path}:{self.number}"
 
 
+_CONTROLLER = re.compile(r"\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(#,]+)(?:\(([^)\s]+)\))?", re.IGNORECASE)
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = tuple(setting.key for setting in TABLE)
 
@@ -106,6 +107,15 @@ def load_settings(path: Path) -> LoadedSettings:
     for key, name, others in (
         ("metrics_port", "MetricsPort", {"ReportPort": report_port}),
         ("link_arbiter_port", "LinkArbiterPort", {"ReportPort": report_port, "MetricsPort": metrics_port}),
+        (
+            "rest_port",
+            "RestPort",
+            {
+                "ReportPort": report_port,
+                "MetricsPort": metrics_port,
+                "LinkArbiterPort": values.get("link_arbiter_port"),
+            },
+        ),
     ):
         taken = [other for other, port in others.items() if port and port == values.get(key)]
         if taken:
@@ -116,6 +126,14 @@ def load_settings(path: Path) -> LoadedSettings:
     return LoadedSettings(
         settings, reading.origins, tuple(reading.problems), tuple(dict.fromkeys(line.path for line in lines))
     )
+
+
+def controller_address(path: Path) -> str:
+    """The address of the first SlurmctldHost (or ControlMachine) in slurm.conf `path`; this host where there is none."""
+    for line in read_lines(path)[0]:
+        if match := _CONTROLLER.match(line.text):
+            return match[2] or match[1]
+    return "localhost"
 
 
 def with_values(settings: Settings, where: str, given: Iterable[str]) -> Settings:

@@ -179,6 +179,9 @@ def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozense
     )
 
 
+_CROWDED = "jobs without a directive wait for GPUs in its partition"
+
+
 def held_to_asked(job: Job) -> Job:
     """The job, in a crowded partition: at most the size it asked for."""
     if job.directive is None:
@@ -186,7 +189,7 @@ def held_to_asked(job: Job) -> Job:
     most = max(job.asked.gpus, job.directive.min_gpus or 1)
     gives_back = job.state is JobState.RUNNING and job.shape.gpus > most
     directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
-    return replace(job, directive=directive, gives_back=gives_back)
+    return replace(job, directive=directive, gives_back=_CROWDED if gives_back else job.gives_back)
 
 
 def job_of(

@@ -152,7 +152,7 @@ class BufferedStore:
     # Talks with the database
 
     def refresh(self) -> bool:
-        """Writes what waits, then reads lifecycles, profiles, flags and reports (four statements).
+        """Writes what waits, then reads lifecycles, profiles, flags and reports (five statements).
 
         False, and everything as it was, if the database is away. Raises UsageError only at the first opening.
         """
@@ -276,12 +276,14 @@ class _Memory:
         self._no_directive = set(read.no_directive)
         self._reports = dict(read.reports)
         self._unreadable = read.unreadable
+        self._steering = dict(read.steering)
 
     def take(self, change: Changes) -> None:
         for x in change.lifecycles:
             self._lifecycles[x.job_id] = x
         for job_id in change.gone:
             self._lifecycles.pop(job_id, None)
+            self._steering.pop(job_id, None)
         for key, profile, _ in change.profiles:
             self._profiles[key] = profile
         for report in change.reports:
@@ -299,4 +301,5 @@ class _Memory:
             frozenset(self._no_directive),
             dict(self._reports),
             self._unreadable,
+            dict(self._steering),
         )

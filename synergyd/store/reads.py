@@ -22,6 +22,7 @@ from synergyd.records import (
     Report,
     Sharing,
 )
+from synergyd.steering import Steering
 from synergyd.store.records import (
     EpochRecord,
     LeaderRecord,
@@ -41,6 +42,7 @@ from synergyd.store.tables import (
     LifecycleRow,
     ProfileRow,
     ReportRow,
+    SteeringRow,
 )
 from synergyd.store.writes import NO_DIRECTIVE, PAUSED
 from synergyd.wire.codec import decode
@@ -49,7 +51,7 @@ T = TypeVar("T")
 
 
 def remembered(connection: Connection) -> Remembered:
-    """Four statements: flags, lifecycles, profiles, reports.
+    """Five statements: flags, lifecycles, profiles, reports, steering.
 
     A row that can't be read is left out and named, so that one job's bad row does not stop the others.
     """
@@ -61,6 +63,7 @@ def remembered(connection: Connection) -> Remembered:
         paused=frozenset(job_id for job_id, flag, _ in flags if flag == PAUSED),
         no_directive=frozenset((job_id, submit_s) for job_id, flag, submit_s in flags if flag == NO_DIRECTIVE),
         reports=_readable(connection.execute(_REPORT), "job_id", _report, unreadable),
+        steering=_readable(connection.execute(_STEERING), "job_id", _steering, unreadable),
         unreadable=tuple(unreadable),
     )
 
@@ -75,17 +78,18 @@ def _readable(rows: Iterable[Row[Any]], key: str, read: Callable[[Row[Any]], T],
     return good
 
 
+_LIFECYCLE = select(
+    LifecycleRow.job_id, LifecycleRow.submit_s, LifecycleRow.state, LifecycleRow.payload, LifecycleRow.updated_s
+)
+
+
 def lifecycles(connection: Connection) -> dict[int, StoredLifecycle]:
-    rows = connection.execute(
-        select(
-            LifecycleRow.job_id,
-            LifecycleRow.submit_s,
-            LifecycleRow.state,
-            LifecycleRow.payload,
-            LifecycleRow.updated_s,
-        )
-    )
-    return {r.job_id: StoredLifecycle(r.job_id, r.submit_s, r.state, r.payload, r.updated_s) for r in rows}
+    return {r.job_id: StoredLifecycle(*r) for r in connection.execute(_LIFECYCLE)}
+
+
+def lifecycle(connection: Connection, job_id: int) -> StoredLifecycle | None:
+    row = connection.execute(_LIFECYCLE.where(LifecycleRow.job_id == job_id)).one_or_none()
+    return None if row is None else StoredLifecycle(*row)
 
 
 _PROFILE = select(
@@ -139,6 +143,24 @@ def report(connection: Connection, job_id: int) -> StoredReport | None:
 
 def _report(r: Row[Any]) -> StoredReport:
     return StoredReport(decode(Report, r.payload, f"job {r.job_id}: stored report"), r.received_s)
+
+
+_STEERING = select(SteeringRow.job_id, SteeringRow.payload)
+
+
+def steering(connection: Connection, job_id: int) -> Steering | None:
+    row = connection.execute(_STEERING.where(SteeringRow.job_id == job_id)).one_or_none()
+    return None if row is None else _steering(row)
+
+
+def _steering(r: Row[Any]) -> Steering:
+    return decode(Steering, r.payload, f"job {r.job_id}: stored steering")
+
+
+def version(connection: Connection) -> tuple[object, ...]:
+    """Changes whenever what `synergyctl status` shows does: three statements, each of an index or of a row a job."""
+    newest = (func.max(EpochRow.id), func.max(EventRow.id), func.max(ReportRow.received_s))
+    return tuple(connection.execute(select(column)).scalar() for column in newest)
 
 
 def flags(connection: Connection, flag: str) -> list[tuple[int, float]]:

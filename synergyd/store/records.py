@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Decision, Profile, Report, Snapshot
+from synergyd.steering import Steering
 
 
 class RefusedError(UsageError):
@@ -106,6 +107,7 @@ class Remembered:
     no_directive: frozenset[tuple[int, float]] = frozenset()  # (job id, submit time)
     reports: Mapping[int, StoredReport] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()  # one line for each profile or report that could not be read back
+    steering: Mapping[int, Steering] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,4 +146,5 @@ class Changes:
     reports: tuple[StoredReport, ...] = ()
     paused: tuple[tuple[int, bool, float], ...] = ()  # job, paused or not, when
     no_directive: tuple[tuple[int, float, float], ...] = ()  # job, submit time, when
+    steering: tuple[tuple[int, Steering, float], ...] = ()  # job, what holds now, when
     term: int | None = None

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, delete, exists, or_, select
 from sqlalchemy.engine import URL
 
 from synergyd.records import Profile
+from synergyd.steering import Steering
 from synergyd.store import reads, schema, writes
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
 from synergyd.store.records import (
@@ -100,13 +101,13 @@ class Store:
         """Writes `changes` in one transaction; returns the rows of state left out since somebody else leads.
 
         History under a write key that is already there is not written again, so that a transaction whose end was not
-        heard can be tried again. At most 9 statements plus 2 an epoch, however many jobs (deletes: one per 500 jobs).
+        heard can be tried again. At most 11 statements plus 2 an epoch, however many jobs (deletes: one per 500 jobs).
         """
         with self._writing() as connection:
             return writes.apply(connection, changes)
 
     def remembered(self) -> Remembered:
-        """All that an epoch starts from, in four statements."""
+        """All that an epoch starts from, in five statements."""
         with self._reading() as connection:
             return reads.remembered(connection)
 
@@ -145,6 +146,11 @@ class Store:
         with self._reading() as connection:
             return reads.recording(connection)
 
+    def version(self) -> tuple[object, ...]:
+        """Another one whenever what `synergyctl status` shows has changed."""
+        with self._reading() as connection:
+            return reads.version(connection)
+
     # Lifecycles
 
     def put_lifecycles(self, lifecycles: Iterable[StoredLifecycle]) -> None:
@@ -154,6 +160,10 @@ class Store:
         """By job id."""
         with self._reading() as connection:
             return reads.lifecycles(connection)
+
+    def lifecycle(self, job_id: int) -> StoredLifecycle | None:
+        with self._reading() as connection:
+            return reads.lifecycle(connection, job_id)
 
     def delete_lifecycles(self, job_ids: Iterable[int]) -> None:
         self.apply(Changes(gone=tuple(job_ids)))
@@ -177,6 +187,14 @@ class Store:
 
     def set_paused(self, job_id: int, paused: bool, at_s: float) -> None:
         self.apply(Changes(paused=((job_id, paused, at_s),)))
+
+    def set_steering(self, job_id: int, steering: Steering, at_s: float) -> None:
+        self.apply(Changes(steering=((job_id, steering, at_s),)))
+
+    def steering(self, job_id: int) -> Steering | None:
+        """What the job's owner has set; None for nothing."""
+        with self._reading() as connection:
+            return reads.steering(connection, job_id)
 
     def paused(self) -> frozenset[int]:
         """Job ids."""

@@ -124,6 +124,16 @@ class JobFlagRow(Base):
     at_s: Mapped[float] = mapped_column(Double)
 
 
+class SteeringRow(Base):
+    """What a job's owner has set since sbatch (synergyd.steering.Steering)."""
+
+    __tablename__ = "steering"
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    changed_s: Mapped[float] = mapped_column(Double)
+
+
 class ReportRow(Base):
     """The latest report of each job (synergyd.records.Report)."""
 

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from synergyd.records import NOTHING_MORE, Profile
+from synergyd.steering import Steering
 from synergyd.store.records import (
     Changes,
     EpochRecord,
@@ -32,6 +33,7 @@ from synergyd.store.tables import (
     LifecycleRow,
     ProfileRow,
     ReportRow,
+    SteeringRow,
 )
 from synergyd.wire.codec import clean, encode
 
@@ -71,10 +73,12 @@ def apply(connection: Connection, changes: Changes) -> int:
     _history(connection, changes.history)
     _no_directive(connection, changes.no_directive)
     _paused(connection, changes.paused)
+    upsert(connection, SteeringRow, [_steering(*x) for x in changes.steering])
     if fenced:
         return len(changes.lifecycles) + len(changes.gone) + len(changes.profiles) + len(changes.reports)
     upsert(connection, LifecycleRow, [_lifecycle(x) for x in changes.lifecycles])
     delete_jobs(connection, LifecycleRow, changes.gone)
+    delete_jobs(connection, SteeringRow, changes.gone)
     upsert(connection, ProfileRow, [_profile(*x) for x in changes.profiles])
     upsert(connection, ReportRow, [_report(x) for x in changes.reports])
     return 0
@@ -209,6 +213,10 @@ def _paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) 
 
 def _no_directive(connection: Connection, changes: Sequence[tuple[int, float, float]]) -> None:
     upsert(connection, JobFlagRow, [_flag(j, NO_DIRECTIVE, submit_s, at_s) for j, submit_s, at_s in changes])
+
+
+def _steering(job_id: int, steering: Steering, changed_s: float) -> Row:
+    return {"job_id": job_id, "payload": _json(steering), "changed_s": _finite(changed_s, "changed_s")}
 
 
 def _flag(job_id: int, flag: str, submit_s: float, at_s: float) -> Row:

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from synergyd.cli import explain as explain_cli
-from synergyd.cli import status as status_cli
 from synergyd.cli import synergyctl as synergyctl_cli
 from synergyd.cli import synergyd as synergyd_cli
 from synergyd.daemon import heartbeat
 from synergyd.errors import UsageError
 from synergyd.store.store import open_store
+from synergyd.views import explain as explain_view
+from synergyd.views import status as status_view
 from synergyd.wire.codec import encode
 from tests.throwaway import light_job
 from tests.throwaway.slurm import SlurmCluster
@@ -65,7 +65,7 @@ def status(cluster: SlurmCluster, url: str = "") -> dict[int, dict[str, Any]]:
     """What `synergyctl status --json` shows, by job id, without starting a process for each look; {} without a database."""
     try:
         with open_store(url or f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-            return {j["job_id"]: j for j in encode(status_cli.collect(store))["jobs"]}
+            return {j["job_id"]: j for j in encode(status_view.collect(store))["jobs"]}
     except UsageError:  # not made yet; a database that is away is an error here
         return {}
 
@@ -79,7 +79,7 @@ def sizes(cluster: SlurmCluster, *job_ids: int) -> list[int | None]:
 def explain(cluster: SlurmCluster, job_id: int, url: str = "") -> dict[str, Any]:
     """What `synergyctl explain --json` shows."""
     with open_store(url or f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-        return dict(encode(explain_cli.collect(store, job_id)))
+        return dict(encode(explain_view.collect(store, job_id)))
 
 
 def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:

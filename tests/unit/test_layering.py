@@ -15,7 +15,7 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 
 BASE = (
     "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.records synergyd.words "
-    "synergyd.rates synergyd.link_names synergyd.settings"
+    "synergyd.steering synergyd.rates synergyd.link_names synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -32,6 +32,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.node_needs", ""),
     ("synergyd.records", "synergyd.node_needs"),
     ("synergyd.words", "synergyd.records"),
+    ("synergyd.steering", "synergyd.errors synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
     ("synergyd.link_names", ""),
     ("synergyd.setting_types", "synergyd.link_names"),
@@ -85,10 +86,12 @@ ROWS: tuple[tuple[str, str], ...] = (
         "synergyd.daemon",
         f"{BASE} synergyd.wire synergyd.links {MODELS} {ALLOCATION} synergyd.control synergyd.slurm synergyd.store",
     ),
+    ("synergyd.views", f"{BASE} synergyd.wire synergyd.links synergyd.control synergyd.store"),
+    ("synergyd.rest", f"synergyd {BASE} synergyd.wire synergyd.control synergyd.store synergyd.views"),
     (
         "synergyd.cli",
         f"synergyd {BASE} synergyd.wire synergyd.links {MODELS} synergyd.control synergyd.slurm synergyd.store synergyd.sim "
-        "synergyd.sim.contention synergyd.sim.traces synergyd.daemon synergy_launch.launcher",
+        "synergyd.sim.contention synergyd.sim.traces synergyd.daemon synergyd.views synergyd.rest synergy_launch.launcher",
     ),
 )
 RULES = {folder: frozenset(allowed.split()) for folder, allowed in ROWS}
@@ -101,6 +104,7 @@ FORBIDDEN = {
     "synergyd.constraint": (*IMPURE, *HEAVY),
     "synergyd.node_needs": (*IMPURE, *HEAVY),
     "synergyd.words": (*IMPURE, *HEAVY),
+    "synergyd.steering": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
     "synergyd.link_names": (*IMPURE, *HEAVY),
     "synergyd.setting_types": (*IMPURE, *HEAVY),

@@ -1,4 +1,4 @@
-"""synergyd.service: each directive stands once, in the section where systemd reads it."""
+"""The systemd units: each directive stands once, in the section where systemd reads it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.rest.server import MAX_CONNECTIONS
 from tests.unit.plugin.lua_runtimes import ROOT
 
-UNIT = ROOT / "slurm_plugins" / "synergyd.service"
+UNITS = ("synergyd", "synergyrestd")
 
 
-def directives() -> list[tuple[str, str, str]]:
+def unit_of(program: str) -> Path:
+    return ROOT / "slurm_plugins" / f"{program}.service"
+
+
+def directives(program: str) -> list[tuple[str, str, str]]:
     """(section, name, value)."""
     section, found = "", []
-    for line in UNIT.read_text().splitlines():
+    for line in unit_of(program).read_text().splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif line and not line.startswith("#"):
@@ -26,22 +31,26 @@ def directives() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_each_directive_stands_once() -> None:
-    assert [n for n, times in Counter(name for _, name, _ in directives()).items() if times > 1] == []
+@pytest.mark.parametrize("program", UNITS)
+def test_each_directive_stands_once(program: str) -> None:
+    assert [n for n, times in Counter(name for _, name, _ in directives(program)).items() if times > 1] == []
 
 
-def test_the_daemon_is_confined_and_may_write_its_state() -> None:
-    said = {name: value for section, name, value in directives() if section == "Service"}
+@pytest.mark.parametrize("program", UNITS)
+def test_it_is_confined_and_may_write_its_state(program: str) -> None:
+    said = {name: value for section, name, value in directives(program) if section == "Service"}
     assert (said["ProtectSystem"], said["NoNewPrivileges"], said["CapabilityBoundingSet"]) == ("strict", "yes", "")
     assert said["StateDirectory"] == "synergy" and said["UMask"] == "0022"  # jobs read their plans
     assert "AF_UNIX" in said["RestrictAddressFamilies"]  # munge
     assert "WatchdogSec" not in said  # nothing feeds it
-    assert int(said["LimitNOFILE"]) >= 2 * 4096 + 2 * 1000  # the links' connections and the reports'
+    # the links' connections and the reports'; of the REST service: its own bound and a database
+    assert int(said["LimitNOFILE"]) >= (2 * 4096 + 2 * 1000 if program == "synergyd" else 2 * MAX_CONNECTIONS)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed here")
-def test_systemd_understands_it(tmp_path: Path) -> None:
-    unit = tmp_path / "synergyd.service"
-    unit.write_text(UNIT.read_text().replace("/usr/local/bin/synergyd", "/bin/true"))
+@pytest.mark.parametrize("program", UNITS)
+def test_systemd_understands_it(program: str, tmp_path: Path) -> None:
+    unit = tmp_path / f"{program}.service"
+    unit.write_text(unit_of(program).read_text().replace(f"/usr/local/bin/{program}", "/bin/true"))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert "synergyd.service" not in done.stderr, done.stderr
+    assert f"{program}.service" not in done.stderr, done.stderr

@@ -22,6 +22,7 @@ from synergyd.records import (
     Decision,
     Profile,
 )
+from synergyd.steering import Steering
 from synergyd.store import connect, schema
 from synergyd.store.records import Changes, EpochRecord, Keyed, RefusedError, StoredEvent, StoredReport
 from synergyd.store.store import Store, open_store
@@ -262,6 +263,24 @@ class StoreContract(LeadershipContract):
         with store.engine.connect() as connection:
             assert connection.execute(text("SELECT count(*) FROM decisions")).scalar() == 10
 
+    def test_steering_holds_until_the_job_is_gone(self, store: Store) -> None:
+        assert store.steering(3) is None
+        store.set_steering(3, Steering(min_gpus=2), 1.0)
+        store.set_steering(3, Steering(max_gpus=4, weight=0.5), 2.0)
+        assert store.steering(3) == Steering(max_gpus=4, weight=0.5) == store.remembered().steering[3]
+        store.delete_lifecycles([3])
+        assert store.steering(3) is None and not store.remembered().steering
+
+    def test_its_version_changes_with_what_status_shows(self, store: Store) -> None:
+        seen = [store.version()]
+        store.save_epoch(epoch(5.0, 1))
+        seen.append(store.version())
+        store.append_events([StoredEvent(1, 6.0, "RUNNING", "a")])
+        seen.append(store.version())
+        store.put_reports([StoredReport(REPORT, 7.0)])
+        seen.append(store.version())
+        assert len(set(seen)) == 4 and store.version() == seen[-1]
+
     def test_statements_do_not_grow_with_the_jobs(self, store: Store) -> None:
         seen: list[str] = []
 
@@ -291,7 +310,7 @@ class StoreContract(LeadershipContract):
             writes = len(seen)
             store.remembered()
             counts.append((writes, len(seen) - writes))
-        assert counts == [(12, 4), (12, 4)]
+        assert counts == [(13, 5), (13, 5)]
 
     # What is not taken
 

@@ -1,0 +1,126 @@
+"""Where a verb reads and steers jobs: the daemon's database itself (root on its host), or the REST service."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from synergyd.cli.rest_client import RestClient
+from synergyd.errors import UsageError
+from synergyd.steering import Steering, parse_steering
+from synergyd.views.json_records import ExplainJson, StatusJson
+from synergyd.wire.codec import decode, encode
+
+if TYPE_CHECKING:
+    from synergyd.store.store import Store
+
+_WATCH_S = 1.0
+_POLL_S = 20
+
+
+class Desk(Protocol):
+    """All raise SynergyError: no such job, not one's own, nobody answers."""
+
+    def status(self, job_id: int | None) -> StatusJson: ...
+
+    def watch(self, job_id: int | None) -> Iterator[StatusJson]:
+        """Each time that there is news, for ever."""
+        ...
+
+    def explain(self, job_id: int) -> ExplainJson: ...
+
+    def set_paused(self, job_id: int, paused: bool) -> None: ...
+
+    def steer(self, job_id: int, given: Sequence[str]) -> Steering:
+        """What holds after `given`, texts of `key=value`."""
+        ...
+
+
+class DatabaseDesk:
+    """On an open store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def status(self, job_id: int | None) -> StatusJson:
+        from synergyd.views.status import collect
+
+        return collect(self._store, job_id)
+
+    def watch(self, job_id: int | None) -> Iterator[StatusJson]:
+        while True:
+            yield self.status(job_id)
+            time.sleep(_WATCH_S)
+
+    def explain(self, job_id: int) -> ExplainJson:
+        from synergyd.views.explain import collect
+
+        return collect(self._store, job_id)
+
+    def set_paused(self, job_id: int, paused: bool) -> None:
+        from synergyd.views.steering import set_paused
+
+        self._seen(job_id)
+        set_paused(self._store, job_id, paused, getpass.getuser(), time.time())
+
+    def steer(self, job_id: int, given: Sequence[str]) -> Steering:
+        from synergyd.views.steering import set_steering
+
+        self._seen(job_id)
+        before = self._store.steering(job_id) or Steering()
+        after = parse_steering(f"job {job_id}", given, before)
+        set_steering(self._store, job_id, after, getpass.getuser(), time.time())
+        return after
+
+    def _seen(self, job_id: int) -> None:
+        if self._store.lifecycle(job_id) is None and not self._store.decisions_of(job_id, 1):
+            raise UsageError(
+                f"job {job_id}", "was never seen by the daemon", "synergyctl status lists the jobs it knows"
+            )
+
+
+class RestDesk:
+    """Over the REST service."""
+
+    def __init__(self, client: RestClient) -> None:
+        self._client = client
+
+    def status(self, job_id: int | None) -> StatusJson:
+        _, body = self._client.ask("GET", _status_path(job_id))
+        return decode(StatusJson, body, "status")
+
+    def watch(self, job_id: int | None) -> Iterator[StatusJson]:
+        etag = ""
+        while True:
+            etag, body = self._client.ask("GET", _status_path(job_id, _POLL_S), etag=etag)
+            if body is not None:
+                yield decode(StatusJson, body, "status")
+
+    def explain(self, job_id: int) -> ExplainJson:
+        return decode(ExplainJson, self._client.ask("GET", f"/v1/jobs/{job_id}/explain")[1], "explain")
+
+    def set_paused(self, job_id: int, paused: bool) -> None:
+        self._client.ask("POST", f"/v1/jobs/{job_id}/{'pause' if paused else 'resume'}")
+
+    def steer(self, job_id: int, given: Sequence[str]) -> Steering:
+        path = f"/v1/jobs/{job_id}/steering"
+        etag, body = self._client.ask("GET", path)
+        before = decode(Steering, body, "steering")
+        after = parse_steering(f"job {job_id}", given, before)
+        _, answer = self._client.ask("PUT", path, encode(after), match=etag)
+        return decode(Steering, answer, "steering")
+
+
+def _status_path(job_id: int | None, wait_s: int = 0) -> str:
+    query = [f"job={job_id}"] if job_id is not None else []
+    query += [f"wait={wait_s}"] if wait_s else []
+    return "/v1/status" + ("?" + "&".join(query) if query else "")
+
+
+@contextmanager
+def database_desk(store: Store) -> Iterator[Desk]:
+    with store:
+        yield DatabaseDesk(store)

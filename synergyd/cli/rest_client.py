@@ -1,0 +1,82 @@
+"""Asks the REST service, over its Unix socket or its port, in the name of this user by munge."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import socket
+import zlib
+from pathlib import Path
+from typing import Any
+
+from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergyd.wire import munge
+from synergyd.wire.request_signature import signed_payload
+
+MAX_ANSWER_BYTES = 256 * 2**20
+ANSWER_S = 40.0  # above the service's longest long poll
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(ANSWER_S)
+        self.sock.connect(str(self._path))
+
+
+class RestClient:
+    """`address`: the service's Unix socket, or (host, port)."""
+
+    def __init__(self, address: Path | tuple[str, int]) -> None:
+        self._address = address
+        self.where = str(address) if isinstance(address, Path) else f"{address[0]}:{address[1]}"
+
+    def ask(
+        self, method: str, target: str, value: object = None, *, etag: str = "", match: str = ""
+    ) -> tuple[str, Any]:
+        """(the answer's ETag, its JSON); None for "nothing new since `etag`". Raises UsageError for what the service refuses,
+        UnavailableError where it does not answer."""
+        body = b"" if value is None else json.dumps(value).encode()
+        headers = {
+            "Authorization": f"Munge {munge.encode(signed_payload(method, target, body))}",
+            "Accept-Encoding": "gzip",
+            **({"Content-Type": "application/json"} if body else {}),
+            **({"If-None-Match": etag} if etag else {}),
+            **({"If-Match": match} if match else {}),
+        }
+        connection: http.client.HTTPConnection
+        if isinstance(self._address, Path):
+            connection = _UnixConnection(self._address)
+        else:
+            connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_S)
+        try:
+            connection.request(method, target, body, headers)
+            answer = connection.getresponse()
+            read = answer.read(MAX_ANSWER_BYTES + 1)
+            if len(read) > MAX_ANSWER_BYTES:
+                raise self._away("its answer is too long")
+            if answer.getheader("Content-Encoding") == "gzip":
+                read = gzip.decompress(read)
+            told = json.loads(read) if read else None
+        except (OSError, http.client.HTTPException, ValueError, EOFError, zlib.error) as error:
+            raise self._away(one_line(str(error) or type(error).__name__, 200)) from None
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _refusal(answer.status, told if isinstance(told, dict) else {}, self.where)
+        return answer.getheader("ETag") or "", told
+
+    def _away(self, what: str) -> UnavailableError:
+        return UnavailableError(self.where, what, "is synergyrestd running there?")
+
+
+def _refusal(status: int, told: dict[str, Any], where: str) -> SynergyError:
+    words = [str(told.get(key, "")) for key in ("where", "title", "right")]
+    if not words[1]:
+        words = [where, f"answered {status}", ""]
+    return UnavailableError(*words) if status >= 500 or status in (408, 429) else UsageError(*words)

@@ -1,0 +1,51 @@
+"""Who asks, and what Slurm lets them see and change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmRights:
+    """What Slurm's configuration and accounts say of everybody's rights."""
+
+    #: PrivateData=jobs: others' jobs are hidden
+    private_jobs: bool = False
+    #: the login name of SlurmUser, who may all that root may
+    slurm_user: str = "root"
+    #: users with AdminLevel=Operator or Admin
+    operators: frozenset[str] = frozenset()
+    #: by user, the accounts that it coordinates
+    coordinated: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Whose a job is."""
+
+    user: str
+    account: str
+
+
+def commands_all(user: str, rights: SlurmRights) -> bool:
+    """Root, SlurmUser and operators: every job is theirs to see and change, as with scancel and `scontrol update`."""
+    return user in ("root", rights.slurm_user) or user in rights.operators
+
+
+def commands(user: str, owner: Owner | None, rights: SlurmRights) -> bool:
+    """May the user change this job? Its owner, those who command all, and coordinators of its account. `owner` None: not known."""
+    if commands_all(user, rights):
+        return True
+    if owner is None:
+        return False
+    return user == owner.user or owner.account in rights.coordinated.get(user, frozenset())
+
+
+def sees(user: str, owner: Owner | None, rights: SlurmRights) -> bool:
+    """May the user know of this job? Everybody may where PrivateData does not hide jobs."""
+    return not rights.private_jobs or commands(user, owner, rights)
+
+
+def sees_all(user: str, rights: SlurmRights) -> bool:
+    return not rights.private_jobs or commands_all(user, rights)

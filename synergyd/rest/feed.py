@@ -1,0 +1,132 @@
+"""The last epoch's jobs, read once for all who ask and rendered once: the answer to `status`, filtered by who may see what."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from synergyd.control.decision_log import JobStatus
+from synergyd.errors import SynergyError
+from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all
+from synergyd.store.store import Store
+from synergyd.views.status import collect
+from synergyd.wire.codec import encode
+
+LOOK_S = 0.5  # between two looks at the database, where somebody waits
+SPARE = 3.0  # a look that took long is followed by so many times its length without one
+IDLE_S = 30.0  # nobody has asked for so long: nobody is looked for
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A body with its ETag, plain and compressed."""
+
+    etag: str
+    plain: bytes
+    gzipped: bytes
+
+
+@dataclass
+class Edition:
+    """The jobs as one look at the database showed them."""
+
+    head: bytes = b"{}"  # the answer's fields but `jobs`
+    jobs: dict[int, tuple[Owner, bytes]] = field(default_factory=dict)
+    _answers: dict[object, Answer] = field(default_factory=dict)  # by user ("" for who sees all) and job
+    _rights: SlurmRights | None = None  # that the answers were made for
+
+    def owner(self, job_id: int) -> Owner | None:
+        """None for a job that is not in the queue any more."""
+        known = self.jobs.get(job_id)
+        return known[0] if known else None
+
+    def answer(self, user: str, rights: SlurmRights, job_id: int | None) -> Answer:
+        """All jobs that the user may see, or the one. Those who may see all share one answer."""
+        if rights != self._rights:
+            self._answers, self._rights = {}, rights
+        whose = "" if sees_all(user, rights) else user
+        key = (whose, job_id)
+        if key not in self._answers:
+            wanted = (
+                self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
+            )
+            bodies = [body for _, (owner, body) in wanted if not whose or sees(user, owner, rights)]
+            plain = self.head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
+            etag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
+            self._answers[key] = Answer(etag, plain, gzip.compress(plain, 1))
+        return self._answers[key]
+
+
+def edition(store: Store) -> Edition:
+    """Raises SynergyError while the database is away."""
+    now = collect(store)
+    head = encode(replace(now, jobs=()))
+    del head["jobs"]
+    return Edition(
+        json.dumps(head).encode(), {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
+    )
+
+
+def _owner(row: JobStatus) -> Owner:
+    return Owner(user=row.user, account=row.account)
+
+
+class Feed:
+    """Keeps the newest Edition while there are readers. In the event loop's thread; the database is read in another."""
+
+    def __init__(self, store: Store, threads: Executor) -> None:
+        self._store, self._threads = store, threads
+        self._edition: Edition | None = None
+        self._version: Mapping[str, object] | tuple[object, ...] | None = None
+        self._changed = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._asked_s = self._read_s = -IDLE_S
+        self.problem = ""
+
+    async def newest(self) -> Edition:
+        """At most LOOK_S old, or as old as the database's absence. Raises SynergyError where there never was one."""
+        self._asked_s = time.monotonic()
+        if self._edition is None or self._asked_s - self._read_s > IDLE_S:
+            await self._look()
+        assert self._edition is not None
+        return self._edition
+
+    async def after(self, edition: Edition, within_s: float) -> Edition:
+        """The next edition, or the same one where none comes within so many seconds."""
+        self._asked_s = time.monotonic()
+        end_s = self._asked_s + within_s
+        while self._edition is edition and (left_s := end_s - time.monotonic()) > 0:
+            try:
+                await asyncio.wait_for(self._changed.wait(), left_s)
+            except TimeoutError:
+                break
+        return self._edition or edition
+
+    async def run(self) -> None:
+        """Looks again and again, for ever."""
+        while True:
+            began_s = time.monotonic()
+            if began_s - self._asked_s < IDLE_S:
+                try:
+                    await self._look()
+                except SynergyError as error:
+                    self.problem = str(error)
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(LOOK_S, SPARE * took_s))
+
+    async def _look(self) -> None:
+        async with self._reading:
+            loop = asyncio.get_running_loop()
+            version = await loop.run_in_executor(self._threads, self._store.version)
+            if self._edition is None or version != self._version:
+                self._edition = await loop.run_in_executor(self._threads, edition, self._store)
+                self._version = version
+                self._changed.set()
+                self._changed = asyncio.Event()
+            self._read_s, self.problem = time.monotonic(), ""

@@ -1,0 +1,139 @@
+"""The service's description in OpenAPI 3.1, its schemas made of the records that it gives out."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from synergyd import __version__
+from synergyd.steering import Steering
+from synergyd.views.json_records import ExplainJson, StatusJson, field_docs
+
+_JOB = {
+    "name": "job_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "Slurm's job id",
+}
+_REFUSALS = {
+    "401": "nobody knows who asks",
+    "403": "the job is somebody else's",
+    "404": "no such job, or one that the caller may not know of",
+    "503": "Slurm or the database is away",
+}
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The whole description, a new one for each version of Synergy."""
+    schemas: dict[str, Any] = {}
+    status = {
+        "get": _operation(
+            "The jobs of the last epoch that the caller may see",
+            _schema(StatusJson, schemas),
+            [
+                _query("job", "this job alone"),
+                _query(
+                    "wait",
+                    "with If-None-Match: answer when there is news, at the latest after so many seconds (25 at most)",
+                ),
+            ],
+            more={"304": {"description": "nothing new since the ETag in If-None-Match"}},
+        )
+    }
+    steering = _schema(Steering, schemas)
+    told = {
+        "type": "object",
+        "properties": {"job_id": {"type": "integer"}, "paused": {"type": "boolean"}},
+    }
+    paths = {
+        "/v1/status": status,
+        "/v1/jobs/{job_id}/explain": {
+            "get": _operation("Why the job got what it got", _schema(ExplainJson, schemas), [_JOB])
+        },
+        "/v1/jobs/{job_id}/steering": {
+            "get": _operation("What was set for the job since sbatch", steering, [_JOB]),
+            "put": {
+                **_operation(
+                    "Set some of it; null gives a value back to the directive. If-Match guards against a change in between",
+                    steering,
+                    [_JOB],
+                    more={"412": {"description": "changed since the ETag in If-Match"}},
+                ),
+                "requestBody": {"required": True, "content": {"application/json": {"schema": steering}}},
+            },
+        },
+        "/v1/jobs/{job_id}/pause": {"post": _operation("Leave the job at its present size", told, [_JOB])},
+        "/v1/jobs/{job_id}/resume": {"post": _operation("Let Synergy resize the job again", told, [_JOB])},
+    }
+    schemes = {
+        "munge": {
+            "type": "apiKey",
+            "in": "header",
+            "name": "Authorization",
+            "description": "Munge CREDENTIAL, made for this request alone: see docs/admin/rest.md",
+        },
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "bearerFormat": "JWT",
+            "description": "a token of `scontrol token`",
+        },
+        "slurm": {"type": "apiKey", "in": "header", "name": "X-SLURM-USER-TOKEN"},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Synergy", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": schemes},
+        "security": [{"munge": []}, {"bearer": []}, {"slurm": []}],
+    }
+
+
+def _query(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": text}
+
+
+def _operation(
+    text: str, schema: dict[str, Any], parameters: list[dict[str, Any]], more: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    problem = {"content": {"application/problem+json": {"schema": {"type": "object"}}}}
+    refusals = {code: {"description": words, **problem} for code, words in _REFUSALS.items()}
+    found = {"200": {"description": text, "content": {"application/json": {"schema": schema}}}}
+    return {"summary": text, "parameters": parameters, "responses": {**found, **(more or {}), **refusals}}
+
+
+def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a field's type; records go into `schemas` under their names."""
+    inner = get_args(kind)
+    if type(None) in inner:
+        (rest,) = (k for k in inner if k is not type(None))
+        return {"anyOf": [_schema(rest, schemas), {"type": "null"}]}
+    if get_origin(kind) is tuple:
+        if inner[-1] is Ellipsis:
+            return {"type": "array", "items": _schema(inner[0], schemas)}
+        return {"type": "array", "prefixItems": [_schema(k, schemas) for k in inner], "minItems": len(inner)}
+    if is_dataclass(kind) and isinstance(kind, type):
+        if kind.__name__ not in schemas:
+            schemas[kind.__name__] = {}  # a record that holds its own kind ends here
+            hints, told = get_type_hints(kind), field_docs(kind)
+            schemas[kind.__name__] = {
+                "type": "object",
+                "description": inspect.cleandoc(kind.__doc__ or ""),
+                "properties": {
+                    f.name: {
+                        **_schema(hints[f.name], schemas),
+                        **({"description": told[f.name]} if f.name in told else {}),
+                    }
+                    for f in fields(kind)
+                },
+                "required": [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING],
+            }
+        return {"$ref": f"#/components/schemas/{kind.__name__}"}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {"enum": [member.value for member in kind]}
+    return {"type": {int: "integer", float: "number", str: "string", bool: "boolean"}[kind]}

@@ -1,0 +1,150 @@
+"""Runs the service: a Unix socket and a port, uvicorn on both, connections that end.
+
+Starlette and uvicorn: the smallest pair of well-kept libraries that hold hundreds of long polls in one process; what
+FastAPI adds (validation, OpenAPI) the records and the codec do already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from synergyd.errors import UsageError
+from synergyd.rest.app import application
+from synergyd.rest.identity import Identity
+from synergyd.rest.slurm_rights import RightsReader, jwt_key
+from synergyd.settings import Settings
+from synergyd.store.store import open_store
+
+log = logging.getLogger("synergyrestd")
+MAX_CONNECTIONS = 4096  # at once; what comes beyond is answered 503
+CONNECTIONS_A_PEER = 768  # of one user over the Unix socket (root excepted), of one address over the port
+FIRST_REQUEST_S = 10.0  # a connection that has not asked by then is closed
+CONNECTION_S = 120.0  # every connection ends after so long, however slowly its client reads
+KEEP_ALIVE_S = 30
+MAX_HEADER_BYTES = 32 * 1024
+BACKLOG = 512
+GRACE_S = 3  # long polls are not waited for at the end
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that a client can hold open neither before its first request nor for ever, and of which one peer has some."""
+
+    open_by_peer: ClassVar[Counter[object]] = Counter()
+    peer: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.peer = peer_of(transport.get_extra_info("socket"))
+        self.open_by_peer[self.peer] += 1
+        if self.open_by_peer[self.peer] > CONNECTIONS_A_PEER and self.peer != 0:
+            transport.abort()
+            return
+        self.loop.call_later(FIRST_REQUEST_S, self._close_silent)
+        self.loop.call_later(CONNECTION_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open_by_peer[self.peer] -= 1
+        if not self.open_by_peer[self.peer]:
+            del self.open_by_peer[self.peer]
+        super().connection_lost(exc)
+
+    def _close_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
+def peer_of(wire: socket.socket) -> object:
+    """Who connects: the uid over a Unix socket, else the address."""
+    if wire.family == socket.AF_UNIX:
+        size = struct.calcsize("3i")
+        _, uid, _ = struct.unpack("3i", wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return uid
+    try:
+        return wire.getpeername()[0]
+    except OSError:  # gone already
+        return ""
+
+
+def run(settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT. Raises UsageError for a port, socket or key that can't be used."""
+    rights = RightsReader()
+    identity = Identity(jwt_key(rights.config), rights.rights().slurm_user)
+    path = settings.rest_socket()
+    with open_store(settings.database_url()) as store, contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(unix_socket(path))]
+        opened.callback(path.unlink, missing_ok=True)
+        if settings.rest_port:
+            sockets.append(opened.enter_context(tcp_socket(settings.rest_port)))
+        config = uvicorn_config(application(store, identity, rights))
+        log.info("serves on %s%s", path, f" and port {settings.rest_port}" if settings.rest_port else "")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(
+                number, lambda *_: None
+            )  # uvicorn raises what ended it once more, before the socket is removed
+        uvicorn.Server(config).run(sockets=sockets)
+    return 0
+
+
+def uvicorn_config(app: Starlette) -> uvicorn.Config:
+    """Bounds on connections, headers and waiting; nothing of the caller's is trusted (no proxy headers)."""
+    return uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        proxy_headers=False,
+    )
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A listening socket that every user of this host may connect to. One that nobody listens on any more is replaced."""
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise UsageError(str(path), "another synergyrestd serves here", "one a StateDir is enough")
+            path.unlink()
+        made.bind(str(path))
+        path.chmod(0o666)  # who a caller is, each request says
+        made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
+        raise UsageError(str(path), f"can't be listened on: {error.strerror or error}", "check StateDir") from None
+    except UsageError:
+        made.close()
+        raise
+    return made
+
+
+def tcp_socket(port: int) -> socket.socket:
+    """Listens on all addresses, IPv6 where there is any."""
+    try:
+        return socket.create_server(
+            ("", port),
+            family=socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET,
+            dualstack_ipv6=socket.has_dualstack_ipv6(),
+            backlog=BACKLOG,
+        )
+    except OSError as error:
+        raise UsageError(f"RestPort {port}", f"can't be listened on: {error.strerror}", "name a free port") from None

@@ -1,0 +1,102 @@
+"""Slurm's own answer to who may what: PrivateData, SlurmUser and auth/jwt's key from its configuration, levels from slurmdbd."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from synergyd.errors import UnavailableError, UsageError, one_line
+from synergyd.rest.caller import SlurmRights
+
+log = logging.getLogger("synergyrestd")
+FRESH_S = 60.0  # an admin's change of rights holds here after so long
+ASK_S = 10.0
+_USERS = ("sacctmgr", "-nP", "show", "user", "withcoord", "format=user,adminlevel,coordinators")
+_OTHERS_BITS = 0o077
+
+
+def run_text(command: Sequence[str]) -> str:
+    """What a Slurm command prints. Raises UnavailableError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, errors="replace", check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(command[0], one_line(str(error), 200), "is Slurm up?") from None
+    if done.returncode:
+        raise UnavailableError(command[0], one_line(done.stderr.strip(), 200), "is Slurm up?")
+    return done.stdout
+
+
+def config_values(text: str) -> dict[str, str]:
+    """`scontrol show config` as a dict."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def parse_rights(config: dict[str, str], users: str) -> SlurmRights:
+    """`users`: what `sacctmgr -nP show user withcoord format=user,adminlevel,coordinators` prints; "" without accounting."""
+    operators, coordinated = set(), {}
+    for line in users.splitlines():
+        name, _, rest = line.partition("|")
+        level, _, accounts = rest.partition("|")
+        if level.lower().startswith(("operator", "admin")):
+            operators.add(name)
+        if accounts:
+            coordinated[name] = frozenset(accounts.split(","))
+    private = {word.strip().lower() for word in config.get("PrivateData", "").split(",")}
+    return SlurmRights(
+        private_jobs=bool(private & {"jobs", "all"}),
+        slurm_user=re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root")),
+        operators=frozenset(operators),
+        coordinated=coordinated,
+    )
+
+
+def jwt_key(config: dict[str, str]) -> bytes:
+    """Slurm's HS256 key where auth/jwt is set up, else b"". Raises UsageError for a key that can't be read or that others can."""
+    if "auth/jwt" not in config.get("AuthAltTypes", ""):
+        return b""
+    named = re.search(r"jwt_key=([^,\s]+)", config.get("AuthAltParameters", ""))
+    path = Path(named[1]) if named else Path(config.get("StateSaveLocation", "")) / "jwt_hs256.key"
+    try:
+        if path.stat().st_mode & _OTHERS_BITS:
+            raise UsageError(str(path), "others than its owner can read Slurm's token key", "chmod 600 it")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(str(path), f"Slurm's token key can't be read: {error.strerror}", "run as SlurmUser") from None
+
+
+class RightsReader:
+    """Slurm's rights, asked anew each FRESH_S; while Slurm is away the last answer holds. For several threads."""
+
+    def __init__(
+        self, run: Callable[[Sequence[str]], str] = run_text, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run, self._clock = run, clock
+        self._lock = threading.Lock()
+        self._users = ""
+        self.config, self._rights = self._ask()
+        self._asked_s = clock()
+
+    def rights(self) -> SlurmRights:
+        with self._lock:
+            if self._clock() - self._asked_s >= FRESH_S:
+                self._asked_s = self._clock()
+                try:
+                    self.config, self._rights = self._ask()
+                except UnavailableError as error:
+                    log.warning("rights stay as they were: %s", error)
+            return self._rights
+
+    def _ask(self) -> tuple[dict[str, str], SlurmRights]:
+        config = config_values(self._run(("scontrol", "show", "config")))
+        if not config.get("AccountingStorageType", "").endswith("none"):
+            try:
+                self._users = self._run(_USERS)
+            except UnavailableError as error:
+                log.warning("levels and coordinators stay as they were: %s", error)
+        return config, parse_rights(config, self._users)

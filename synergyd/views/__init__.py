@@ -1,0 +1,1 @@
+"""What the store keeps, as users read it: the records that `--json` and the REST service give out."""

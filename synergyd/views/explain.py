@@ -1,0 +1,68 @@
+"""All that is stored of one job: the decision, why, what else was possible, the story."""
+
+from __future__ import annotations
+
+import time
+
+from synergyd.control.health import warnings
+from synergyd.errors import UsageError
+from synergyd.links.sharing import lines as lines_of
+from synergyd.records import Cell, Decision
+from synergyd.store.store import Store
+from synergyd.views.json_records import ExplainJson, StoryLine
+from synergyd.words import plan_words, shape_words, size_words
+
+
+def collect(store: Store, job_id: int) -> ExplainJson:
+    """All that is stored of one job. Raises UsageError if it was never seen."""
+    decisions, story = store.decisions_of(job_id, 1), store.story(job_id)
+    if not decisions and not story:
+        raise UsageError(
+            f"job {job_id}", "was never seen by the daemon", "it needs a #SYNERGY line; is synergyd running?"
+        )
+    stored, life = store.report(job_id), store.lifecycle(job_id)
+    last = decisions[0] if decisions else None
+    decision = last.decision if last else None
+    report = stored.report if stored else None
+    runs = stored is not None and life is not None and life.state == "RUNNING"
+    return ExplainJson(
+        job_id=job_id,
+        decided_s=last.at_s if last else None,
+        dry_run=last.dry_run if last else None,
+        decision=decision,
+        lines=_decision_lines(decision.cell, decision.node_names) if decision else (),
+        links=_links(decision) if decision else (),
+        alternatives=tuple(
+            f"{size_words(a.cell.shape, a.cell.plan)}, goodput {a.cell.goodput:.3g}: {a.why_not}"
+            for a in (decision.alternatives if decision else ())
+        ),
+        lifecycle=life.state if life else None,
+        report=report,
+        note=report.note if report else "",
+        warnings=tuple(w.text for w in warnings(stored.report, stored.received_s, time.time()))
+        if stored and runs
+        else (),
+        paused=job_id in store.paused(),
+        story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
+    )
+
+
+def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    if cell is None:
+        return ()
+    return (
+        f"size      {shape_words(cell.shape, nodes)}",
+        f"plan      {plan_words(cell.plan)}, recompute {cell.plan.recompute}",
+        f"predicted {cell.step_s:.3g} s a step, {cell.throughput:.3g} sequences/s x {cell.efficiency:.2f} efficiency = "
+        f"goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU (+- {cell.uncertainty:.0%})",
+    )
+
+
+def _links(decision: Decision) -> tuple[str, ...]:
+    if decision.sharing is None:
+        return ()
+    goodput = decision.cell.goodput if decision.cell is not None else 0.0
+    return tuple(
+        f"{'links     ' if n == 0 else '          '}{text}"
+        for n, text in enumerate(lines_of(decision.sharing, goodput))
+    )

@@ -1,0 +1,24 @@
+"""Writes what somebody steers, with a line in the job's story that says who did what."""
+
+from __future__ import annotations
+
+from synergyd.steering import Steering, words
+from synergyd.store.records import StoredEvent
+from synergyd.store.store import Store
+
+
+def set_paused(store: Store, job_id: int, paused: bool, user: str, now_s: float) -> None:
+    """Raises SynergyError where the database does not take it."""
+    store.set_paused(job_id, paused, now_s)
+    _remember(store, job_id, f"{user} {'paused' if paused else 'resumed'} it", now_s)
+
+
+def set_steering(store: Store, job_id: int, steering: Steering, user: str, now_s: float) -> None:
+    """Raises SynergyError where the database does not take it."""
+    store.set_steering(job_id, steering, now_s)
+    _remember(store, job_id, f"{user} set {words(steering)}", now_s)
+
+
+def _remember(store: Store, job_id: int, what: str, now_s: float) -> None:
+    life = store.lifecycle(job_id)
+    store.append_events([StoredEvent(job_id, now_s, life.state if life else "", "Steered", what)])

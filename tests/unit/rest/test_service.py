@@ -1,0 +1,248 @@
+"""The service over a real socket on a real database; only who the caller is, is said by a header."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from synergyd.control.decision_log import JobStatus
+from synergyd.rest import server
+from synergyd.rest.app import MAX_BODY_BYTES, application
+from synergyd.rest.caller import SlurmRights
+from synergyd.rest.identity import Identity, UnknownCallerError
+from synergyd.rest.openapi import openapi
+from synergyd.rest.slurm_rights import RightsReader
+from synergyd.steering import Steering
+from synergyd.store.records import EpochRecord, StoredLifecycle
+from synergyd.store.store import Store, open_store
+from tests.unit.store.store_world import decision
+
+OPEN, PRIVATE = SlurmRights(), SlurmRights(private_jobs=True, operators=frozenset({"op"}))
+ANN = JobStatus(
+    job_id=1, name="a", user="ann", state="RUNNING", lifecycle="RUNNING", gpus=2, asked_gpus=2, account="chem"
+)
+BOB = replace(ANN, job_id=2, name="b", user="bob", account="physics")
+
+
+@dataclass(frozen=True)
+class NamedIdentity(Identity):
+    def caller(self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, near: bool = True) -> str:
+        if "x-test-user" not in headers:
+            raise UnknownCallerError("request", "says not who sends it", "")
+        return headers["x-test-user"]
+
+
+class FixedRights(RightsReader):
+    def __init__(self, rights: SlurmRights) -> None:
+        self._fixed = rights
+
+    def rights(self) -> SlurmRights:
+        return self._fixed
+
+
+class Service:
+    def __init__(self, store: Store, rights: SlurmRights) -> None:
+        self.store = store
+        self.listener = server.tcp_socket(0)
+        self.port = self.listener.getsockname()[1]
+        config = server.uvicorn_config(application(store, NamedIdentity(), FixedRights(rights)))
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.listener.close()
+
+    def ask(
+        self, user: str, target: str, method: str = "GET", body: object = None, **headers: str
+    ) -> tuple[int, Mapping[str, str], Any]:
+        connection = http.client.HTTPConnection("localhost", self.port, timeout=30)
+        named = {k.replace("_", "-"): v for k, v in headers.items()} | ({"X-Test-User": user} if user else {})
+        raw = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, target, raw, named)
+            answer = connection.getresponse()
+            read = answer.read()
+            if answer.getheader("Content-Encoding") == "gzip":
+                read = gzip.decompress(read)
+            return answer.status, dict(answer.getheaders()), json.loads(read) if read else None
+        finally:
+            connection.close()
+
+
+def save(store: Store, *jobs: JobStatus, at_s: float = 1000.0) -> None:
+    store.save_epoch(EpochRecord(at_s, 0.1, False, tuple(decision(j.job_id) for j in jobs), present=jobs))
+
+
+@contextmanager
+def service(folder: Path, rights: SlurmRights) -> Iterator[Service]:
+    with open_store(f"sqlite:///{folder / 's.db'}", create=True) as store:
+        save(store, ANN, BOB)
+        store.put_lifecycles([StoredLifecycle(1, 0.0, "RUNNING", {}, 1000.0)])
+        made = Service(store, rights)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Service]:
+    with service(tmp_path, OPEN) as made:
+        yield made
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Iterator[Service]:
+    with service(tmp_path, PRIVATE) as made:
+        yield made
+
+
+def jobs(told: Any) -> list[int]:
+    return [job["job_id"] for job in told["jobs"]]
+
+
+def test_everybody_sees_all_jobs_and_changes_the_own_ones(shared: Service) -> None:
+    status, _, told = shared.ask("eve", "/v1/status")
+    assert status == 200 and jobs(told) == [1, 2] and told["format"] == 1 and told["epoch_s"] == 1000.0
+    assert shared.ask("ann", "/v1/jobs/1/pause", "POST")[0] == 200 and shared.store.paused() == {1}
+    code, _, said = shared.ask("eve", "/v1/jobs/1/resume", "POST")
+    assert code == 403 and "is not eve's" in said["title"] and shared.store.paused() == {1}
+    assert shared.ask("ann", "/v1/jobs/1/resume", "POST")[0] == 200 and not shared.store.paused()
+    assert [e.detail for e in shared.store.story(1)] == ["ann paused it", "ann resumed it"]
+    assert shared.ask("", "/v1/status")[0] == 401
+
+
+def test_private_jobs_are_not_there_for_others(private: Service) -> None:
+    assert [jobs(private.ask(u, "/v1/status")[2]) for u in ("ann", "bob", "eve", "op")] == [[1], [2], [], [1, 2]]
+    for target in ("/v1/jobs/2/explain", "/v1/status?job=2", "/v1/jobs/2/steering"):
+        hidden, unknown = private.ask("ann", target), private.ask("ann", target.replace("2", "99"))
+        assert hidden[0] == unknown[0] == 404
+        assert hidden[2]["title"] == unknown[2]["title"]  # nothing tells one from the other
+    assert private.ask("ann", "/v1/jobs/2/pause", "POST")[0] == 404 and not private.store.paused()
+    assert private.ask("bob", "/v1/jobs/2/explain")[2]["decision"]["job_id"] == 2
+    # an answer that is kept for one caller is not given to another
+    assert jobs(private.ask("eve", "/v1/status")[2]) == []
+
+
+def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
+    _, first, told = shared.ask("ann", "/v1/jobs/1/steering")
+    assert told == {"min_gpus": None, "max_gpus": None, "weight": None}
+    code, second, told = shared.ask("ann", "/v1/jobs/1/steering", "PUT", {"max_gpus": 8}, If_Match=first["etag"])
+    assert code == 200 and told["max_gpus"] == 8
+    assert shared.ask("ann", "/v1/jobs/1/steering", "PUT", {"max_gpus": 2}, If_Match=first["etag"])[0] == 412
+    assert shared.ask("ann", "/v1/jobs/1/steering", "PUT", {"weight": 2}, If_Match=second["etag"])[0] == 200
+    assert shared.store.steering(1) == Steering(max_gpus=8, weight=2)
+    assert shared.ask("eve", "/v1/jobs/1/steering", "PUT", {"max_gpus": 1})[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "body", "code"),
+    [
+        ("/v1/jobs/1/steering", "PUT", {"gpus": 1}, 400),
+        ("/v1/jobs/1/steering", "PUT", {"min_gpus": "1"}, 400),
+        ("/v1/jobs/1/steering", "PUT", [], 400),
+        ("/v1/jobs/1/steering", "PUT", b"[" * 10_000, 400),
+        ("/v1/jobs/1/steering", "PUT", b"\xff", 400),
+        ("/v1/jobs/1/steering", "PUT", b"", 400),
+        ("/v1/jobs/1/steering", "PUT", b"x" * (MAX_BODY_BYTES + 1), 413),
+        ("/v1/jobs/1/steering", "PUT", b"x" * 10_000_000, 413),
+        ("/v1/jobs/1%20OR%201=1/explain", "GET", None, 400),
+        ("/v1/jobs/99999999999999999999/explain", "GET", None, 400),
+        ("/v1/jobs/0/explain", "GET", None, 400),
+        ("/v1/status?job=-1", "GET", None, 400),
+        ("/v1/status?wait=1e9", "GET", None, 400),
+        ("/v1/nothing", "GET", None, 404),
+        ("/v1/status", "DELETE", None, 405),
+    ],
+)
+def test_bad_input_is_one_problem(shared: Service, target: str, method: str, body: object, code: int) -> None:
+    try:
+        status, headers, told = shared.ask("ann", target, method, body)
+    except (BrokenPipeError, ConnectionResetError):  # refused before all of a large body was read
+        assert code == 413
+    else:
+        assert status == code and headers["content-type"] == "application/problem+json" and told["title"]
+    assert shared.ask("ann", "/v1/status")[0] == 200
+
+
+def test_a_watcher_hears_of_news_at_once_and_of_nothing_at_its_time(shared: Service) -> None:
+    _, headers, _ = shared.ask("ann", "/v1/status")
+    etag = headers["etag"]
+    began_s = time.monotonic()
+    assert shared.ask("ann", "/v1/status?wait=1", If_None_Match=etag)[0] == 304
+    assert time.monotonic() - began_s >= 1.0
+    later = threading.Timer(0.5, save, (shared.store, ANN), {"at_s": 2000.0})
+    later.start()
+    status, headers, told = shared.ask("ann", "/v1/status?wait=25", If_None_Match=etag, Accept_Encoding="gzip")
+    later.join()
+    assert status == 200 and headers["etag"] != etag and jobs(told) == [1] and headers["content-encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("said", "least_s"),
+    [(b"GET /v1/status HT", 0.0), (b"", 0.0), (b"GET /v1/ping HTTP/1.1\r\nHost: x\r\n\r\nGET /", 1.0)],
+)
+def test_a_silent_and_a_long_connection_end(
+    shared: Service, monkeypatch: pytest.MonkeyPatch, said: bytes, least_s: float
+) -> None:
+    monkeypatch.setattr(server, "FIRST_REQUEST_S", 0.5)
+    monkeypatch.setattr(server, "CONNECTION_S", 1.5)
+    began_s = time.monotonic()
+    with socket.create_connection(("localhost", shared.port), timeout=20) as wire:
+        wire.sendall(said)
+        with suppress(ConnectionError):
+            while wire.recv(65536):
+                pass
+    assert least_s <= time.monotonic() - began_s < 15
+
+
+def test_one_peer_does_not_take_all_connections(shared: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_A_PEER", 3)
+    held = [socket.create_connection(("localhost", shared.port), timeout=20) for _ in range(3)]
+    try:
+        with socket.create_connection(("localhost", shared.port), timeout=20) as late, suppress(ConnectionError):
+            assert late.recv(1) == b""
+    finally:
+        for each in held:
+            each.close()
+    deadline_s = time.monotonic() + 10
+    while server.BoundedConnection.open_by_peer and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert shared.ask("ann", "/v1/status")[0] == 200
+
+
+def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'e.db'}", create=True) as store:
+        made = Service(store, OPEN)
+        try:
+            assert made.ask("ann", "/v1/status")[2] == {"format": 1, "epoch_s": None, "dry_run": False, "jobs": []}
+        finally:
+            made.stop()
+
+
+def test_openapi_describes_every_route_and_every_answer(shared: Service) -> None:
+    told = shared.ask("", "/v1/openapi.json")[2]
+    assert told == json.loads(json.dumps(openapi()))
+    app = application(shared.store, NamedIdentity(), FixedRights(OPEN))
+    served = {(route.path, m) for route in app.routes for m in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
+    described = {(path, m.upper()) for path, methods in told["paths"].items() for m in methods}
+    assert served - {("/v1/ping", "GET"), ("/v1/openapi.json", "GET")} == described
+    names = told["components"]["schemas"]
+    assert set(names["StatusJson"]["properties"]) == set(shared.ask("ann", "/v1/status")[2])
+    assert set(names["ExplainJson"]["properties"]) == set(shared.ask("ann", "/v1/jobs/1/explain")[2])
+    assert json.dumps(told).count("#/components/schemas/") and all(names.values())
