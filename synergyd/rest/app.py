@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from synergyd import __version__
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.rest.caller import commands, commands_all, sees
+from synergyd.rest.caller import Owner, commands, commands_all, sees
 from synergyd.rest.feed import Answer, Feed
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
@@ -196,7 +196,10 @@ def _sent(request: Request, found: Answer) -> Response:
 async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Response:
     job_id = _job_id(request)
     edition = await door.feed.newest()
-    if not sees(user, edition.owner(job_id), await asyncio.to_thread(door.rights.rights)):
+    owner = edition.owner(job_id)
+    if owner is None and (known := await door.read(door.store.owner, job_id)):  # it has left the queue
+        owner = Owner(user=known[0], account=known[1])
+    if not sees(user, owner, await asyncio.to_thread(door.rights.rights)):
         return _no_such_job(job_id)
     try:
         told = await door.read(collect_explain, door.store, job_id)

@@ -40,6 +40,7 @@ from synergyd.store.tables import (
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
+    OwnerRow,
     ProfileRow,
     ReportRow,
     SteeringRow,
@@ -155,6 +156,12 @@ def steering(connection: Connection, job_id: int) -> Steering | None:
 
 def _steering(r: Row[Any]) -> Steering:
     return decode(Steering, r.payload, f"job {r.job_id}: stored steering")
+
+
+def owner(connection: Connection, job_id: int) -> tuple[str, str] | None:
+    """(user, account)."""
+    row = connection.execute(select(OwnerRow.user, OwnerRow.account).where(OwnerRow.job_id == job_id)).one_or_none()
+    return None if row is None else (row.user, row.account)
 
 
 def version(connection: Connection) -> tuple[object, ...]:

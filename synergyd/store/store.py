@@ -29,7 +29,7 @@ from synergyd.store.records import (
     StoredLifecycle,
     StoredReport,
 )
-from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, ProfileRow, ReportRow
+from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, OwnerRow, ProfileRow, ReportRow
 
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
@@ -101,7 +101,7 @@ class Store:
         """Writes `changes` in one transaction; returns the rows of state left out since somebody else leads.
 
         History under a write key that is already there is not written again, so that a transaction whose end was not
-        heard can be tried again. At most 11 statements plus 2 an epoch, however many jobs (deletes: one per 500 jobs).
+        heard can be tried again. At most 11 statements plus 3 an epoch, however many jobs (deletes: one per 500 jobs).
         """
         with self._writing() as connection:
             return writes.apply(connection, changes)
@@ -145,6 +145,11 @@ class Store:
         """The past of the whole queue, in eight statements however many jobs."""
         with self._reading() as connection:
             return reads.recording(connection)
+
+    def owner(self, job_id: int) -> tuple[str, str] | None:
+        """(user, account) of a job that something was decided about, also once it is gone."""
+        with self._reading() as connection:
+            return reads.owner(connection, job_id)
 
     def version(self) -> tuple[object, ...]:
         """Another one whenever what `synergyctl status` shows has changed."""
@@ -265,6 +270,9 @@ class Store:
                 ),
                 delete(ReportRow).where(
                     ReportRow.received_s < older_than_s, ~exists().where(LifecycleRow.job_id == ReportRow.job_id)
+                ),
+                delete(OwnerRow).where(
+                    OwnerRow.seen_s < older_than_s, ~exists().where(LifecycleRow.job_id == OwnerRow.job_id)
                 ),
                 delete(JobFlagRow).where(JobFlagRow.flag == writes.NO_DIRECTIVE, JobFlagRow.at_s < older_than_s),
             ):

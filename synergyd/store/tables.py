@@ -134,6 +134,18 @@ class SteeringRow(Base):
     changed_s: Mapped[float] = mapped_column(Double)
 
 
+class OwnerRow(Base):
+    """Whose a job is or was: as long as its decisions are kept."""
+
+    __tablename__ = "owners"
+    __table_args__ = (Index("ix_owners_seen_s", "seen_s"),)
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    user: Mapped[str] = mapped_column(Text)
+    account: Mapped[str] = mapped_column(Text)
+    seen_s: Mapped[float] = mapped_column(Double)
+
+
 class ReportRow(Base):
     """The latest report of each job (synergyd.records.Report)."""
 

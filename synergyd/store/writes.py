@@ -4,7 +4,7 @@ statements does not grow with the number of jobs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -31,6 +31,7 @@ from synergyd.store.tables import (
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
+    OwnerRow,
     ProfileRow,
     ReportRow,
     SteeringRow,
@@ -131,6 +132,7 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
     connection.execute(older.values(present=null()))
     if not epoch.decisions:
         return
+    upsert(connection, OwnerRow, list(_owners(row["present"] or (), epoch)))
     rows = [
         {
             "epoch_id": epoch_id,
@@ -149,6 +151,15 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
         for d in epoch.decisions
     ]
     connection.execute(insert(connection, DecisionRow), rows)
+
+
+def _owners(present: Iterable[Mapping[str, Any]], epoch: EpochRecord) -> Iterable[Row]:
+    """Of the jobs that something was decided about."""
+    decided = {d.job_id for d in epoch.decisions}
+    for job in present:
+        if job.get("job_id") in decided and job.get("user"):
+            account = job.get("account", "")
+            yield {"job_id": job["job_id"], "user": job["user"], "account": account, "seen_s": epoch.started_s}
 
 
 def _events(connection: Connection, items: Sequence[Keyed]) -> None:

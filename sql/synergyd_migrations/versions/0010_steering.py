@@ -1,4 +1,4 @@
-"""What the owners of jobs have set since sbatch."""
+"""Whose each job is, and what its owner has set since sbatch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def upgrade() -> None:
         sa.Column("changed_s", sa.Double(), nullable=False),
     )
 
+    op.create_table(
+        "owners",
+        sa.Column("job_id", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("user", sa.Text(), nullable=False),
+        sa.Column("account", sa.Text(), nullable=False),
+        sa.Column("seen_s", sa.Double(), nullable=False),
+    )
+    op.create_index("ix_owners_seen_s", "owners", ["seen_s"])
+
 
 def downgrade() -> None:
+    op.drop_table("owners")
     op.drop_table("steering")

@@ -139,6 +139,15 @@ def test_private_jobs_are_not_there_for_others(private: Service) -> None:
     assert jobs(private.ask("eve", "/v1/status")[2]) == []
 
 
+def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
+    save(private.store, BOB, at_s=2000.0)
+    time.sleep(2.0)  # the service has looked again
+    assert jobs(private.ask("op", "/v1/status")[2]) == [2]
+    codes = [private.ask(user, "/v1/jobs/1/explain")[0] for user in ("ann", "op", "bob")]
+    assert codes == [200, 200, 404]
+    assert private.ask("ann", "/v1/jobs/1/pause", "POST")[0] == 404
+
+
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
     _, first, told = shared.ask("ann", "/v1/jobs/1/steering")
     assert told == {"min_gpus": None, "max_gpus": None, "weight": None}
