@@ -124,7 +124,8 @@ def metrics_page() -> str:
     from synergyd.daemon.metrics import PrometheusMetrics
 
     found: list[MetricWrapperBase] = []
-    for value in vars(PrometheusMetrics(0)).values():
+    metrics = PrometheusMetrics(0)
+    for value in (*vars(metrics).values(), *vars(metrics._job_metrics).values()):
         members = value.values() if isinstance(value, dict) else (value,)
         found += [member for member in members if isinstance(member, MetricWrapperBase)]
     rows = []

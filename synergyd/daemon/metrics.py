@@ -10,6 +10,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
+from synergyd.daemon.job_metrics import JobMetrics
 from synergyd.daemon.link_arbiter import ArbiterCounts
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.refusals import Refusals
@@ -53,6 +54,7 @@ class PrometheusMetrics:
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
         self._refused = Counter("synergy_reports_refused", "Reports turned away", ["cause"], registry=registry)
         self._refused_told: dict[str, int] = {}
+        self._job_metrics = JobMetrics(registry)
         self._registry = registry
         self._server: BoundedServer | None = None
         if port:
@@ -76,6 +78,7 @@ class PrometheusMetrics:
             self._jobs.labels(state).set(count)
         for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)
+        self._job_metrics.epoch(daemon, record.started_s)
         self._lag.set(daemon.tools.store.lag)
         outages = daemon.tools.store.outages
         self._outages.inc(outages - self._outages_told)

@@ -1,0 +1,152 @@
+"""Metrics of jobs and accounts, as an epoch leaves them."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from synergyd.control.lifecycle import IN_TRANSIT, ResizeState
+from synergyd.control.tracked import Entry, Tracked
+from synergyd.daemon.loop import Daemon
+from synergyd.records import Action, Decision, Job, JobState
+
+_QUEUE_BUCKETS = (10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400)
+_ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
+# why a running job left its GPUs or its plan, by the controller's event
+_CAUSES = {"Wanted": "decision", "Preempted": "preemption", "PlanFailed": "failed_plan", "Observed": "slurm"}
+
+
+class JobMetrics:
+    """`epoch` after each epoch. Counters begin at the daemon's start, as Prometheus expects."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.gpus = Gauge(
+            "synergy_account_gpus",
+            "GPUs of the account's jobs: asked for at sbatch, held now, decided by the last epoch",
+            ["account", "kind"],
+            registry=registry,
+        )
+        self.goodput = Gauge(
+            "synergy_job_relative_goodput_ratio",
+            "Predicted goodput of a running job over that of the size asked for",
+            ["job_id", "account"],
+            registry=registry,
+        )
+        self.goodput_gpus = Gauge(
+            "synergy_account_goodput_gpus",
+            "Predicted goodput of the account's running jobs, in GPUs of the sizes that they asked for",
+            ["account"],
+            registry=registry,
+        )
+        self.gpu_seconds = Counter(
+            "synergy_gpu_seconds",
+            "GPU time held: training (the job reports), starting (a restart before its first report), silent (never reported)",
+            ["account", "use"],
+            registry=registry,
+        )
+        self.idle = Counter(
+            "synergy_idle_gpu_seconds", "GPU time of nodes that are up and that nobody held", registry=registry
+        )
+        self.queue = Histogram(
+            "synergy_queue_seconds",
+            "From sbatch to the first start of a job",
+            registry=registry,
+            buckets=_QUEUE_BUCKETS,
+        )
+        self.error = Histogram(
+            "synergy_step_time_error_ratio",
+            "Of each running job and epoch: how far the predicted step time is from the reported one, over the reported one",
+            registry=registry,
+            buckets=_ERROR_BUCKETS,
+        )
+        self.resizes = Counter(
+            "synergy_resizes",
+            "Times that a running job left its GPUs or its plan: by a decision, preemption, a failed plan, or Slurm itself",
+            ["cause"],
+            registry=registry,
+        )
+        self._at_s: float | None = None
+        self._started: set[int] = set()  # jobs that have been seen to run
+        self._last: Entry | None = None
+
+    def epoch(self, daemon: Daemon, now_s: float) -> None:
+        """`now_s`: the start of the epoch that has ended."""
+        tracked = daemon.controller.jobs
+        jobs = [t.job for t in tracked.values() if t.job is not None]
+        self._counts(jobs, {d.job_id: d for d in daemon.decisions})
+        since_s, self._at_s = self._at_s, now_s
+        if since_s is None:
+            self._started = {job.job_id for job in jobs if job.state is not JobState.PENDING}
+        else:
+            self._times(tracked, max(0.0, now_s - since_s))
+            nodes = daemon.observer.cluster.nodes
+            self.idle.inc(max(0.0, now_s - since_s) * sum(max(0, n.gpus - n.gpus_used) for n in nodes if n.up))
+        self._queue(jobs)
+        self._errors(tracked, daemon.decisions)
+        self._causes(daemon.controller.log)
+
+    def _counts(self, jobs: Iterable[Job], decided: Mapping[int, Decision]) -> None:
+        gpus: Count[tuple[str, str]] = Count()
+        goodput: Count[str] = Count()
+        for gauge in (self.gpus, self.goodput, self.goodput_gpus):
+            gauge.clear()
+        for job in jobs:
+            decision = decided.get(job.job_id)
+            running = job.state is JobState.RUNNING
+            gpus[job.account, "asked"] += job.asked.gpus
+            gpus[job.account, "held"] += job.shape.gpus if running else 0
+            gpus[job.account, "wanted"] += decision.cell.shape.gpus if decision and decision.cell else 0
+            if running and decision is not None and decision.relative_goodput is not None:
+                self.goodput.labels(str(job.job_id), job.account).set(decision.relative_goodput)
+                goodput[job.account] += decision.relative_goodput * job.asked.gpus  # type: ignore[assignment]
+        for (account, kind), number in gpus.items():
+            self.gpus.labels(account, kind).set(number)
+        for account, value in goodput.items():
+            self.goodput_gpus.labels(account).set(value)
+
+    def _times(self, tracked: Mapping[int, Tracked], seconds: float) -> None:
+        for each in tracked.values():
+            job = each.job
+            if job is not None and job.state is JobState.RUNNING:
+                self.gpu_seconds.labels(job.account, use_of(each, job)).inc(seconds * job.shape.gpus)
+
+    def _queue(self, jobs: Iterable[Job]) -> None:
+        here = {job.job_id: job for job in jobs}
+        for job_id, job in here.items():
+            if job.state is JobState.RUNNING and job_id not in self._started:
+                self._started.add(job_id)
+                if job.start_s is not None and not job.restarts:
+                    self.queue.observe(max(0.0, job.start_s - job.submit_s))
+        self._started &= here.keys()
+
+    def _errors(self, tracked: Mapping[int, Tracked], decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            each = tracked.get(decision.job_id)
+            if each is None or each.report is None or decision.cell is None or decision.action is not Action.KEEP:
+                continue
+            report, job = each.alone(each.report), each.job
+            if job is None or report.restarts != job.restarts or not report.step_s or report.plan != decision.cell.plan:
+                continue
+            self.error.observe(abs(decision.cell.step_s / report.step_s - 1.0))
+
+    def _causes(self, log: Iterable[Entry]) -> None:
+        fresh = []
+        for entry in reversed(list(log)):
+            if entry is self._last:
+                break
+            fresh.append(entry)
+        for entry in fresh:
+            moved = {s.value for s in IN_TRANSIT} | {ResizeState.QUEUED.value}
+            if entry.was == ResizeState.RUNNING.value and entry.state in moved:
+                self.resizes.labels(_CAUSES.get(entry.event, "other")).inc()
+        self._last = fresh[0] if fresh else self._last
+
+
+def use_of(tracked: Tracked, job: Job) -> str:
+    """What a running job does with its GPUs, by its reports."""
+    report = tracked.report
+    if report is not None and report.restarts == job.restarts:
+        return "training"
+    return "starting" if report is not None else "silent"

@@ -1,0 +1,146 @@
+"""What Prometheus is told of jobs and accounts; names by its conventions; the dashboard and the rules name what exists."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric
+
+from synergyd.daemon.job_metrics import JobMetrics
+from synergyd.daemon.metrics import PrometheusMetrics
+from tests.unit.daemon.daemon_world import Site
+
+SHIPPED = Path(__file__).resolve().parents[3] / "slurm_plugins"
+DASHBOARD = json.loads((SHIPPED / "synergy.dashboard.json").read_text())
+RULES = (SHIPPED / "synergy.rules.yml").read_text()
+
+
+class Told:
+    """An epoch after another, and what was counted."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.registry = site, CollectorRegistry()
+        self.metrics = JobMetrics(self.registry)
+
+    def epoch(self, seconds: float) -> None:
+        self.site.slurm.now_s += seconds
+        record = self.site.daemon.epoch()
+        self.metrics.epoch(self.site.daemon, record.started_s)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+def test_gpus_time_and_goodput_are_counted_by_account(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    told = Told(site)
+    site.slurm.submit(1, account="chem")
+    site.slurm.runs(1, "n1")
+    told.epoch(0)
+    site.report(1)
+    told.epoch(60)  # silent until here, by the reports taken when the epoch began
+    told.epoch(60)
+    held = told.value("synergy_account_gpus", account="chem", kind="held")
+    assert held == 2 == told.value("synergy_account_gpus", account="chem", kind="asked")
+    training = told.value("synergy_gpu_seconds_total", account="chem", use="training") or 0.0
+    silent = told.value("synergy_gpu_seconds_total", account="chem", use="silent") or 0.0
+    assert training >= 60 * held and training + silent == 120 * held
+    assert told.value("synergy_idle_gpu_seconds_total") == 120 * 6  # eight GPUs, two held
+    ratio = told.value("synergy_job_relative_goodput_ratio", job_id="1", account="chem")
+    assert ratio and told.value("synergy_account_goodput_gpus", account="chem") == pytest.approx(ratio * 2)
+    assert (told.value("synergy_resizes_total", cause="decision") or 0) == 1  # it grows
+
+
+def test_the_wait_of_a_job_counts_once_at_its_first_start(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    told = Told(site)
+    site.slurm.submit(2)
+    site.slurm.runs(2, "n2")
+    told.epoch(0)  # ran before this daemon looked: its wait is not known to be its first
+    site.slurm.submit(1)
+    told.epoch(10)
+    site.slurm.now_s += 90
+    site.slurm.runs(1, "n1")
+    told.epoch(0)
+    told.epoch(60)
+    assert told.value("synergy_queue_seconds_count") == 1
+    assert told.value("synergy_queue_seconds_sum") == pytest.approx(100)
+
+
+def families() -> list[Metric]:
+    return list(PrometheusMetrics(0)._registry.collect())
+
+
+def test_names_and_help_follow_prometheus_conventions() -> None:
+    """promtool check metrics: base units, `_total` for counters alone, help texts, no type in a name."""
+    assert families()
+    for metric in families():
+        where = metric.name
+        assert re.fullmatch(r"synergy_[a-z0-9]+(_[a-z0-9]+)*", metric.name), where
+        assert metric.documentation, where
+        assert not re.search(r"_(total|count|sum|bucket|gauge|counter|histogram)$", metric.name), where
+        assert not re.search(r"_(milliseconds|ms|minutes|hours|days|mib|gib|kb|mb|gb|percent)(_|$)", metric.name), where
+    reserved = {"instance", "job", "le", "quantile"}
+    registry = CollectorRegistry()
+    for metric in vars(JobMetrics(registry)).values():
+        assert not reserved & set(getattr(metric, "_labelnames", ())), metric
+
+
+def samples() -> set[str]:
+    """Every name that an expression may use."""
+    names = set()
+    for metric in families():
+        kinds = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(metric.type, ("",))
+        names |= {metric.name + kind for kind in kinds}
+    return names
+
+
+def expressions() -> list[str]:
+    found = re.findall(r"^\s+expr: (.+)$", RULES, re.MULTILINE)
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            found.extend([value["expr"]] if "expr" in value else [])
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(DASHBOARD)
+    return found
+
+
+def test_every_expression_names_a_metric_that_exists() -> None:
+    assert len(expressions()) >= 15
+    for text in expressions():
+        used = set(re.findall(r"\bsynergy_\w+", text))
+        assert used and used <= samples(), text
+
+
+def test_every_panel_has_its_place_and_words() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+        assert panel["title"] and panel["description"] and panel["targets"]
+
+
+def test_every_alert_says_what_to_do() -> None:
+    alerts = RULES.split("- alert: ")[1:]
+    assert len(alerts) >= 6
+    for alert in alerts:
+        for key in ("expr:", "for:", "severity:", "summary:", "description:"):
+            assert key in alert, alert
