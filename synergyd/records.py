@@ -297,6 +297,7 @@ class Job:
     cut_s: float | None = None  # when a reservation takes its nodes while it runs
     barred: tuple[str, ...] = ()  # nodes that it must not start on, for reservations
     barred_why: str = ""  # sentences, each with a blank before it
+    placed_by_slurm: bool = False  # its nodes are Slurm's choice, a component's of a heterogeneous job
 
 
 @dataclass(frozen=True)

@@ -390,7 +390,8 @@ class Controller:
         plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
-        target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
+        names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
+        target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
         return self._advance(job.job_id, wanted, now_s)
 

@@ -11,6 +11,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import parse_script, read_stamp
+from synergyd.slurm.het_jobs import beyond_resizing, is_resized, parts_of
 from synergyd.slurm.job_forms import is_rest, name_of, throttle_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import Known, shape_of
@@ -39,6 +40,7 @@ class JobRegistry:
         self._reads = 0
         self.names: dict[int, int | str] = {}  # what names a job to Slurm, where its id is not it
         self.throttles: dict[int, int] = {}  # by array id
+        self.parts: dict[int, tuple[JobRow, ...]] = {}  # of heterogeneous jobs, by the leader's id
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
         """Reads the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
@@ -48,6 +50,7 @@ class JobRegistry:
         rows = list(rows)
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
+        self.parts = parts_of(rows)
         for gone in [i for i in self.known if i not in here]:
             del self.known[gone]
             self._stamped.discard(gone)
@@ -61,6 +64,9 @@ class JobRegistry:
         found: set[tuple[int, float]] = set()
         budget = SCRIPTS_AN_EPOCH
         for row in fresh:
+            if row.het and not is_resized(row, self.parts[row.het_job_id]):
+                found.add((row.job_id, row.submit_s))
+                continue
             stamp = admin_comment.decode(comments.get(row.job_id, ""))
             if stamp is None:
                 if not row.batch:
@@ -132,7 +138,7 @@ class JobRegistry:
             if stamp is not None:
                 directive = read_stamp(stamp.directive)
             else:
-                script = self._slurm.batch_script(row.job_id)
+                script = self._slurm.batch_script(row.het_job_id or row.job_id)
                 if script is None:
                     raise SlurmError("scontrol write batch_script", "Slurm gives no script", transient=False)
                 directive = parse_script(script)
@@ -147,12 +153,8 @@ class JobRegistry:
         except Exception as problem:  # a fault of ours: it costs this job alone
             log.error("job %d: its directive can't be read", row.job_id, exc_info=problem)
             error = f"its directive can't be read ({type(problem).__name__}): Synergy leaves the job to Slurm"
-        if directive is not None and row.het:
-            directive, error = (
-                None,
-                "Synergy leaves heterogeneous jobs to Slurm: submit the part with GPUs as a job of its own",
-            )
-        if directive is not None and (beyond := beyond_placing(row)):
+        beyond = beyond_resizing(self.parts.get(row.het_job_id, ())) if row.het else ""
+        if directive is not None and (beyond := beyond or beyond_placing(row)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
         asked, cpus, note, nodelist = None, None, "", row.req_nodes
@@ -176,4 +178,5 @@ class JobRegistry:
             nodelist,
             time_limit_s=time_limit_s,
             continued=continued,
+            leader=row.het_job_id,
         )

@@ -19,6 +19,7 @@ from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
+from synergyd.slurm.het_jobs import apart, with_leader
 from synergyd.slurm.job_forms import Forms, forms_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import (
@@ -34,7 +35,7 @@ from synergyd.slurm.observe import (
     with_leaks,
 )
 from synergyd.slurm.reservations import read_reservations
-from synergyd.slurm.rows import JobRow, PartitionRow
+from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
@@ -66,6 +67,7 @@ class Observer:
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     _here: frozenset[int] = frozenset()
+    _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _crowded: frozenset[str] = frozenset()
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
@@ -95,7 +97,8 @@ class Observer:
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
         known = self.registry.known
-        present = [r for r in rows if state_of(r) is not JobState.DONE]
+        self._nodes = nodes
+        present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
@@ -126,7 +129,7 @@ class Observer:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            job = controller.as_decided_about(job, now_s)
+            job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
                 restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
                 job = in_time(

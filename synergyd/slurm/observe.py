@@ -52,6 +52,7 @@ class Known:
     excluded: tuple[str, ...] = ()  # its --exclude
     time_limit_s: float | None = None  # of its sbatch line
     continued: int = 0  # times that it has begun anew
+    leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
 
 
 def state_of(row: JobRow) -> JobState:
@@ -154,8 +155,6 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     """Why this job keeps the size it asked for, or ''."""
     if not directive.resize:
         return "its directive says resize=no"
-    if row.het:
-        return "it is part of a heterogeneous job, whose parts keep their sizes"
     if not row.batch:
         return "it is no batch job (salloc or srun)"
     if not row.requeue:
