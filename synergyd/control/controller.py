@@ -287,7 +287,7 @@ class Controller:
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
-        return [o for t in self.jobs.values() if t.lifecycle.refusals for o in t.forget_refusals(self._cluster, now_s)]
+        return [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
 
     def _reported(self, event: Reported, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None

@@ -27,11 +27,6 @@ def parts_of(rows: Iterable[JobRow]) -> dict[int, tuple[JobRow, ...]]:
     return {leader: tuple(sorted(parts, key=lambda r: r.het_offset)) for leader, parts in found.items()}
 
 
-def name_of(row: JobRow) -> str:
-    """`LEADER+OFFSET`, as squeue shows it."""
-    return f"{row.het_job_id}+{row.het_offset}"
-
-
 def is_resized(row: JobRow, parts: tuple[JobRow, ...]) -> bool:
     """Is it the component that the directive is about, or (where there is none such) the one that tells why?"""
     with_gpus = [r for r in parts if _asks(r)]

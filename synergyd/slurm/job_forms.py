@@ -36,6 +36,13 @@ def name_of(row: JobRow) -> int | str:
     return f"{row.array_job_id}_[{tasks}]" if _TASKS.fullmatch(tasks) else ""
 
 
+def shown_name(row: JobRow) -> str:
+    """What squeue calls this record, '' where that is its id: `ARRAY_TASK`, `ARRAY_[TASKS]`, `LEADER+OFFSET`."""
+    if row.het:
+        return f"{row.het_job_id}+{row.het_offset}"
+    return str(name_of(row)) if row.array else ""
+
+
 def whole_of(row: JobRow) -> int | str:
     """What names all that starts, is requeued and has its time limit together: a heterogeneous job by its leader."""
     return row.het_job_id if row.het else name_of(row)

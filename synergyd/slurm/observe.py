@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
+from synergyd.slurm.job_forms import shown_name
 from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
@@ -216,6 +217,7 @@ def job_of(
     return Job(
         job_id=row.job_id,
         name=row.name,
+        slurm_name=shown_name(row),
         user=row.user,
         uid=row.uid,
         partition=row.partition,

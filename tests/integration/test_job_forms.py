@@ -60,6 +60,8 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster
     site.wait_for(ledger.exists, 60, "the first task to start")
     own = int(ledger.read_text().split()[3])
     assert own != array
+    told = json.loads(site.run("synergyctl", "explain", f"{array}_1", "--json").stdout)
+    assert told["job_id"] == own
     after = site.sbatch("#!/bin/bash\ntrue\n", f"--dependency=afterok:{array}_1", "--output=/dev/null")
     waits = light_job.submit(
         site, "waits", gpus=1, directive="max_gpus=1", options=(f"--dependency=afterok:{array}_1",), steps=1
@@ -149,6 +151,7 @@ def test_the_gpu_component_of_a_heterogeneous_job_is_resized(site: SlurmCluster,
     part = leader + 1
     after = site.sbatch("#!/bin/bash\ntrue\n", f"--dependency=afterok:{leader}", "--output=/dev/null")
     until_steps(site, part)
+    assert json.loads(site.run("synergyctl", "explain", f"{leader}+1", "--json").stdout)["job_id"] == part
     assert sizes(site, part) == [4], "the whole node that the other component left"
     other = light_job.submit(site, "other", gpus=2, directive="min_gpus=2 max_gpus=2", options=("--nodelist=n2",))
     site.wait_for(lambda: row_of(site, other)["job_state"] == "RUNNING", 90, "the component to make way")

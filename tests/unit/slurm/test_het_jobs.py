@@ -9,7 +9,7 @@ import pytest
 
 from synergyd.records import Cluster, Directive, Job, Node, Shape
 from synergyd.slurm import het_jobs
-from synergyd.slurm.job_forms import name_of, whole_of
+from synergyd.slurm.job_forms import name_of, shown_name, whole_of
 from synergyd.slurm.observe import Known, cluster_of, job_of
 from synergyd.slurm.rows import JobRow, NodeRow
 from tests.unit.slurm.fake_slurm import row
@@ -27,7 +27,7 @@ def test_names() -> None:
     leader, second = parts(0, 2)
     assert (name_of(leader), name_of(second)) == ("", 11), "the leader's id names all components"
     assert (whole_of(leader), whole_of(second)) == (10, 10)
-    assert het_jobs.name_of(second) == "10+1"
+    assert shown_name(second) == "10+1"
 
 
 @pytest.mark.parametrize(
