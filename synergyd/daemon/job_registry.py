@@ -88,6 +88,8 @@ class JobRegistry:
                 found.add((row.job_id, row.submit_s))
                 continue
             self.known[row.job_id] = known
+            if known.throttle:
+                self.throttles.setdefault(row.array_job_id, known.throttle)
             for mistake in stamp.mistakes.values() if stamp is not None else ():
                 log.warning("job %d: AdminComment: %s", row.job_id, mistake)
             if stamp is not None and stamp.asked is not None:
@@ -121,13 +123,18 @@ class JobRegistry:
             self._excluded_read.add(job_id)
 
     def _learn_arrays(self, rows: list[JobRow]) -> None:
-        """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone."""
+        """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone: each task's stamp
+        has it too, for the next daemon."""
         tasks = [r for r in rows if r.array]
         self.names.clear()
         self.names.update({r.job_id: name_of(r) for r in tasks})
         said = {r.array_job_id: throttle_of(r) for r in tasks if is_rest(r)}
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
+        for r in tasks:
+            known, throttle = self.known.get(r.job_id), self.throttles.get(r.array_job_id, 0)
+            if known is not None and known.throttle != throttle:
+                self.known[r.job_id] = replace(known, throttle=throttle)
 
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
@@ -178,5 +185,6 @@ class JobRegistry:
             nodelist,
             time_limit_s=time_limit_s,
             continued=continued,
+            throttle=(self.throttles.get(row.array_job_id) or (stamp.throttle if stamp else 0)) if row.array else 0,
             leader=row.het_job_id,
         )

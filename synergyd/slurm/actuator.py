@@ -230,6 +230,7 @@ class Actuator:
             links=self.links,
             time_limit_s=None if known.time_limit_s is None else int(known.time_limit_s),
             continued=known.continued,
+            throttle=known.throttle,
         )
         return admin_comment.encode(stamp)
 

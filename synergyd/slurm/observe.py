@@ -53,6 +53,7 @@ class Known:
     excluded: tuple[str, ...] = ()  # its --exclude
     time_limit_s: float | None = None  # of its sbatch line
     continued: int = 0  # times that it has begun anew
+    throttle: int = 0  # of its array
     leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
 
 

@@ -58,6 +58,8 @@ class AdminCommentStamp:
     time_limit_s: int | None = None
     #: times that it has begun anew
     continued: int = 0
+    #: of its array: tasks that may run at once; 0: any number. Slurm says it of several waiting tasks alone
+    throttle: int = 0
     #: by name of a field of the daemon's part: what is wrong with it
     mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -74,6 +76,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"tasks={stamp.own_tasks}")
     if stamp.time_limit_s is not None or stamp.continued:
         own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continued}")
+    if stamp.throttle:
+        own.append(f"throttle={stamp.throttle}")
     if stamp.nodelist:
         own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
@@ -136,6 +140,7 @@ def decode(text: str) -> AdminCommentStamp | None:
         links=matching("links", _ADDRESS, "HOST:PORT"),
         time_limit_s=int(limit) if limit.isdigit() else None,
         continued=int(continued or 0),
+        throttle=count("throttle") or 0,
         mistakes=mistakes,
     )
 

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.daemon_site import Shim, explain, row_of, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import Synergyd, make_cluster
 
 pytestmark = pytest.mark.slurm
 
@@ -23,13 +23,22 @@ def shim() -> list[Shim]:
 
 
 @pytest.fixture(scope="module")
-def site(shim: list[Shim]) -> Iterator[SlurmCluster]:
+def daemons() -> list[Synergyd]:
+    """The last one runs."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def site(shim: list[Shim], daemons: list[Synergyd]) -> Iterator[SlurmCluster]:
     """Two nodes of four GPUs, and the daemon."""
     with make_cluster([NodeGroup("cpu", 2, 4)]) as cluster:
         shim.append(Shim(cluster))
-        with synergyd(cluster, environment=shim[0].environment):
+        daemons.append(Synergyd(cluster, environment=shim[0].environment))
+        try:
             until_beat(cluster)
             yield cluster
+        finally:
+            daemons[-1].stop()
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +63,9 @@ def chain_script(cluster: SlurmCluster, ledger: Path) -> str:
     )
 
 
-def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster, shim: list[Shim]) -> None:
+def test_a_chain_runs_task_after_task_each_resized_as_any_job(
+    site: SlurmCluster, shim: list[Shim], daemons: list[Synergyd]
+) -> None:
     ledger = site.folder / "chain"
     array = site.sbatch(chain_script(site, ledger), "--array=1-3%1")
     site.wait_for(ledger.exists, 60, "the first task to start")
@@ -67,6 +78,9 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster
         site, "waits", gpus=1, directive="max_gpus=1", options=(f"--dependency=afterok:{array}_1",), steps=1
     )
     until_steps(site, own)
+    # a daemon that Slurm does not tell the throttle any more: the array's record has one task left
+    daemons[-1].kill()
+    daemons.append(Synergyd(site, environment=shim[0].environment))
     site.wait_for(lambda: sizes(site, own) == [8], 90, "the first task to have both nodes")
     other = light_job.submit(site, "other", gpus=4, directive="min_gpus=4 max_gpus=4", steps=100)
     site.wait_for(lambda: sizes(site, own, other) == [4, 4], 90, "the task to make way")
