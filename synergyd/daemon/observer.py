@@ -15,6 +15,7 @@ from synergyd.control.walltime import Walltime
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
+from synergyd.daemon.user_groups import UserGroups
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
@@ -34,6 +35,7 @@ from synergyd.slurm.observe import (
     state_of,
     with_leaks,
 )
+from synergyd.slurm.partition_cpus import capped, cpu_caps
 from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 from synergyd.steering import Steering, as_steered
@@ -75,6 +77,9 @@ class Observer:
     _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
+    _by_group: bool = False  # some partition has AllowGroups
+    _groups: UserGroups = field(default_factory=UserGroups)
+    _cpu_caps: Mapping[str, int] = field(default_factory=dict)  # by node, for its partition's MaxCPUsPerNode
     _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
     _reservations: tuple[Reservation, ...] = ()
     _reserved_left: int = 0  # epochs until they are read again, where there were none
@@ -86,7 +91,8 @@ class Observer:
         rows, nodes = self.reader.jobs(), self.reader.nodes()
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
-        self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
+        self._cpu_caps = cpu_caps(nodes, rows, self._limits)
+        self.cluster = cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, leaves, self._limits)
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
@@ -124,7 +130,8 @@ class Observer:
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
-            job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
+            groups = self._groups.of(row.uid) if self._by_group else None
+            job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits, groups=groups)
             if job.directive is not None and job_id in steering:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
@@ -181,7 +188,9 @@ class Observer:
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
-        return cluster_of(self.reader.nodes(), self.settings.partitions, self._leaves, self._limits)
+        return cluster_of(
+            capped(self.reader.nodes(), self._cpu_caps), self.settings.partitions, self._leaves, self._limits
+        )
 
     def unchanged(self, job_id: int) -> bool:
         """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""
@@ -251,6 +260,8 @@ class Observer:
         try:
             self._limits = {p.name: p for p in self.writer.partitions()}
             self._limits_left, self._limited = LIMITS_EPOCHS, names
+            self._by_group = any(p.allow_groups for p in self._limits.values())
+            self._groups.forget()
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
 

@@ -200,11 +200,12 @@ def job_of(
     *,
     paused: bool,
     partitions: Mapping[str, PartitionRow] | None = None,
+    groups: frozenset[str] | None = None,
 ) -> Job:
-    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known."""
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, likewise."""
     state = state_of(row)
     directive, error = known.directive, known.error
-    names, shut = open_partitions(row, known.asked.nodes, partitions or {})
+    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
     if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
@@ -213,7 +214,7 @@ def job_of(
         typed = gpus_of(row.tres_per_node)[0]
         if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
             directive = replace(directive, gpu_types=(typed,))
-        fixed = not_resizable(row, directive)
+        fixed = not_resizable(row, directive) or shut  # a running one would not start again
     shape = shape_of(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,

@@ -78,9 +78,6 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
         site, "waits", gpus=1, directive="max_gpus=1", options=(f"--dependency=afterok:{array}_1",), steps=1
     )
     until_steps(site, own)
-    # a daemon that Slurm does not tell the throttle any more: the array's record has one task left
-    daemons[-1].kill()
-    daemons.append(Synergyd(site, environment=shim[0].environment))
     site.wait_for(lambda: sizes(site, own) == [8], 90, "the first task to have both nodes")
     other = light_job.submit(site, "other", gpus=4, directive="min_gpus=4 max_gpus=4", steps=100)
     site.wait_for(lambda: sizes(site, own, other) == [4, 4], 90, "the task to make way")
@@ -90,7 +87,12 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
     row = row_of(site, waits)
     assert row["state_reason"] == "Dependency"
     assert row["eligible_time"] - row["submit_time"] < 60, "put off by sbatch's grace alone, not parked"
+    # a daemon that Slurm does not tell the throttle any more: the array's record has one task left
+    daemons[-1].kill()
+    daemons.append(Synergyd(site, environment=shim[0].environment))
     site.wait_for(lambda: ledger.read_text().count("end") == 3, 120, "all three tasks to end")
+    lines = [int(line.split()[1]) for line in ledger.read_text().splitlines()]
+    assert lines == sorted(lines), "no task began before the one before it had ended"
     order = [tuple(map(int, line.split()[1:3])) for line in ledger.read_text().splitlines() if line.startswith("start")]
     assert order == sorted(order) and {task for task, _ in order} == {1, 2, 3}
     ended = {"COMPLETING", "COMPLETED"}
