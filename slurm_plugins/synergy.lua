@@ -619,15 +619,14 @@ local function heartbeat()
   return math.min(settings.grace_s or tonumber(grace), 3600)
 end
 
--- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed. A heterogeneous job
--- gets no stamp here: the component that it is about comes later.
+-- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed.
 local function stamp_job(job_desc, found, stamp, grace)
-  -- An operator's own AdminComment is kept behind the stamp.
-  local note = job_desc.admin_comment
-  if type(note) == "string" and note ~= "" then
-    stamp = stamp .. " | note=" .. encode(note:sub(1, MAX_NOTE))
-  end
-  if not het_offset(job_desc) then job_desc.admin_comment = stamp end
+  local own, note, begin, now = "", job_desc.admin_comment, job_desc.begin_time, os.time()
+  local put_off = grace and (type(begin) ~= "number" or begin < now + grace)
+  -- The begin time that the user gave, where the grace hides it; an operator's own AdminComment.
+  if put_off and type(begin) == "number" and begin > now then own = own .. " begin=" .. integer(begin) end
+  if type(note) == "string" and note ~= "" then own = own .. " note=" .. encode(note:sub(1, MAX_NOTE)) end
+  job_desc.admin_comment = own ~= "" and stamp .. " |" .. own or stamp
   if settings.state_dir then
     local ok = pcall(function() job_desc.environment["SYNERGY_STATE_DIR"] = settings.state_dir end)
     if not ok then slurm.log_info("%s", "synergy: SYNERGY_STATE_DIR could not be set in the job's environment") end
@@ -640,8 +639,7 @@ local function stamp_job(job_desc, found, stamp, grace)
       set_environment(job_desc, name, "")
     end
   end
-  local begin, now = job_desc.begin_time, os.time()
-  if type(begin) ~= "number" or begin < now + grace then job_desc.begin_time = now + grace end
+  if put_off then job_desc.begin_time = now + grace end
 end
 
 -- The line with which a job is refused, nil if it may go on.

@@ -68,6 +68,8 @@ class JobRegistry:
                 found.add((row.job_id, row.submit_s))
                 continue
             stamp = admin_comment.decode(comments.get(row.job_id, ""))
+            # a heterogeneous job is put off as a whole: its first component's stamp tells
+            first = admin_comment.decode(comments.get(row.het_job_id, "")) if row.het else stamp
             if stamp is None:
                 if not row.batch:
                     found.add((row.job_id, row.submit_s))
@@ -87,6 +89,8 @@ class JobRegistry:
             if known is None:
                 found.add((row.job_id, row.submit_s))
                 continue
+            if first is not None and first.asked is None and (stamp is None or stamp.asked is None):
+                known = replace(known, put_off_s=float(first.begin_s or 0))
             self.known[row.job_id] = known
             if known.throttle:
                 self.throttles.setdefault(row.array_job_id, known.throttle)
@@ -102,6 +106,13 @@ class JobRegistry:
         """The start time that the user of a pending job has set, of a job that no daemon has written to."""
         late = row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5
         return row.eligible_s if late and row.job_id not in self._stamped and not row.restarts else None
+
+    def release_at_once(self, row: JobRow, now_s: float) -> bool:
+        """Is it only the plugin's grace, which a decision would have ended, that keeps this pending job from starting?"""
+        known = self.known[row.job_id]
+        if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
+            return False
+        return now_s + 1 < row.eligible_s <= row.submit_s + self._grace_s + 5
 
     def _read_exclusions(self, rows: Iterable[JobRow]) -> None:
         """--exclude of jobs that are new, and now and then of all that wait: their users may change it. One call, most often none."""

@@ -68,6 +68,7 @@ class Observer:
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
+    left: list[int] = field(default_factory=list)  # to Slurm, and put off by the plugin still
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
@@ -128,6 +129,7 @@ class Observer:
     ) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
+        self.left = []
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
             groups = self._groups.of(row.uid) if self._by_group else None
@@ -136,6 +138,8 @@ class Observer:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
+            if job.directive is None and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
+                self.left.append(job_id)
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
                 restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s

@@ -88,6 +88,17 @@ class Actuator:
             return str(problem)
         return ""
 
+    def let_go(self, job_ids: Sequence[int]) -> str:
+        """Ends the plugin's grace of jobs that are left to Slurm; of what else they are nothing is written. Returns what went wrong,
+        "" if nothing did."""
+        ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.put_off_s is not None]
+        names = dict.fromkeys(self.known[i].leader or self.names.get(i, i) for i in ours)
+        try:
+            self.slurm.delay([name for name in names if name], 0)
+        except SlurmError as problem:
+            return str(problem)
+        return ""
+
     def _show_script(self, row: JobRow, known: Known, target: Target) -> None:
         """The same plan as a readable script beside the hand-over, for its owner's eyes: no start fails for want of it."""
         try:

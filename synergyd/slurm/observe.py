@@ -54,6 +54,9 @@ class Known:
     time_limit_s: float | None = None  # of its sbatch line
     continued: int = 0  # times that it has begun anew
     throttle: int = 0  # of its array
+    put_off_s: float | None = (
+        None  # the plugin put off its start, which may come from then on; None: it did not, or no more
+    )
     leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
 
 

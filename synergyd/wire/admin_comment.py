@@ -60,6 +60,8 @@ class AdminCommentStamp:
     continued: int = 0
     #: of its array: tasks that may run at once; 0: any number. Slurm says it of several waiting tasks alone
     throttle: int = 0
+    #: --begin of the sbatch line, seconds since 1970, where the plugin put the job off beyond it; written by the plugin alone
+    begin_s: int | None = None
     #: by name of a field of the daemon's part: what is wrong with it
     mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -126,7 +128,7 @@ def decode(text: str) -> AdminCommentStamp | None:
             plan = plan_from_text(fields["plan"])
         except UsageError as error:
             mistakes["plan"] = str(error)
-    by = matching("by", _UID, "a uid")
+    by, begin = matching("by", _UID, "a uid"), matching("begin", _UID, "seconds since 1970")
     return AdminCommentStamp(
         tuple(_word(word) for word in directive.split()),
         asked=asked,
@@ -141,6 +143,7 @@ def decode(text: str) -> AdminCommentStamp | None:
         time_limit_s=int(limit) if limit.isdigit() else None,
         continued=int(continued or 0),
         throttle=count("throttle") or 0,
+        begin_s=int(begin) if begin else None,
         mistakes=mistakes,
     )
 

@@ -71,8 +71,6 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
     site.wait_for(ledger.exists, 60, "the first task to start")
     own = int(ledger.read_text().split()[3])
     assert own != array
-    told = json.loads(site.run("synergyctl", "explain", f"{array}_1", "--json").stdout)
-    assert told["job_id"] == own
     after = site.sbatch("#!/bin/bash\ntrue\n", f"--dependency=afterok:{array}_1", "--output=/dev/null")
     waits = light_job.submit(
         site, "waits", gpus=1, directive="max_gpus=1", options=(f"--dependency=afterok:{array}_1",), steps=1
@@ -93,6 +91,8 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
     site.wait_for(lambda: ledger.read_text().count("end") == 3, 120, "all three tasks to end")
     lines = [int(line.split()[1]) for line in ledger.read_text().splitlines()]
     assert lines == sorted(lines), "no task began before the one before it had ended"
+    told = json.loads(site.run("synergyctl", "explain", f"{array}_1", "--json").stdout)
+    assert told["job_id"] == own, "a task that has ended is known by its name"
     order = [tuple(map(int, line.split()[1:3])) for line in ledger.read_text().splitlines() if line.startswith("start")]
     assert order == sorted(order) and {task for task, _ in order} == {1, 2, 3}
     ended = {"COMPLETING", "COMPLETED"}
@@ -196,6 +196,7 @@ def test_a_cancelled_heterogeneous_job_is_gone(site: SlurmCluster) -> None:
     assert row_of(site, leader + 1)["job_state"] == "CANCELLED"
 
 
+GRACE_S = 30.0  # heartbeat.grace_of two seconds
 LEFT = (
     (("--gres=gpu:1", ":", "--gres=gpu:1"), "several components of the heterogeneous job", "2 of its components ask"),
     (("--gres=gpu:1", ":", "-N1"), "the first component of a heterogeneous job", "its first component asks"),
@@ -214,4 +215,6 @@ def test_what_is_left_to_slurm_of_heterogeneous_jobs_is_said(site: SlurmCluster)
         site.wait_for(lambda i=leader: row_of(site, i)["job_state"] == "RUNNING", 60, f"{options} to start")  # type: ignore[misc]
         site.wait_for(lambda i=job: i in status(site), 60, "the job to be known")  # type: ignore[misc]
         assert why in explain(site, job)["decision"]["why"], options
+        row = row_of(site, leader)
+        assert row["start_time"] - row["submit_time"] < GRACE_S - 2, "the daemon ended the plugin's grace"
         site.run("scancel", str(leader))

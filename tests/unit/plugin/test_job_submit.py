@@ -256,7 +256,7 @@ def test_a_heterogeneous_job_with_gpus_in_a_later_component_is_put_off(slurm: Co
     first, second, third = het(slurm, None, RESIZABLE, None)
     assert (first.rc, first.said, first.job["requeue"]) == (0, [], 1)
     assert first.job["begin_time"] > time.time()
-    assert "admin_comment" not in first.job, "the daemon stamps the component that is resized"
+    assert first.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16", "the job as a whole is put off"
     assert first.environment == {"SYNERGY_STATE_DIR": str(tmp_path)}
     for later in (second, third):
         assert (later.rc, later.said, later.job["begin_time"], later.job["requeue"]) == (0, [], 0.0, 65534)
@@ -420,6 +420,13 @@ def test_a_wrong_directive_is_refused_with_its_line(slurm: Controller) -> None:
 
 def test_percent_signs_reach_the_user_as_they_are(slurm: Controller) -> None:
     assert "'%s%n%d'" in slurm.submit("#SYNERGY tp=%s%n%d").said[0]
+
+
+def test_a_begin_time_within_the_grace_is_told(slurm: Controller) -> None:
+    begin = float(int(time.time()) + 10)
+    outcome = slurm.submit(SCRIPT, begin_time=begin, admin_comment="a note")
+    assert outcome.job["begin_time"] > begin
+    assert outcome.job["admin_comment"] == f"synergy:1 model=llama2-7b max_gpus=16 | begin={int(begin)} note=a%20note"
 
 
 def test_a_later_begin_time_is_kept(slurm: Controller) -> None:
