@@ -40,6 +40,7 @@ class JobRegistry:
         self._reads = 0
         self.names: dict[int, int | str] = {}  # what names a job to Slurm, where its id is not it
         self.throttles: dict[int, int] = {}  # by array id
+        self.topology = False  # the nodes' leaf switches are known
         self.parts: dict[int, tuple[JobRow, ...]] = {}  # of heterogeneous jobs, by the leader's id
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
@@ -172,7 +173,7 @@ class JobRegistry:
             log.error("job %d: its directive can't be read", row.job_id, exc_info=problem)
             error = f"its directive can't be read ({type(problem).__name__}): Synergy leaves the job to Slurm"
         beyond = beyond_resizing(self.parts.get(row.het_job_id, ())) if row.het else ""
-        if directive is not None and (beyond := beyond or beyond_placing(row)):
+        if directive is not None and (beyond := beyond or beyond_placing(row, self.topology)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
         asked, cpus, note, nodelist = None, None, "", row.req_nodes

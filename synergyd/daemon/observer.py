@@ -38,7 +38,7 @@ from synergyd.slurm.observe import (
 from synergyd.slurm.partition_cpus import capped, cpu_caps
 from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
-from synergyd.steering import Steering, as_steered
+from synergyd.slurm.switches import Leaves
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
@@ -92,6 +92,7 @@ class Observer:
         rows, nodes = self.reader.jobs(), self.reader.nodes()
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
+        self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self._limits)
         self.cluster = cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, leaves, self._limits)
         # seen twice: a job may start between the two reads
@@ -130,10 +131,20 @@ class Observer:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         self.left = []
+        leaves, topology = Leaves(self.cluster), bool(self._leaves)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
             groups = self._groups.of(row.uid) if self._by_group else None
-            job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits, groups=groups)
+            job = job_of(
+                row,
+                known,
+                self._gpu_types,
+                paused=job_id in paused,
+                partitions=self._limits,
+                groups=groups,
+                topology=topology,
+            )
+            job = leaves.within(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
@@ -171,7 +182,7 @@ class Observer:
         jobs = {i: d for i in self.rows if (d := known[i].directive) is not None}
         begin_s = {i: t.begin_s or 0.0 for i, t in controller.jobs.items()}
         untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
-        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r)}
+        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r, bool(self._leaves))}
         untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left}
         fixed = {i for i, d in jobs.items() if not_resizable(self.rows[i], d)}
         self.forms = forms_of(

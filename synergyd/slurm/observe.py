@@ -204,13 +204,15 @@ def job_of(
     paused: bool,
     partitions: Mapping[str, PartitionRow] | None = None,
     groups: frozenset[str] | None = None,
+    topology: bool = False,
 ) -> Job:
-    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, likewise."""
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, likewise;
+    `topology`: the nodes' leaf switches are known."""
     state = state_of(row)
     directive, error = known.directive, known.error
     names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
-    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row) or shut):
+    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row, topology) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
     fixed = ""
     if directive is not None:
