@@ -63,7 +63,9 @@ def job_id_among(here: Iterable[JobStatus], name: str, before: int | None = None
     if name.isdecimal():
         return int(name)  # what nobody knows of it each verb says itself
     raise UsageError(
-        f"job {name}", "was never seen by the daemon", "it needs a #SYNERGY line; synergyctl status lists the jobs it knows"
+        f"job {name}",
+        "was never seen by the daemon",
+        "it needs a #SYNERGY line; synergyctl status lists the jobs it knows",
     )
 
 

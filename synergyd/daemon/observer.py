@@ -39,6 +39,7 @@ from synergyd.slurm.partition_cpus import capped, cpu_caps
 from synergyd.slurm.reservations import read_reservations
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 from synergyd.slurm.switches import Leaves
+from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
