@@ -561,12 +561,41 @@ end
 
 -- Jobs -----------------------------------------------------------------------------------------------------------------
 
+-- The GPU component of a heterogeneous job is resized where it is not the first. Its components come one after the other, the
+-- script with the first one.
+local het_job = {next_offset = 0}
+
+local function het_offset(job_desc)
+  local offset = job_desc.het_job_offset
+  return type(offset) == "number" and offset < UNSET and offset or nil
+end
+
+local function asks_for_gpus(job_desc)
+  for _, field in ipairs({"tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task"}) do
+    if gpu_requests(job_desc[field]) > 0 then return true end
+  end
+  return false
+end
+
+-- Says of a further component why the job keeps its size.
+local function component(job_desc, offset, submit_uid)
+  local job = het_job
+  if job.uid ~= submit_uid or job.next_offset ~= offset then return end
+  job.next_offset = offset + 1
+  if not asks_for_gpus(job_desc) then return end
+  job.with_gpus = job.with_gpus + 1
+  local why = job.with_gpus > 1 and {code = "het", values = {}} or other_form(job_desc)
+  if why then slurm.log_user("%s", message(job.line, why)) end
+end
+
 -- Refuses what must be a mistake. Returns why the job keeps its size, or nil and the even shape that it is to ask for by node
 -- (nil where it does already).
 local function resizable_form(job_desc)
-  local offset = job_desc.het_job_offset
-  if type(offset) == "number" and offset < UNSET then return {code = "het", values = {}} end
   if gpu_requests(job_desc.tres_per_node) > 1 then wrong("mixed_gpus") end
+  if het_offset(job_desc) then
+    if job_desc.requeue == 0 then wrong("no_requeue") end
+    return asks_for_gpus(job_desc) and {code = "het_first", values = {}} or nil
+  end
   local other = other_form(job_desc)
   if (not other or other.code ~= "gpus") and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
   if job_desc.requeue == 0 then wrong("no_requeue") end
@@ -592,12 +621,12 @@ end
 
 -- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed.
 local function stamp_job(job_desc, found, stamp, grace)
-  -- An operator's own AdminComment is kept behind the stamp.
-  local note = job_desc.admin_comment
-  if type(note) == "string" and note ~= "" then
-    stamp = stamp .. " | note=" .. encode(note:sub(1, MAX_NOTE))
-  end
-  job_desc.admin_comment = stamp
+  local own, note, begin, now = "", job_desc.admin_comment, job_desc.begin_time, os.time()
+  local put_off = grace and (type(begin) ~= "number" or begin < now + grace)
+  -- The begin time that the user gave, where the grace hides it; an operator's own AdminComment.
+  if put_off and type(begin) == "number" and begin > now then own = own .. " begin=" .. integer(begin) end
+  if type(note) == "string" and note ~= "" then own = own .. " note=" .. encode(note:sub(1, MAX_NOTE)) end
+  job_desc.admin_comment = own ~= "" and stamp .. " |" .. own or stamp
   if settings.state_dir then
     local ok = pcall(function() job_desc.environment["SYNERGY_STATE_DIR"] = settings.state_dir end)
     if not ok then slurm.log_info("%s", "synergy: SYNERGY_STATE_DIR could not be set in the job's environment") end
@@ -610,18 +639,20 @@ local function stamp_job(job_desc, found, stamp, grace)
       set_environment(job_desc, name, "")
     end
   end
-  local begin, now = job_desc.begin_time, os.time()
-  if type(begin) ~= "number" or begin < now + grace then job_desc.begin_time = now + grace end
+  if put_off then job_desc.begin_time = now + grace end
 end
 
 -- The line with which a job is refused, nil if it may go on.
-local function refusal(job_desc, directive)
+local function refusal(job_desc, directive, submit_uid)
   local found, text = read(directive)
   if not found then return text end
   local ok, fixed, shape = true, nil, nil
   if found.resize ~= "no" then
     ok, fixed, shape = pcall(resizable_form, job_desc)
     if not ok and type(fixed) ~= "table" then error(fixed, 0) end
+    if ok and het_offset(job_desc) then
+      het_job = {uid = submit_uid, next_offset = 1, with_gpus = fixed and 1 or 0, line = directive[1][1]}
+    end
     if fixed then
       local line = message(directive[1][1], fixed)
       if not ok then return line end
@@ -631,7 +662,7 @@ local function refusal(job_desc, directive)
   local grace = heartbeat()
   if not grace then
     slurm.log_info("%s", "synergy: no fresh heartbeat; the job runs as a plain Slurm job")
-  elseif not fixed or fixed.code ~= "het" then
+  elseif not fixed or fixed.code ~= "het_first" then
     if shape then ask_by_node(job_desc, shape) end
     stamp_job(job_desc, found, text, not fixed and grace)
   end
@@ -640,12 +671,17 @@ end
 
 -- Call first in slurm_job_submit, and return what it returns unless that is slurm.SUCCESS.
 function M.submit(job_desc, part_list, submit_uid)
+  local offset = het_offset(job_desc)
+  if offset and offset > 0 then
+    pcall(component, job_desc, offset, submit_uid)
+    return slurm.SUCCESS
+  end
   local script = job_desc.script
   if type(script) ~= "string" then return slurm.SUCCESS end
   local ok, directive, text = pcall(directive_lines, script)
   if ok and directive then
     if #directive == 0 then return slurm.SUCCESS end
-    ok, text = pcall(refusal, job_desc, directive)
+    ok, text = pcall(refusal, job_desc, directive, submit_uid)
     if ok and not text then return slurm.SUCCESS end
   elseif not ok then
     text = directive

@@ -297,6 +297,8 @@ class Job:
     cut_s: float | None = None  # when a reservation takes its nodes while it runs
     barred: tuple[str, ...] = ()  # nodes that it must not start on, for reservations
     barred_why: str = ""  # sentences, each with a blank before it
+    slurm_name: str = ""  # where that is not its id: 123_4, 123_[5-9], 123+1
+    placed_by_slurm: bool = False  # its nodes are Slurm's choice, a component's of a heterogeneous job
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,9 @@ class Profile:
     measured: tuple[Measurement, ...] = ()  # the latest plans, oldest first: what the model's parameters are refined by
     accepts: Accepts = NOTHING_MORE  # as the launcher read it from the script's arguments
 
+
+#: the event, and its words, that tell a job's name in Slurm
+NAMED, CALLED = "Named", "Slurm calls it {}"
 
 #: a run that has so many steps behind it, or a checkpoint, is past its first ones
 FIRST_STEPS = 10

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,16 +22,6 @@ if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database
     from synergyd.store.store import Store
 
 
-class _JobId(click.IntRange):
-    """Digits alone: Python's int also takes `7_1`, which is Slurm's way to write another job than 71."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
-            self.fail(f"{value!r} is no job id", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-JOB_ID = _JobId(1, 2**32 - 1)
 # what the extra `server` of setup.cfg brings; compute nodes do without
 SERVER_LIBRARIES = frozenset({"numpy", "scipy", "highspy", "sqlalchemy", "alembic", "rich", "prometheus_client"})
 REST_LIBRARIES = frozenset({"starlette", "uvicorn", "jwt"})

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from synergyd.cli.job_names import job_id_among, job_id_of
 from synergyd.cli.rest_client import RestClient
 from synergyd.errors import UsageError
 from synergyd.steering import Steering, parse_steering
@@ -23,6 +24,10 @@ _POLL_S = 20
 
 class Desk(Protocol):
     """All raise SynergyError: no such job, not one's own, nobody answers."""
+
+    def job_id(self, name: str) -> int:
+        """Of what JOB_NAME let through."""
+        ...
 
     def status(self, job_id: int | None) -> StatusJson: ...
 
@@ -44,6 +49,9 @@ class DatabaseDesk:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def job_id(self, name: str) -> int:
+        return job_id_of(self._store, name)
 
     def status(self, job_id: int | None) -> StatusJson:
         from synergyd.views.status import collect
@@ -87,6 +95,10 @@ class RestDesk:
 
     def __init__(self, client: RestClient) -> None:
         self._client = client
+
+    def job_id(self, name: str) -> int:
+        # a job that has left the queue goes by its id here
+        return int(name) if name.isdecimal() else job_id_among(self.status(None).jobs, name)
 
     def status(self, job_id: int | None) -> StatusJson:
         _, body = self._client.ask("GET", _status_path(job_id))

@@ -7,20 +7,21 @@ import time
 
 import click
 
-from synergyd.cli.context import JOB_ID, Context, pass_context
+from synergyd.cli.context import Context, pass_context
+from synergyd.cli.job_names import JOB_NAME
 from synergyd.errors import one_line
 from synergyd.views.json_records import ExplainJson
 from synergyd.wire.codec import encode
 
 
 @click.command()
-@click.argument("job", type=JOB_ID)
+@click.argument("job", type=JOB_NAME)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
-def explain(context: Context, job: int, as_json: bool) -> None:
+def explain(context: Context, job: str, as_json: bool) -> None:
     """Tell why JOB got what it got: the decision, its reason, the alternatives with their predicted goodput, the story."""
     with context.desk() as desk:
-        data = desk.explain(job)
+        data = desk.explain(desk.job_id(job))
     click.echo(json.dumps(encode(data), indent=1) if as_json else "\n".join(lines(data)))
 
 

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import click
 
-from synergyd.cli.context import JOB_ID, Context, pass_context
+from synergyd.cli.context import Context, pass_context
+from synergyd.cli.job_names import JOB_NAME
 from synergyd.steering import words
 
 
 @click.command()
-@click.argument("job", type=JOB_ID)
+@click.argument("job", type=JOB_NAME)
 @pass_context
-def pause(context: Context, job: int) -> None:
+def pause(context: Context, job: str) -> None:
     """Leave JOB at its present size until `synergyctl resume JOB`. A resize that is under way is finished."""
     with context.desk() as desk:
-        desk.set_paused(job, True)
+        desk.set_paused(desk.job_id(job), True)
     click.echo(f"job {job}: paused; it keeps its present size")
 
 
 @click.command()
-@click.argument("job", type=JOB_ID)
+@click.argument("job", type=JOB_NAME)
 @pass_context
-def resume(context: Context, job: int) -> None:
+def resume(context: Context, job: str) -> None:
     """Let Synergy resize JOB again."""
     with context.desk() as desk:
-        desk.set_paused(job, False)
+        desk.set_paused(desk.job_id(job), False)
     click.echo(f"job {job}: Synergy may resize it again")
 
 
 @click.command("set")
-@click.argument("job", type=JOB_ID)
+@click.argument("job", type=JOB_NAME)
 @click.argument("change", nargs=-1, required=True, metavar="KEY=VALUE...")
 @pass_context
-def set_verb(context: Context, job: int, change: tuple[str, ...]) -> None:
+def set_verb(context: Context, job: str, change: tuple[str, ...]) -> None:
     """Change what JOB's #SYNERGY lines say, from the next epoch on: min_gpus=, max_gpus=, weight=.
 
     A key with nothing behind = goes back to the script's value. MaxWeight and Slurm's limits hold as before.
@@ -42,5 +43,5 @@ def set_verb(context: Context, job: int, change: tuple[str, ...]) -> None:
     synergyctl set 4711 min_gpus= weight=2
     """
     with context.desk() as desk:
-        after = desk.steer(job, change)
+        after = desk.steer(desk.job_id(job), change)
     click.echo(f"job {job}: {words(after)}")

@@ -6,26 +6,28 @@ import click
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in
 from synergy_launch.launcher.batch_script import render as rendered
 
-from synergyd.cli.context import JOB_ID, Context, pass_context
+from synergyd.cli.context import Context, pass_context
+from synergyd.cli.job_names import JOB_NAME
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directive import parse_script
 
 
 @click.command()
-@click.argument("job", type=JOB_ID)
+@click.argument("name", metavar="JOB", type=JOB_NAME)
 @pass_context
-def render(context: Context, job: int) -> None:
+def render(context: Context, name: str) -> None:
     """Print a batch script that runs JOB by hand, with torchrun, exactly as Synergy last decided. It is never run by the daemon."""
     with context.desk() as desk:
+        job = desk.job_id(name)
         decision = desk.explain(job).decision
     if decision is None or decision.cell is None:
         raise UsageError(f"job {job}", "has no decided size", "synergyctl explain tells why")
     slurm = CommandLine()
-    script = slurm.batch_script(job)
+    row = slurm.job(job)
+    script = slurm.batch_script(row.het_job_id or job if row else job)
     if script is None:
         raise UsageError(f"job {job}", "Slurm has no script of it any more", "only jobs in the queue can be rendered")
-    row = slurm.job(job)
     directive = parse_script(script)
     cell = decision.cell
     click.echo(

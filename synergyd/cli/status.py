@@ -11,31 +11,33 @@ from rich.table import Table
 from rich.text import Text
 
 from synergyd.cli.console import console
-from synergyd.cli.context import JOB_ID, Context, pass_context
+from synergyd.cli.context import Context, pass_context
+from synergyd.cli.job_names import JOB_NAME
 from synergyd.errors import one_line
 from synergyd.views.json_records import StatusJson
 from synergyd.wire.codec import encode
 
 
 @click.command()
-@click.argument("job", required=False, type=JOB_ID)
+@click.argument("job", required=False, type=JOB_NAME)
 @click.option("--watch", is_flag=True, help="Keep the table fresh until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
-def status(context: Context, job: int | None, watch: bool, as_json: bool) -> None:
+def status(context: Context, job: str | None, watch: bool, as_json: bool) -> None:
     """Show jobs with their size, plan, goodput and next action (of one JOB, or of all)."""
     with context.desk() as desk:
+        only = None if job is None else desk.job_id(job)
         if as_json:
-            click.echo(json.dumps(encode(desk.status(job)), indent=1))
+            click.echo(json.dumps(encode(desk.status(only)), indent=1))
         elif watch:
             try:
-                with Live(table(desk.status(job)), refresh_per_second=2) as live:
-                    for news in desk.watch(job):
+                with Live(table(desk.status(only)), refresh_per_second=2) as live:
+                    for news in desk.watch(only):
                         live.update(table(news))
             except KeyboardInterrupt:
                 pass
         else:
-            console().print(table(desk.status(job)))
+            console().print(table(desk.status(only)))
 
 
 def table(data: StatusJson) -> Table:
@@ -50,7 +52,7 @@ def table(data: StatusJson) -> Table:
     made.add_column("NEXT")
     for job in data.jobs:
         cells = (
-            str(job.job_id),
+            job.slurm_name or str(job.job_id),
             one_line(job.name, 24),
             one_line(job.user, 16),
             job.state.lower(),

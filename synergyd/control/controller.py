@@ -287,7 +287,7 @@ class Controller:
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
-        return [o for t in self.jobs.values() if t.lifecycle.refusals for o in t.forget_refusals(self._cluster, now_s)]
+        return [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
 
     def _reported(self, event: Reported, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None
@@ -390,7 +390,8 @@ class Controller:
         plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
-        target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
+        names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
+        target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
         return self._advance(job.job_id, wanted, now_s)
 

@@ -85,6 +85,8 @@ class JobStatus:
     held: bool = False
     #: its Slurm account
     account: str = ""
+    #: what squeue calls it where that is not its id: 123_4 (task 4 of array 123), 123_[5-9] (tasks that wait), 123+1 (a component)
+    slurm_name: str = ""
 
 
 def present(
@@ -116,4 +118,5 @@ def present(
             paused=job.paused,
             held=job.held,
             account=job.account,
+            slurm_name=job.slurm_name,
         )

@@ -102,6 +102,7 @@ class JobLifecycle:
     returns: int = 0  # times that it came back from a plan that failed
     failure: tuple[int, int] = (-1, 0)  # (incarnation, its run) whose failure was heard of last
     ran: Target | None = None  # the latest size and plan that got past the first steps
+    slurm_name: str = ""  # where that is not its id
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.start_refusal import has_room, still_refused
 from synergyd.control.start_time import after_writing
-from synergyd.records import Cluster, Decision, Job, JobState, Node, Plan, Profile, Report
+from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile, Report
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,20 @@ class Tracked:
         self.lifecycle = replace(life, written=after_writing(life.written, restarts, start_s))
         return Remember(self.lifecycle, life.state, "Park")
 
+    def named(self) -> list[Output]:
+        """What Slurm calls it goes into its story where that is not its id: people ask by it. A record of several tasks is not
+        told: its name changes with each that leaves it."""
+        life, name = self.lifecycle, self.job.slurm_name if self.job else ""
+        if name == life.slurm_name or not name or "[" in name:
+            return []
+        self.lifecycle = replace(life, slurm_name=name)
+        return [Remember(self.lifecycle, life.state, NAMED, (CALLED.format(name),))]
+
     def forget_refusals(self, cluster: Cluster, now_s: float) -> list[Output]:
         """Refusals that no longer hold, in the light of what the nodes are now."""
         life = self.lifecycle
+        if not life.refusals:
+            return []
         kept = still_refused(life.refusals, life.refused, self.refused_on, cluster, now_s)
         names = {name for refusal in kept for name in refusal.nodes}
         self.refused_on = {n: self.refused_on.get(n, cluster.by_name[n]) for n in names if n in cluster.by_name}

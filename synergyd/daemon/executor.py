@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Executor:
     beyond: Callable[[Update], str] = lambda _: ""  # which of Slurm's limits such a write would lift, "" for none
     batches: dict[tuple[int, int], Plan] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
+    _let_go: set[int] = field(default_factory=set)  # of the last epoch
     _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
 
@@ -83,6 +84,14 @@ class Executor:
             answer = self.actuator.carry_out(Split(job_id, task, park_s))
             if isinstance(answer, Refused):
                 log.warning("task %d of array %d could not be made a job of its own: %s", task, job_id, answer.error)
+
+    def let_go(self, job_ids: Sequence[int]) -> None:
+        """Jobs that are left to Slurm may start at once: nobody will decide about them. Asked for once a job."""
+        fresh = [i for i in job_ids if i not in self._let_go]
+        self._let_go = set(job_ids)
+        if fresh and (problem := self.actuator.let_go(fresh)):
+            self._let_go -= set(fresh)
+            log.warning("jobs left to Slurm wait for the plugin's grace to end: %s", problem)
 
     def park_again(self) -> None:
         """Those that were parked before and are to be put off once more, in one call for all."""

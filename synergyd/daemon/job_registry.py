@@ -11,6 +11,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import parse_script, read_stamp
+from synergyd.slurm.het_jobs import beyond_resizing, is_resized, parts_of
 from synergyd.slurm.job_forms import is_rest, name_of, throttle_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import Known, shape_of
@@ -39,6 +40,8 @@ class JobRegistry:
         self._reads = 0
         self.names: dict[int, int | str] = {}  # what names a job to Slurm, where its id is not it
         self.throttles: dict[int, int] = {}  # by array id
+        self.topology = False  # the nodes' leaf switches are known
+        self.parts: dict[int, tuple[JobRow, ...]] = {}  # of heterogeneous jobs, by the leader's id
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
         """Reads the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
@@ -48,6 +51,7 @@ class JobRegistry:
         rows = list(rows)
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
+        self.parts = parts_of(rows)
         for gone in [i for i in self.known if i not in here]:
             del self.known[gone]
             self._stamped.discard(gone)
@@ -61,7 +65,12 @@ class JobRegistry:
         found: set[tuple[int, float]] = set()
         budget = SCRIPTS_AN_EPOCH
         for row in fresh:
+            if row.het and not is_resized(row, self.parts[row.het_job_id]):
+                found.add((row.job_id, row.submit_s))
+                continue
             stamp = admin_comment.decode(comments.get(row.job_id, ""))
+            # a heterogeneous job is put off as a whole: its first component's stamp tells
+            first = admin_comment.decode(comments.get(row.het_job_id, "")) if row.het else stamp
             if stamp is None:
                 if not row.batch:
                     found.add((row.job_id, row.submit_s))
@@ -81,7 +90,11 @@ class JobRegistry:
             if known is None:
                 found.add((row.job_id, row.submit_s))
                 continue
+            if first is not None and first.asked is None and (stamp is None or stamp.asked is None):
+                known = replace(known, put_off_s=float(first.begin_s or 0))
             self.known[row.job_id] = known
+            if known.throttle:
+                self.throttles.setdefault(row.array_job_id, known.throttle)
             for mistake in stamp.mistakes.values() if stamp is not None else ():
                 log.warning("job %d: AdminComment: %s", row.job_id, mistake)
             if stamp is not None and stamp.asked is not None:
@@ -94,6 +107,13 @@ class JobRegistry:
         """The start time that the user of a pending job has set, of a job that no daemon has written to."""
         late = row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5
         return row.eligible_s if late and row.job_id not in self._stamped and not row.restarts else None
+
+    def release_at_once(self, row: JobRow, now_s: float) -> bool:
+        """Is it only the plugin's grace, which a decision would have ended, that keeps this pending job from starting?"""
+        known = self.known[row.job_id]
+        if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
+            return False
+        return now_s + 1 < row.eligible_s <= row.submit_s + self._grace_s + 5
 
     def _read_exclusions(self, rows: Iterable[JobRow]) -> None:
         """--exclude of jobs that are new, and now and then of all that wait: their users may change it. One call, most often none."""
@@ -115,13 +135,18 @@ class JobRegistry:
             self._excluded_read.add(job_id)
 
     def _learn_arrays(self, rows: list[JobRow]) -> None:
-        """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone."""
+        """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone: each task's stamp
+        has it too, for the next daemon."""
         tasks = [r for r in rows if r.array]
         self.names.clear()
         self.names.update({r.job_id: name_of(r) for r in tasks})
         said = {r.array_job_id: throttle_of(r) for r in tasks if is_rest(r)}
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
+        for r in tasks:
+            known, throttle = self.known.get(r.job_id), self.throttles.get(r.array_job_id, 0)
+            if known is not None and known.throttle != throttle:
+                self.known[r.job_id] = replace(known, throttle=throttle)
 
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
@@ -132,7 +157,7 @@ class JobRegistry:
             if stamp is not None:
                 directive = read_stamp(stamp.directive)
             else:
-                script = self._slurm.batch_script(row.job_id)
+                script = self._slurm.batch_script(row.het_job_id or row.job_id)
                 if script is None:
                     raise SlurmError("scontrol write batch_script", "Slurm gives no script", transient=False)
                 directive = parse_script(script)
@@ -147,12 +172,8 @@ class JobRegistry:
         except Exception as problem:  # a fault of ours: it costs this job alone
             log.error("job %d: its directive can't be read", row.job_id, exc_info=problem)
             error = f"its directive can't be read ({type(problem).__name__}): Synergy leaves the job to Slurm"
-        if directive is not None and row.het:
-            directive, error = (
-                None,
-                "Synergy leaves heterogeneous jobs to Slurm: submit the part with GPUs as a job of its own",
-            )
-        if directive is not None and (beyond := beyond_placing(row)):
+        beyond = beyond_resizing(self.parts.get(row.het_job_id, ())) if row.het else ""
+        if directive is not None and (beyond := beyond or beyond_placing(row, self.topology)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
         asked, cpus, note, nodelist = None, None, "", row.req_nodes
@@ -176,4 +197,6 @@ class JobRegistry:
             nodelist,
             time_limit_s=time_limit_s,
             continued=continued,
+            throttle=(self.throttles.get(row.array_job_id) or (stamp.throttle if stamp else 0)) if row.array else 0,
+            leader=row.het_job_id,
         )

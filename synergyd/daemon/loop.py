@@ -195,6 +195,7 @@ class Daemon:
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
+            self.executor.let_go(self.observer.left)
             self.executor.park_again()
             self.heartbeat.completed(self._now())
 

@@ -15,10 +15,12 @@ from synergyd.control.walltime import Walltime
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
+from synergyd.daemon.user_groups import UserGroups
 from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
+from synergyd.slurm.het_jobs import apart, with_leader
 from synergyd.slurm.job_forms import Forms, forms_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import (
@@ -33,8 +35,10 @@ from synergyd.slurm.observe import (
     state_of,
     with_leaks,
 )
+from synergyd.slurm.partition_cpus import capped, cpu_caps
 from synergyd.slurm.reservations import read_reservations
-from synergyd.slurm.rows import JobRow, PartitionRow
+from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
+from synergyd.slurm.switches import Leaves
 from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
@@ -65,7 +69,9 @@ class Observer:
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
+    left: list[int] = field(default_factory=list)  # to Slurm, and put off by the plugin still
     _here: frozenset[int] = frozenset()
+    _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _crowded: frozenset[str] = frozenset()
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
@@ -73,6 +79,9 @@ class Observer:
     _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
+    _by_group: bool = False  # some partition has AllowGroups
+    _groups: UserGroups = field(default_factory=UserGroups)
+    _cpu_caps: Mapping[str, int] = field(default_factory=dict)  # by node, for its partition's MaxCPUsPerNode
     _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
     _reservations: tuple[Reservation, ...] = ()
     _reserved_left: int = 0  # epochs until they are read again, where there were none
@@ -84,7 +93,9 @@ class Observer:
         rows, nodes = self.reader.jobs(), self.reader.nodes()
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
-        self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
+        self.registry.topology = bool(leaves)
+        self._cpu_caps = cpu_caps(nodes, rows, self._limits)
+        self.cluster = cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, leaves, self._limits)
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
@@ -95,7 +106,8 @@ class Observer:
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
         known = self.registry.known
-        present = [r for r in rows if state_of(r) is not JobState.DONE]
+        self._nodes = nodes
+        present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
@@ -119,14 +131,28 @@ class Observer:
     ) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
+        self.left = []
+        leaves, topology = Leaves(self.cluster), bool(self._leaves)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
-            job = job_of(row, known, self._gpu_types, paused=job_id in paused, partitions=self._limits)
+            groups = self._groups.of(row.uid) if self._by_group else None
+            job = job_of(
+                row,
+                known,
+                self._gpu_types,
+                paused=job_id in paused,
+                partitions=self._limits,
+                groups=groups,
+                topology=topology,
+            )
+            job = leaves.within(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            job = controller.as_decided_about(job, now_s)
+            if job.directive is None and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
+                self.left.append(job_id)
+            job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
                 restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
                 job = in_time(
@@ -157,7 +183,7 @@ class Observer:
         jobs = {i: d for i in self.rows if (d := known[i].directive) is not None}
         begin_s = {i: t.begin_s or 0.0 for i, t in controller.jobs.items()}
         untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
-        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r)}
+        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r, bool(self._leaves))}
         untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left}
         fixed = {i for i, d in jobs.items() if not_resizable(self.rows[i], d)}
         self.forms = forms_of(
@@ -178,7 +204,9 @@ class Observer:
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
-        return cluster_of(self.reader.nodes(), self.settings.partitions, self._leaves, self._limits)
+        return cluster_of(
+            capped(self.reader.nodes(), self._cpu_caps), self.settings.partitions, self._leaves, self._limits
+        )
 
     def unchanged(self, job_id: int) -> bool:
         """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""
@@ -248,6 +276,8 @@ class Observer:
         try:
             self._limits = {p.name: p for p in self.writer.partitions()}
             self._limits_left, self._limited = LIMITS_EPOCHS, names
+            self._by_group = any(p.allow_groups for p in self._limits.values())
+            self._groups.forget()
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
 

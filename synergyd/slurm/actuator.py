@@ -27,7 +27,7 @@ from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
-from synergyd.slurm.job_forms import is_rest, name_of
+from synergyd.slurm.job_forms import is_rest, name_of, whole_of
 from synergyd.slurm.observe import Known, launch_failed, not_resizable, state_of
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
@@ -82,8 +82,19 @@ class Actuator:
         """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
         ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.directive is not None]
         try:
-            names = (self.names.get(i, i) for i in ours)
+            names = dict.fromkeys(self.known[i].leader or self.names.get(i, i) for i in ours)
             self.slurm.delay([name for name in names if name], int(park_s))
+        except SlurmError as problem:
+            return str(problem)
+        return ""
+
+    def let_go(self, job_ids: Sequence[int]) -> str:
+        """Ends the plugin's grace of jobs that are left to Slurm; of what else they are nothing is written. Returns what went wrong,
+        "" if nothing did."""
+        ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.put_off_s is not None]
+        names = dict.fromkeys(self.known[i].leader or self.names.get(i, i) for i in ours)
+        try:
+            self.slurm.delay([name for name in names if name], 0)
         except SlurmError as problem:
             return str(problem)
         return ""
@@ -91,7 +102,7 @@ class Actuator:
     def _show_script(self, row: JobRow, known: Known, target: Target) -> None:
         """The same plan as a readable script beside the hand-over, for its owner's eyes: no start fails for want of it."""
         try:
-            self._write_script(row, known, target, self.slurm.batch_script(row.job_id) or "")
+            self._write_script(row, known, target, self.slurm.batch_script(row.het_job_id or row.job_id) or "")
         except (SlurmError, OSError) as problem:
             log.warning("job %d: its plan can't be shown as a script: %s", row.job_id, one_line(str(problem), 200))
 
@@ -133,8 +144,8 @@ class Actuator:
         row = self.slurm.job(job_id)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
-        name = name_of(row)
-        if row.het or not name or (is_rest(row) and not isinstance(instruction, Park | Split)):
+        name, whole = name_of(row), whole_of(row)
+        if not name or (is_rest(row) and not isinstance(instruction, Park | Split)):
             return "its id names several jobs", False
         state = state_of(row)
         if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
@@ -150,13 +161,12 @@ class Actuator:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
-                    self.slurm.requeue(name)
+                    self.slurm.requeue(whole)
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
                 stamp = self._stamp(self._noted(job_id, _timed(known, time)), None)
-                limit = _time_limit(row, known, time)
-                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
+                self._put_off_start(row, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, known, time)}, stamp)
                 self.known[job_id] = _timed(known, time)
             case Split(task=task, park_s=park_s):
                 if state is not JobState.PENDING or not is_rest(row):
@@ -177,7 +187,7 @@ class Actuator:
                 known = _timed(known, time)
                 noted = self._noted(job_id, known)
                 stamp = self._stamp(noted, None)
-                self.slurm.update(name, {"StartTime": f"now+{int(park_s)}", **limit, "AdminComment": stamp})
+                self._put_off_start(row, {"StartTime": f"now+{int(park_s)}", **limit}, stamp)
                 self.known[job_id] = known
                 self.slurm.update_size(name, row.uid, {**size, **self._fields(target, noted)})
                 difference = self._difference(job_id, target)
@@ -188,13 +198,22 @@ class Actuator:
                 self._show_script(row, known, target)
             case Release():
                 if state is JobState.PENDING:
-                    self.slurm.update(name, {"StartTime": "now"})
+                    self.slurm.update(whole, {"StartTime": "now"})
             case LiftHold(restarts=restarts, park_s=park_s):
                 if row.restarts == restarts and launch_failed(row):
                     # parked first: without its hold it would start by itself, on the same nodes
-                    self.slurm.update(name, {"StartTime": f"now+{int(park_s)}"})
-                    self.slurm.release(name)
+                    self.slurm.update(whole, {"StartTime": f"now+{int(park_s)}"})
+                    self.slurm.release(whole)
         return None
+
+    def _put_off_start(self, row: JobRow, times: Mapping[str, str], stamp: str) -> None:
+        """One update where one name will do: a component's stamp is its own, its times are its whole job's."""
+        name, whole = name_of(row), whole_of(row)
+        if whole == name:
+            self.slurm.update(name, {**times, "AdminComment": stamp})
+        else:
+            self.slurm.update(whole, times)
+            self.slurm.update(name, {"AdminComment": stamp})
 
     def _fields(self, target: Target, known: Known) -> dict[str, str]:
         # without nodes of ours its user's own --nodelist stands again
@@ -222,6 +241,7 @@ class Actuator:
             links=self.links,
             time_limit_s=None if known.time_limit_s is None else int(known.time_limit_s),
             continued=known.continued,
+            throttle=known.throttle,
         )
         return admin_comment.encode(stamp)
 

@@ -100,6 +100,8 @@ class AccountingRules:
     """What changes seldom: AccountingStorageEnforce, the QOS as slurmdbd has them, and those of partitions, by name."""
 
     enforced: frozenset[str] = frozenset()
+    #: Slurm takes tokens (AuthAltTypes=auth/jwt): SlurmUser may have one made for any user
+    tokens: bool = False
     qos: Mapping[str, QosRules] = field(default_factory=dict)
     partition_qos: Mapping[str, str] = field(default_factory=dict)
 
@@ -279,6 +281,12 @@ def enforced(config: str) -> frozenset[str]:
     """The words of AccountingStorageEnforce in `scontrol show config`."""
     match = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.MULTILINE)
     return frozenset(match[1].lower().split(",")) - {"none"} if match else frozenset()
+
+
+def takes_tokens(config: str) -> bool:
+    """Does AuthAltTypes in `scontrol show config` name auth/jwt?"""
+    match = re.search(r"^AuthAltTypes\s*=\s*(\S+)", config, re.MULTILINE)
+    return match is not None and "auth/jwt" in match[1].lower().split(",")
 
 
 def partition_qos(text: str) -> dict[str, str]:

@@ -10,8 +10,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from synergyd.slurm.accounting import owner_process, read_rules
+from synergyd.slurm.accounting import owner_process, owners_token, read_rules
 from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
@@ -80,6 +81,7 @@ class CommandLine:
         self._writing = writing
         self.calls = 0
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
+        self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
     # -- reads -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class CommandLine:
 
     def accounting_rules(self) -> AccountingRules:
         rules = read_rules(self._run)
-        self._limits = rules.limits
+        self._limits, self._tokens = rules.limits, rules.tokens and not self._no_tokens
         return rules
 
     def associations(self) -> str:
@@ -208,7 +210,7 @@ class CommandLine:
 
     @property
     def acts_as_owner(self) -> bool:
-        return os.geteuid() == 0
+        return os.geteuid() == 0 or self._tokens
 
     def update_size(self, job: int | str, uid: int, fields: Mapping[str, str]) -> None:
         # by an update of root or SlurmUser Slurm takes the limits on CPUs as lifted by an admin, for as long as the job lives
@@ -221,9 +223,21 @@ class CommandLine:
         self._check_fields(size)
         words = (f"JobId={_named(job)}", *(f"{k}={v}" for k, v in size.items()))
         # what is denied to the owner says nothing of this user's rights: no DeniedError
-        self._run("scontrol", "update", *words, timeout_s=OWNER_TIMEOUT_S, start=self._writing, uid=uid)
+        whose: dict[str, Any] = {"uid": uid} if os.geteuid() == 0 else {"token": self._token(uid)}
+        self._run("scontrol", "update", *words, timeout_s=OWNER_TIMEOUT_S, start=self._writing, **whose)
         if ours:
             self.update(job, ours)
+
+    def _token(self, uid: int) -> str:
+        """The owner's. Where Slurm gives none, limits are checked before each update from now on (`acts_as_owner`)."""
+        try:
+            return owners_token(self._run, uid)
+        except SlurmError as error:
+            if error.transient:
+                raise
+            self._tokens, self._no_tokens = False, True
+            what = f"{error.what}; limits of accounts are checked before updates instead"
+            raise SlurmError(error.where, what, transient=True) from None
 
     def delay(self, jobs: Sequence[int | str], seconds: int) -> None:
         for i in range(0, len(jobs), DELAY_IDS):
@@ -321,12 +335,14 @@ class CommandLine:
         fine: re.Pattern[str] | None = None,
         start: Callable[[], AbstractContextManager[None]] = nullcontext,
         uid: int | None = None,
+        token: str = "",
     ) -> bytes:
-        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user."""
+        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user; `token`: as
+        the user whose it is, for Slurm alone."""
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
         try:
-            done = self._answer(argv, timeout_s, start, uid)
+            done = self._answer(argv, timeout_s, start, uid, token)
         except subprocess.TimeoutExpired:
             raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
@@ -351,9 +367,11 @@ class CommandLine:
         timeout_s: float,
         start: Callable[[], AbstractContextManager[None]],
         uid: int | None = None,
+        token: str = "",
     ) -> subprocess.CompletedProcess[bytes]:
         """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
-        whose = {"env": self._environment} if uid is None else owner_process(uid, self._environment)
+        own = self._environment | ({"SLURM_JWT": token} if token else {})
+        whose = {"env": own} if uid is None else owner_process(uid, own)
         with start():
             process = subprocess.Popen(
                 argv,

@@ -126,8 +126,12 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     "stamp": ("'{word}' can't be read", "only Synergy's plugin and daemon write this text"),
     # Seen by the plugin only, which knows how the job was submitted.
     "het": (
-        "a heterogeneous job keeps its size",
-        "submit the part with GPUs as a job of its own to have it resized",
+        "several components of the heterogeneous job ask for GPUs, so it keeps its size",
+        "ask for GPUs in one component to have it resized",
+    ),
+    "het_first": (
+        "the first component of a heterogeneous job keeps its size",
+        "let the component with GPUs come second to have it resized",
     ),
     "tasks": (
         "{option}={tasks} keeps the job at its size",

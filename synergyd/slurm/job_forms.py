@@ -26,13 +26,26 @@ def is_rest(row: JobRow) -> bool:
 
 
 def name_of(row: JobRow) -> int | str:
-    """What names this record alone in Slurm's commands: a job id, `ARRAY_TASK`, `ARRAY_[TASKS]`; "" where its list is cut."""
+    """What names this record alone in Slurm's commands: a job id, `ARRAY_TASK`, `ARRAY_[TASKS]`; "" where its list is cut, and for
+    a heterogeneous job's leader, whose id names all components."""
     if not row.array:
-        return row.job_id
+        return "" if row.het and not row.het_offset else row.job_id
     tasks = row.array_task.partition("%")[0]
     if not is_rest(row):
         return f"{row.array_job_id}_{tasks}"
     return f"{row.array_job_id}_[{tasks}]" if _TASKS.fullmatch(tasks) else ""
+
+
+def shown_name(row: JobRow) -> str:
+    """What squeue calls this record, '' where that is its id: `ARRAY_TASK`, `ARRAY_[TASKS]`, `LEADER+OFFSET`."""
+    if row.het:
+        return f"{row.het_job_id}+{row.het_offset}"
+    return str(name_of(row)) if row.array else ""
+
+
+def whole_of(row: JobRow) -> int | str:
+    """What names all that starts, is requeued and has its time limit together: a heterogeneous job by its leader."""
+    return row.het_job_id if row.het else name_of(row)
 
 
 def throttle_of(row: JobRow) -> int:

@@ -47,12 +47,13 @@ def needs_of(row: JobRow, cpus_per_node: int, partitions: Sequence[PartitionRow]
 
 
 def open_partitions(
-    row: JobRow, asked_nodes: int, partitions: Mapping[str, PartitionRow]
+    row: JobRow, asked_nodes: int, partitions: Mapping[str, PartitionRow], groups: frozenset[str] | None = None
 ) -> tuple[tuple[str, ...], str]:
-    """(the job's partitions that would take it at the size asked for, "" or why none would). One that is not known would."""
+    """(the job's partitions that would take it at the size asked for, "" or why none would). One that is not known would.
+    `groups`: its user's; None: not known."""
     names, shut = [], []
     for name in row.partition.split(","):
-        why = _shut(row, asked_nodes, partitions.get(name))
+        why = _shut(row, asked_nodes, partitions.get(name), groups)
         if why:
             shut.append(f"{name}: {why}")
         else:
@@ -60,7 +61,7 @@ def open_partitions(
     return tuple(names), "" if names else f"no partition of its takes it now ({'; '.join(shut)})"
 
 
-def _shut(row: JobRow, asked_nodes: int, p: PartitionRow | None) -> str:
+def _shut(row: JobRow, asked_nodes: int, p: PartitionRow | None, groups: frozenset[str] | None) -> str:
     if p is None:
         return ""
     if p.state in _SHUT:
@@ -72,16 +73,18 @@ def _shut(row: JobRow, asked_nodes: int, p: PartitionRow | None) -> str:
         return f"account {row.account} is not allowed"
     if qos and ((p.allow_qos and qos not in _low(p.allow_qos)) or qos in _low(p.deny_qos)):
         return f"QOS {row.qos} is not allowed"
+    if p.allow_groups and row.uid and groups is not None and not groups.intersection(p.allow_groups):
+        return f"none of {row.user}'s groups is allowed"
     return ""
 
 
-def beyond_placing(row: JobRow) -> str:
-    """Why Synergy can't name nodes for this job, or ''."""
+def beyond_placing(row: JobRow, topology: bool = False) -> str:
+    """Why Synergy can't name nodes for this job, or ''. `topology`: the nodes' leaf switches are known."""
     if row.reservation:
         return f"it is in the reservation {row.reservation}, whose nodes Slurm names"
     if row.licenses:
         return f"it asks for licences ({row.licenses}), which Slurm counts"
-    if row.switches:
+    if row.switches and not topology:
         return f"it asks for at most {row.switches} leaf switch{'es' * (row.switches != 1)} (--switches)"
     if row.contiguous:
         return "it asks for nodes side by side (--contiguous)"

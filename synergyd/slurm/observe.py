@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
+from synergyd.slurm.job_forms import shown_name
 from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
@@ -52,6 +53,11 @@ class Known:
     excluded: tuple[str, ...] = ()  # its --exclude
     time_limit_s: float | None = None  # of its sbatch line
     continued: int = 0  # times that it has begun anew
+    throttle: int = 0  # of its array
+    put_off_s: float | None = (
+        None  # the plugin put off its start, which may come from then on; None: it did not, or no more
+    )
+    leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
 
 
 def state_of(row: JobRow) -> JobState:
@@ -154,8 +160,6 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     """Why this job keeps the size it asked for, or ''."""
     if not directive.resize:
         return "its directive says resize=no"
-    if row.het:
-        return "it is part of a heterogeneous job, whose parts keep their sizes"
     if not row.batch:
         return "it is no batch job (salloc or srun)"
     if not row.requeue:
@@ -199,24 +203,28 @@ def job_of(
     *,
     paused: bool,
     partitions: Mapping[str, PartitionRow] | None = None,
+    groups: frozenset[str] | None = None,
+    topology: bool = False,
 ) -> Job:
-    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known."""
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, likewise;
+    `topology`: the nodes' leaf switches are known."""
     state = state_of(row)
     directive, error = known.directive, known.error
-    names, shut = open_partitions(row, known.asked.nodes, partitions or {})
+    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
-    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row) or shut):
+    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row, topology) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
     fixed = ""
     if directive is not None:
         typed = gpus_of(row.tres_per_node)[0]
         if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
             directive = replace(directive, gpu_types=(typed,))
-        fixed = not_resizable(row, directive)
+        fixed = not_resizable(row, directive) or shut  # a running one would not start again
     shape = shape_of(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,
         name=row.name,
+        slurm_name=shown_name(row),
         user=row.user,
         uid=row.uid,
         partition=row.partition,

@@ -10,6 +10,8 @@ from sqlalchemy import Connection, Row, Select, func, select
 
 from synergyd.errors import UsageError
 from synergyd.records import (
+    CALLED,
+    NAMED,
     NOTHING_MORE,
     Accepts,
     Action,
@@ -256,6 +258,15 @@ def story(connection: Connection, job_id: int) -> list[StoredEvent]:
         .order_by(EventRow.at_s, EventRow.id)
     )
     return [StoredEvent(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
+
+
+def named(connection: Connection, name: str, *, beginning: bool) -> int | None:
+    """The job that was called so last (`beginning`: so at the beginning)."""
+    words = CALLED.format(name)
+    like = EventRow.detail.startswith(words, autoescape=True) if beginning else EventRow.detail == words
+    newest = select(EventRow.job_id).where(EventRow.event == NAMED, like).order_by(EventRow.at_s.desc()).limit(1)
+    found = connection.execute(newest).scalar_one_or_none()
+    return None if found is None else int(found)
 
 
 def recording(connection: Connection) -> Recording:

@@ -136,6 +136,11 @@ class Store:
         """Adds events in order; a second time under the same `write_key` does nothing."""
         self.apply(Changes(history=(Keyed(write_key or new_key(), tuple(events)),)))
 
+    def named(self, name: str, *, beginning: bool = False) -> int | None:
+        """The id of the job that Slurm called so last, None if there was none. A scan of all stories."""
+        with self._reading() as connection:
+            return reads.named(connection, name, beginning=beginning)
+
     def story(self, job_id: int) -> list[StoredEvent]:
         """In the order in which things happened."""
         with self._reading() as connection:

@@ -58,6 +58,10 @@ class AdminCommentStamp:
     time_limit_s: int | None = None
     #: times that it has begun anew
     continued: int = 0
+    #: of its array: tasks that may run at once; 0: any number. Slurm says it of several waiting tasks alone
+    throttle: int = 0
+    #: --begin of the sbatch line, seconds since 1970, where the plugin put the job off beyond it; written by the plugin alone
+    begin_s: int | None = None
     #: by name of a field of the daemon's part: what is wrong with it
     mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -74,6 +78,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"tasks={stamp.own_tasks}")
     if stamp.time_limit_s is not None or stamp.continued:
         own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continued}")
+    if stamp.throttle:
+        own.append(f"throttle={stamp.throttle}")
     if stamp.nodelist:
         own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
@@ -122,7 +128,7 @@ def decode(text: str) -> AdminCommentStamp | None:
             plan = plan_from_text(fields["plan"])
         except UsageError as error:
             mistakes["plan"] = str(error)
-    by = matching("by", _UID, "a uid")
+    by, begin = matching("by", _UID, "a uid"), matching("begin", _UID, "seconds since 1970")
     return AdminCommentStamp(
         tuple(_word(word) for word in directive.split()),
         asked=asked,
@@ -136,6 +142,8 @@ def decode(text: str) -> AdminCommentStamp | None:
         links=matching("links", _ADDRESS, "HOST:PORT"),
         time_limit_s=int(limit) if limit.isdigit() else None,
         continued=int(continued or 0),
+        throttle=count("throttle") or 0,
+        begin_s=int(begin) if begin else None,
         mistakes=mistakes,
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(accounting.missing_programs()), reason=f"not here: {accounting.missing_programs()}"),
 ]
 NOBODY = 65534
+JWT = list(Path("/usr/lib").glob("*/slurm*/auth_jwt.so"))
 AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
 ACCOUNTS = (
     "add account chem GrpTRES=gres/gpu=4,node=1,cpu=8,mem=4000",
@@ -41,6 +44,11 @@ def site() -> Iterator[SlurmCluster]:
     """Two nodes with four GPUs each, a slurmdbd, the plugin, and a running daemon with an epoch a second."""
     cluster = make_cluster(epoch_s=1)
     cluster.accounting = Accounting(ACCOUNTS)
+    if JWT:
+        key = cluster.folder / "jwt.key"
+        key.write_bytes(os.urandom(32))
+        key.chmod(0o600)
+        cluster.slurm_conf = (*cluster.slurm_conf, "AuthAltTypes=auth/jwt", f"AuthAltParameters=jwt_key={key}")
     with cluster, synergyd(cluster):
         until_beat(cluster)
         yield cluster
@@ -139,6 +147,23 @@ def test_an_update_of_the_size_leaves_limits_in_force(site: SlurmCluster) -> Non
     site.wait_for(lambda: site.state(lifted) == "RUNNING", 30, "the other to run")
     assert used(site, "few")["cpu"] == 8
     end(site, lifted, kept)
+
+
+@pytest.mark.skipif(not JWT, reason="Slurm's plugin auth/jwt is not installed")
+def test_slurm_user_writes_a_size_by_its_owners_token(site: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here root is SlurmUser: without its right to become the owner it is like any other."""
+    slurm = CommandLine(site.env)
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY - 1)
+    assert not slurm.acts_as_owner and slurm.accounting_rules().tokens and slurm.acts_as_owner
+    size = {"NumTasks": "2", "NumNodes": "2-2", "NumCPUs": "8", "TresPerNode": "gres:gpu:2"}
+    kept = submit(site, "few", "--cpus-per-task=4", held=True)
+    slurm.update_size(kept, NOBODY, {**size, "AdminComment": "mine"})
+    assert slurm.admin_comments([kept]) == {kept: "mine"}
+    site.run("scontrol", "release", str(kept))
+    site.wait_for(
+        lambda: (row := slurm.job(kept)) is not None and row.reason == "AssocGrpCpuLimit", 30, "Slurm's reason"
+    )
+    end(site, kept)
 
 
 def test_what_slurm_shows_is_understood(site: SlurmCluster) -> None:

@@ -23,6 +23,7 @@ LINES = (
     "Licenses=matlab:2",
     "PartitionName=small Nodes=n[2-3] MaxNodes=1",
     "PartitionName=whole Nodes=n3 OverSubscribe=EXCLUSIVE",
+    "PartitionName=capped Nodes=n[2-3] MaxCPUsPerNode=8",
     "DefMemPerCPU=100",
 )
 
@@ -110,6 +111,14 @@ def test_an_exclusive_job_waits_for_no_node_that_is_in_use(town: SlurmCluster, p
 
 def test_features_in_parentheses(town: SlurmCluster, plain: Any) -> None:
     job_id = light_job.submit(town, directive=ELASTIC, options=("--constraint=a100&(fast&ib)",))
+    assert nodes_of(town, job_id) == {"n3"}
+
+
+def test_all_jobs_of_a_partition_share_its_cpus_of_a_node(town: SlurmCluster, plain: Any) -> None:
+    for node in ("n2", "n3"):  # n3 has less room without that limit
+        plain("-p", "main", f"--nodelist={node}", "-c", "2" if node == "n2" else "4")
+    plain("-p", "capped", "--nodelist=n2", "-c", "6")
+    job_id = light_job.submit(town, gpus=1, directive="max_gpus=8", options=("-p", "capped", "-c", "4"))
     assert nodes_of(town, job_id) == {"n3"}
 
 

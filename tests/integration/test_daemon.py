@@ -119,7 +119,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
         rows = json.loads(bare.run("squeue", "--json").stdout)["jobs"]
         members = [r["job_id"] for r in rows if het <= r["job_id"] < jobs[0]]
         assert len(members) == 2
-        assert "heterogeneous jobs" in explain(bare, het)["decision"]["why"]
+        assert "2 of its components ask for GPUs" in explain(bare, het)["decision"]["why"]
         # those that wait do so without a hold, and get GPUs when the others' agents have been told where to report
         bare.wait_for(
             lambda: all(status(bare)[i]["state"] == "RUNNING" for i in jobs), 135, "all to run\n" + daemon.tail()

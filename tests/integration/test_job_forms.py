@@ -12,7 +12,7 @@ import pytest
 from tests.integration.daemon_site import Shim, explain, row_of, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import Synergyd, make_cluster
 
 pytestmark = pytest.mark.slurm
 
@@ -23,13 +23,22 @@ def shim() -> list[Shim]:
 
 
 @pytest.fixture(scope="module")
-def site(shim: list[Shim]) -> Iterator[SlurmCluster]:
+def daemons() -> list[Synergyd]:
+    """The last one runs."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def site(shim: list[Shim], daemons: list[Synergyd]) -> Iterator[SlurmCluster]:
     """Two nodes of four GPUs, and the daemon."""
     with make_cluster([NodeGroup("cpu", 2, 4)]) as cluster:
         shim.append(Shim(cluster))
-        with synergyd(cluster, environment=shim[0].environment):
+        daemons.append(Synergyd(cluster, environment=shim[0].environment))
+        try:
             until_beat(cluster)
             yield cluster
+        finally:
+            daemons[-1].stop()
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +63,9 @@ def chain_script(cluster: SlurmCluster, ledger: Path) -> str:
     )
 
 
-def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster, shim: list[Shim]) -> None:
+def test_a_chain_runs_task_after_task_each_resized_as_any_job(
+    site: SlurmCluster, shim: list[Shim], daemons: list[Synergyd]
+) -> None:
     ledger = site.folder / "chain"
     array = site.sbatch(chain_script(site, ledger), "--array=1-3%1")
     site.wait_for(ledger.exists, 60, "the first task to start")
@@ -74,10 +85,17 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(site: SlurmCluster
     row = row_of(site, waits)
     assert row["state_reason"] == "Dependency"
     assert row["eligible_time"] - row["submit_time"] < 60, "put off by sbatch's grace alone, not parked"
+    # a daemon that Slurm does not tell the throttle any more: the array's record has one task left
+    daemons[-1].kill()
+    daemons.append(Synergyd(site, environment=shim[0].environment))
     site.wait_for(lambda: ledger.read_text().count("end") == 3, 120, "all three tasks to end")
+    lines = [int(line.split()[1]) for line in ledger.read_text().splitlines()]
+    assert lines == sorted(lines), "no task began before the one before it had ended"
+    told = json.loads(site.run("synergyctl", "explain", f"{array}_1", "--json").stdout)
+    assert told["job_id"] == own, "a task that has ended is known by its name"
     order = [tuple(map(int, line.split()[1:3])) for line in ledger.read_text().splitlines() if line.startswith("start")]
     assert order == sorted(order) and {task for task, _ in order} == {1, 2, 3}
-    ended = {"COMPLETING", "COMPLETED"}
+    ended = {"COMPLETING", "COMPLETED", ""}  # "": Slurm has forgotten it
     site.wait_for(lambda: {site.state(after), site.state(waits)} <= ended, 60, "those that waited for it to end")
     # nothing was written to the array's id, which names all of its tasks and is the last one's own
     # (not in AdminComment, whose `asked=` has numbers too)
@@ -128,15 +146,75 @@ def test_a_job_by_task_is_resized_and_trains(site: SlurmCluster) -> None:
     assert "synergy: step 0: tp=1 pp=1 dp=8" in light_job.output(site, job)
 
 
-def test_heterogeneous_jobs_run_as_plain_ones_and_sbatch_says_so(site: SlurmCluster) -> None:
+def het_script(cluster: SlurmCluster, name: str, steps: int, first: str = "--nodelist=n1") -> str:
+    """A component without GPUs, and one that trains on two."""
+    config, checkpoint = cluster.folder / "config.json", cluster.folder / f"{name}.checkpoint"
+    config.write_text(json.dumps(light_job.MODEL))
+    job = Path(light_job.__file__).resolve()
+    return (
+        f"#!/bin/bash\n#SBATCH --nodes=1 {first} --open-mode=append --output={cluster.folder}/{name}.out\n"
+        "#SBATCH hetjob\n#SBATCH --nodes=1 --gres=gpu:2\n"
+        f"#SYNERGY model={config} global_batch=8 micro_batch=1 checkpoint={checkpoint} min_gpus=1 max_gpus=8\n"
+        "echo start $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST and $SLURM_JOB_NODELIST_HET_GROUP_1\n"
+        "srun --het-group=0 sleep 600 &\n"
+        f"srun --het-group=1 synergy-launch --runner python --checkpoint {checkpoint} {job} {steps} || exit 1\n"
+        "echo end\nkill %1\nexit 0\n"
+    )
+
+
+def test_the_gpu_component_of_a_heterogeneous_job_is_resized(site: SlurmCluster, shim: list[Shim]) -> None:
+    leader = site.sbatch(het_script(site, "het", 250))
+    part = leader + 1
+    after = site.sbatch("#!/bin/bash\ntrue\n", f"--dependency=afterok:{leader}", "--output=/dev/null")
+    until_steps(site, part)
+    assert json.loads(site.run("synergyctl", "explain", f"{leader}+1", "--json").stdout)["job_id"] == part
+    assert sizes(site, part) == [4], "the whole node that the other component left"
+    other = light_job.submit(site, "other", gpus=2, directive="min_gpus=2 max_gpus=2", options=("--nodelist=n2",))
+    site.wait_for(lambda: row_of(site, other)["job_state"] == "RUNNING", 90, "the component to make way")
+    until_steps(site, part)
+    site.wait_for(lambda: sizes(site, part) == [2], 60, "the component on what is left")
+    assert site.state(after) == "PENDING"
+    site.wait_for(lambda: row_of(site, part)["job_state"] == "COMPLETED", 90, "its end")
+    assert row_of(site, leader)["job_state"] == "COMPLETED"
+    site.wait_for(lambda: site.state(after) in ("COMPLETING", "COMPLETED"), 60, "the job that waited for it")
+    text = (site.folder / "het.out").read_text()
+    assert [x for x in text.splitlines() if x.split()[0] in ("start", "end")] == [
+        "start on n1 and n2",
+        "start 1 on n1 and n2",
+        "end",
+    ]
+    # the other component's size is nobody's business
+    sized = [call for call in shim[0].writes() if any(word.startswith("NumNodes=") for word in call)]
+    assert not any(f"JobId={leader}" in call for call in sized)
+
+
+def test_a_cancelled_heterogeneous_job_is_gone(site: SlurmCluster) -> None:
+    leader = site.sbatch(het_script(site, "cancelled", 1000))
+    until_steps(site, leader + 1)
+    site.run("scancel", str(leader))
+    site.wait_for(lambda: not {leader, leader + 1} & status(site).keys(), 60, "the daemon to forget it")
+    assert row_of(site, leader + 1)["job_state"] == "CANCELLED"
+
+
+GRACE_S = 30.0  # heartbeat.grace_of two seconds
+LEFT = (
+    (("--gres=gpu:1", ":", "--gres=gpu:1"), "several components of the heterogeneous job", "2 of its components ask"),
+    (("--gres=gpu:1", ":", "-N1"), "the first component of a heterogeneous job", "its first component asks"),
+    (("-N1", ":", "--gpus=1"), "--gpus keeps the job at its size", "GPUs by node"),
+)
+
+
+def test_what_is_left_to_slurm_of_heterogeneous_jobs_is_said(site: SlurmCluster) -> None:
     path = site.folder / "het.sh"
     path.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\n#SYNERGY max_gpus=4\nsleep 300\n")
-    done = site.run("sbatch", "--parsable", "--gres=gpu:1", ":", "--gres=gpu:1", str(path))
-    assert "a heterogeneous job keeps its size; submit the part with GPUs as a job of its own" in done.stderr
-    job = int(done.stdout)
-    site.wait_for(
-        lambda: row_of(site, job)["job_state"] == "RUNNING", 60, "its start"
-    )  # its id names all parts to squeue -j
-    assert row_of(site, job)["admin_comment"] == ""
-    site.wait_for(lambda: job in status(site), 60, "the job to be known")
-    assert "leaves heterogeneous jobs to Slurm" in explain(site, job)["decision"]["why"]
+    for options, said, why in LEFT:
+        done = site.run("sbatch", "--parsable", *options, str(path))
+        assert said in done.stderr, options
+        leader = int(done.stdout)
+        job = leader + (options[0] == "-N1")
+        site.wait_for(lambda i=leader: row_of(site, i)["job_state"] == "RUNNING", 60, f"{options} to start")  # type: ignore[misc]
+        site.wait_for(lambda i=job: i in status(site), 60, "the job to be known")  # type: ignore[misc]
+        assert why in explain(site, job)["decision"]["why"], options
+        row = row_of(site, leader)
+        assert row["start_time"] - row["submit_time"] < GRACE_S - 2, "the daemon ended the plugin's grace"
+        site.run("scancel", str(leader))

@@ -1,7 +1,8 @@
 """What Slurm really gave this job: nodes, GPUs, rank of this node. Never from the variables that a resize leaves stale.
 
 On 22.05 a resized job still sees the SLURM_NTASKS, SLURM_NPROCS, SLURM_NTASKS_PER_NODE and SLURM_GPUS* of its sbatch line. Only
-SLURM_JOB_NODELIST, SLURM_JOB_NUM_NODES, SLURM_GPUS_ON_NODE and the step's own variables are used.
+SLURM_JOB_NODELIST, SLURM_JOB_NUM_NODES, SLURM_GPUS_ON_NODE and the step's own variables are used. In a heterogeneous job the first
+two are the step's nodes, and SLURM_JOB_ID is the leader's: a component's own end in _HET_GROUP_n.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ STALE = (
     "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
     "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_VERBOSE",
 )  # fmt: skip
+MAX_HET_SIZE = 128  # components of one job: Slurm's own bound (MAX_HET_JOB_COMPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class JobAllocation:
     in_step: bool
     #: the one process that may start a step of its own
     leader: bool
+    #: which component of a heterogeneous job this is; None: it is none
+    het_group: int | None = None
 
     @property
     def processes(self) -> int:
@@ -58,8 +62,10 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
     if not text:
         here = (socket.gethostname(),)
         return JobAllocation(job_id=None, restarts=0, nodes=here, node_rank=0, gpus=gpus, in_step=True, leader=True)
-    job_id = _number(environment, "SLURM_JOB_ID")
-    nodes = expand(environment.get("SLURM_JOB_NODELIST", ""), "SLURM_JOB_NODELIST")
+    het_group = _het_group(environment)
+    suffix = "" if het_group is None else f"_HET_GROUP_{het_group}"
+    job_id = _number(environment, f"SLURM_JOB_ID{suffix}")
+    nodes = expand(environment.get(f"SLURM_JOB_NODELIST{suffix}", ""), "SLURM_JOB_NODELIST")
     if not nodes:
         raise UsageError(
             "SLURM_JOB_NODELIST", "is not set", "run synergy-launch inside a Slurm job, or with no SLURM_JOB_ID set"
@@ -70,18 +76,53 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
         and environment.get("SLURM_STEP_NUM_NODES") == str(len(nodes))
         and environment.get("SLURM_STEP_NUM_TASKS") == str(len(nodes))
     )
+    if het_group == 0 and not in_step and not gpus:
+        raise UsageError(
+            "synergy-launch",
+            "the batch script of this heterogeneous job runs in component 0, which has no GPUs",
+            "start it with srun --het-group=N, N being the component with GPUs",
+        )
     leader = not in_step or environment.get("SLURM_PROCID") == "0"
+    if in_step and het_group is not None:  # the step may be one of several components together
+        step = expand(environment.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
+        covers = covers and set(step) == set(nodes)
+        first = next((node for node in step if node in nodes), "")
+        leader = environment.get("SLURMD_NODENAME") == first and environment.get("SLURM_LOCALID") == "0"
     rank = _number(environment, "SLURM_NODEID") if in_step else 0
     restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
     return JobAllocation(
-        job_id=job_id, restarts=restarts, nodes=nodes, node_rank=rank, gpus=gpus, in_step=covers, leader=leader
+        job_id=job_id,
+        restarts=restarts,
+        nodes=nodes,
+        node_rank=rank,
+        gpus=gpus,
+        in_step=covers,
+        leader=leader,
+        het_group=het_group,
     )
+
+
+def _het_group(environment: Mapping[str, str]) -> int | None:
+    """The component whose nodes this process runs on: Slurm gives no two components one node. The batch script runs on the
+    first's, where srun starts steps too unless it is told otherwise."""
+    size = environment.get("SLURM_HET_SIZE", "")
+    if not size.isdecimal() or not 1 < int(size) <= MAX_HET_SIZE:
+        return None
+    node = environment.get("SLURMD_NODENAME", "")
+    for n in range(int(size)):
+        if node in expand(
+            environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{n}", ""), f"SLURM_JOB_NODELIST_HET_GROUP_{n}"
+        ):
+            return n
+    return None
 
 
 def step_command(allocation: JobAllocation, environment: Mapping[str, str], command: list[str]) -> list[str]:
     """The srun line that starts `command` once on every node of the allocation, whatever the stale variables say."""
     n = len(allocation.nodes)
     argv = ["srun", f"--nodes={n}", f"--ntasks={n}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"]
+    if allocation.het_group is not None:
+        argv.append(f"--het-group={allocation.het_group}")
     if environment.get("SLURM_CPUS_ON_NODE", "").isdigit():
         argv.append(f"--cpus-per-task={environment['SLURM_CPUS_ON_NODE']}")  # a step's default is one CPU a task
     if allocation.gpus:
@@ -116,11 +157,20 @@ def address_of(node: str) -> str:
 def slurm_name(job_id: int, environment: Mapping[str, str]) -> str:
     """What names this job alone for Slurm's commands: the last task of an array has the id of the array, which names all of them.
 
-    Any other id is one job's already; array variables of another id came from the job that submitted this one.
+    Any other id is one job's already; array variables of another id came from the job that submitted this one. A heterogeneous job's
+    leader has the id of the whole.
     """
+    if environment.get("SLURM_JOB_ID_HET_GROUP_0", "") == str(job_id):
+        return f"{job_id}+0"
     array, task = (environment.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
     digits = all(text.isascii() and text.isdecimal() for text in (array, task))
     return f"{job_id}_{int(task)}" if digits and int(array) == job_id else str(job_id)
+
+
+def requeued_name(job_id: int, environment: Mapping[str, str]) -> str:
+    """What names to Slurm's commands all that is requeued with this job: of a heterogeneous one its leader."""
+    leader = environment.get("SLURM_JOB_ID_HET_GROUP_0", "")
+    return leader if leader.isdecimal() else slurm_name(job_id, environment)
 
 
 def rendezvous_port(job_id: int, restarts: int) -> int:

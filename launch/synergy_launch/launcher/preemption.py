@@ -14,7 +14,7 @@ import subprocess
 import time
 from types import FrameType
 
-from synergy_launch.launcher.allocation import JobAllocation, slurm_name
+from synergy_launch.launcher.allocation import JobAllocation, requeued_name, slurm_name
 
 COMMAND_S = 30.0  # for an answer of Slurm's
 #: the first node's pauses between two questions: each costs slurmctld an RPC
@@ -69,7 +69,7 @@ def give_way(allocation: JobAllocation) -> None:
         while time.monotonic() < end:
             if asks:
                 # refused with --no-requeue: then Slurm ends the job when its grace time is over
-                asks = _slurm("scontrol", "requeue", "incomplete", slurm_name(job_id, os.environ)) is not None
+                asks = _slurm("scontrol", "requeue", "incomplete", requeued_name(job_id, os.environ)) is not None
             _pause(pause_s if rank == 0 else _others_pause_s(rank), rank, signals)
             pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
             if not preempted(job_id):

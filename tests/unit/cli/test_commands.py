@@ -15,7 +15,19 @@ from synergyd import __version__
 from synergyd.cli.context import Context, guarded
 from synergyd.cli.synergyctl import VERBS, cli
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Action, Alternative, Cell, Decision, Plan, Report, Shape, SharedLink, Sharing
+from synergyd.records import (
+    CALLED,
+    NAMED,
+    Action,
+    Alternative,
+    Cell,
+    Decision,
+    Plan,
+    Report,
+    Shape,
+    SharedLink,
+    Sharing,
+)
 from synergyd.settings import Settings
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
@@ -170,18 +182,58 @@ def test_pause_and_resume(filled: str) -> None:
         assert store.paused() == frozenset()
 
 
+@pytest.fixture
+def named(url: str) -> str:
+    """Tasks 1 and 2 of array 70, of which the second has ended, the others of it, and the second component of job 80."""
+    row = {"name": "", "user": "", "state": "PENDING", "lifecycle": "QUEUED", "gpus": 0, "asked_gpus": 2}
+    names = {71: "70_1", 70: "70_[3-9:3,20]", 81: "80+1"}
+    present = tuple({**row, "job_id": i, "slurm_name": name} for i, name in names.items())
+    decisions = tuple(Decision(i, Action.WAIT, None, (), f"why {i}") for i in (*names, 72, 91))
+    with open_store(url, create=True) as store:
+        store.save_epoch(EpochRecord(1000.0, 0.1, False, decisions, present=present))
+        for job_id, name in ((60, "70_2"), (72, "70_2"), (91, "90+1")):
+            words = CALLED.format(name)
+            store.append_events([StoredEvent(job_id, 1000.0 + job_id, "QUEUED", NAMED, words)])
+    return url
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [("70_1", 71), ("70_2", 72), ("80+1", 81), ("80", 81), ("90", 91), ("90+1", 91), ("70", 70), ("071", 71)],
+)
+def test_jobs_go_by_the_names_that_slurm_shows(named: str, name: str, job: int) -> None:
+    assert json.loads(ctl(named, "explain", name, "--json").output)["job_id"] == job
+    for verb, paused in (("pause", {job}), ("resume", set())):
+        assert ctl(named, verb, name).exit_code == 0
+        with open_store(named) as store:
+            assert store.paused() == paused
+    if job in (70, 71, 81):
+        assert [j["job_id"] for j in json.loads(ctl(named, "status", name, "--json").output)["jobs"]] == [job]
+        assert {71: "70_1", 70: "70_[3-9:3,20]", 81: "80+1"}[job] in ctl(named, "status", name).output
+
+
 @pytest.mark.parametrize("verb", ["status", "explain", "pause", "resume", "render"])
-def test_a_job_nobody_knows_is_one_line(filled: str, verb: str) -> None:
-    result = ctl(filled, verb, "8")
+@pytest.mark.parametrize("name", ["70_6", "70_20"])
+def test_a_task_that_is_no_job_of_its_own_yet(named: str, verb: str, name: str) -> None:
+    problem = ctl(named, verb, name).exception
+    assert isinstance(problem, UsageError) and f"job {name} waits in its array" in str(problem).replace(":", "")
+
+
+@pytest.mark.parametrize("verb", ["status", "explain", "pause", "resume", "render"])
+@pytest.mark.parametrize("name", ["8", "8_1", "8+1", "7_0"])
+def test_a_job_nobody_knows_is_one_line(filled: str, verb: str, name: str) -> None:
+    result = ctl(filled, verb, name)
     assert (
         isinstance(result.exception, UsageError)
-        and "job 8" in str(result.exception)
+        and f"job {name}" in str(result.exception)
         and "\n" not in str(result.exception)
     )
 
 
 @pytest.mark.parametrize("verb", ["status", "explain", "pause", "resume", "render"])
-@pytest.mark.parametrize("job", ["x", "0", "-1", "99999999999999999999", "4294967296", "7_1"])
+@pytest.mark.parametrize(
+    "job", ["x", "0", "-1", "99999999999999999999", "4294967296", "7_", "7_x", "_1", "7+", "7_1_1", "7_1+1", "²_1"]
+)
 def test_no_job_id(filled: str, verb: str, job: str) -> None:
     result = ctl(filled, verb, "--", job)
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit) and "JOB" in result.output

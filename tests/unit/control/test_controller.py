@@ -186,6 +186,17 @@ def test_a_refused_parking_is_tried_again_as_the_first() -> None:
     assert instructions(controller.handle(wait, 100.0)) == [Park(1, 900.0)]
 
 
+def test_what_slurm_calls_a_job_is_told_once() -> None:
+    controller = running()
+    for at_s in (160.0, 220.0):
+        job = replace(JOB, slurm_name="70_3")
+        outputs = controller.handle(SnapshotTaken(Snapshot(at_s, cluster(), (job,)), 60.0), at_s)
+        lines = [line for o in outputs if isinstance(o, Remember) for line in o.story]
+        assert lines == (["Slurm calls it 70_3"] if at_s == 160.0 else [])
+    rest = replace(JOB, slurm_name="70_[5-9]")
+    assert not controller.handle(SnapshotTaken(Snapshot(280.0, cluster(), (rest,)), 60.0), 280.0)
+
+
 def test_a_lost_node_gives_up_what_aims_at_it() -> None:
     controller = running()
     controller.handle(Decided(RESIZE), 100.0)

@@ -60,6 +60,32 @@ def test_the_next_daemon_goes_on_with_an_array(site: Site) -> None:
     assert begin and not any(begin), "its own parking is no user's begin time"
 
 
+def test_the_next_daemon_keeps_the_throttle(site: Site) -> None:
+    """Once only one task is left in the array's record, Slurm does not say it any more."""
+    site.slurm.submit(1, SCRIPT, **ARRAY)
+    site.epoch()
+    assert "%" not in site.slurm.jobs[1].array_task
+    for job_id in (2, 3, 1):
+        site.start()  # a daemon that has seen nothing
+        site.epoch(60)
+        site.tick()
+        assert [j.job_id for j in site.slurm.jobs.values() if j.state == "RUNNING"] == [job_id]
+        site.epoch(60)
+        assert all(wait_s > 400 for wait_s in pending(site).values())
+        site.slurm.end(job_id, again=False)
+        site.slurm.pass_time(10)
+
+
+def test_a_throttle_that_is_changed_is_kept_too(site: Site) -> None:
+    site.slurm.submit(1, SCRIPT, **{**ARRAY, "array_task": "1,2,3,4,5%1"})
+    site.epoch()
+    (rest,) = (j for j in site.slurm.jobs.values() if "," in j.array_task)
+    site.slurm.set(rest.job_id, array_task=rest.array_task.replace("%1", "%2"))
+    site.epoch(60)
+    site.tick()
+    assert {k.throttle for k in site.daemon.registry.known.values()} == {2}
+
+
 def test_a_job_with_an_open_dependency_is_not_written_to(site: Site) -> None:
     site.slurm.submit(1, SCRIPT, dependency="afterok:9(unfulfilled)")
     decided = [site.epoch(60) for _ in range(3)][-1]

@@ -243,16 +243,55 @@ def test_what_has_no_exact_form_by_node_is_left_alone_and_said(
     assert outcome.job == before | {"script": SCRIPT} | stamp  # not put off either: it keeps its size
 
 
-def test_heterogeneous_jobs_are_left_alone_and_said(slurm: Controller) -> None:
-    line = (
-        "#SYNERGY in script line 2: a heterogeneous job keeps its size; submit the part with GPUs as a job of its own "
-        "to have it resized"
-    )
-    for offset, gpus in ((0.0, None), (1.0, RESIZABLE)):
-        fields: dict[str, Any] = {"het_job_offset": offset, "tres_per_node": gpus}
-        before = slurm.submit("#!/bin/sh\n", **fields).job
-        outcome = slurm.submit(SCRIPT, **fields)
-        assert (outcome.rc, outcome.said, outcome.job) == (0, [line], before | {"script": SCRIPT})
+def het(slurm: Controller, *gpus: str | None, **fields: Any) -> list[Outcome]:
+    """One heterogeneous job, a component for each of `gpus`: as with sbatch the script comes with the first."""
+    stub = "#!/bin/sh\nexit 0\n"
+    return [
+        slurm.submit(stub if n else SCRIPT, het_job_offset=float(n), tres_per_node=g, **fields)
+        for n, g in enumerate(gpus)
+    ]
+
+
+def test_a_heterogeneous_job_with_gpus_in_a_later_component_is_put_off(slurm: Controller, tmp_path: Path) -> None:
+    first, second, third = het(slurm, None, RESIZABLE, None)
+    assert (first.rc, first.said, first.job["requeue"]) == (0, [], 1)
+    assert first.job["begin_time"] > time.time()
+    assert first.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16", "the job as a whole is put off"
+    assert first.environment == {"SYNERGY_STATE_DIR": str(tmp_path)}
+    for later in (second, third):
+        assert (later.rc, later.said, later.job["begin_time"], later.job["requeue"]) == (0, [], 0.0, 65534)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ((RESIZABLE, None), [["the first component of a heterogeneous job keeps its size"], []]),
+        ((None, RESIZABLE, RESIZABLE), [[], [], ["several components of the heterogeneous job ask for GPUs"]]),
+    ],
+)
+def test_heterogeneous_jobs_that_keep_their_size_are_said(
+    slurm: Controller, gpus: tuple[str | None, ...], said: list[list[str]]
+) -> None:
+    outcomes = het(slurm, *gpus)
+    assert [o.rc for o in outcomes] == [0] * len(gpus)
+    assert [len(o.said) for o in outcomes] == [len(lines) for lines in said]
+    for outcome, lines in zip(outcomes, said, strict=True):
+        assert all(line in outcome.said[0] for line in lines)
+    if gpus[0]:
+        assert (outcomes[0].job["begin_time"], outcomes[0].job["requeue"]) == (0.0, 65534)
+
+
+def test_a_component_that_asks_by_job_is_said(slurm: Controller) -> None:
+    het(slurm, None)
+    outcome = slurm.submit("#!/bin/sh\nexit 0\n", het_job_offset=1.0, tres_per_node=None, tres_per_job="gres:gpu:4")
+    assert (outcome.rc, len(outcome.said)) == (0, 1) and "--gpus keeps the job at its size" in outcome.said[0]
+
+
+def test_components_of_somebody_else_say_nothing(slurm: Controller) -> None:
+    """A component whose leader has no directive, or was another job's."""
+    slurm.submit("#!/bin/sh\n", het_job_offset=0.0, tres_per_node=RESIZABLE)
+    outcome = slurm.submit("#!/bin/sh\nexit 0\n", het_job_offset=1.0, tres_per_node=RESIZABLE)
+    assert (outcome.rc, outcome.said) == (0, [])
 
 
 def test_arrays_are_jobs_like_others(slurm: Controller) -> None:
@@ -381,6 +420,13 @@ def test_a_wrong_directive_is_refused_with_its_line(slurm: Controller) -> None:
 
 def test_percent_signs_reach_the_user_as_they_are(slurm: Controller) -> None:
     assert "'%s%n%d'" in slurm.submit("#SYNERGY tp=%s%n%d").said[0]
+
+
+def test_a_begin_time_within_the_grace_is_told(slurm: Controller) -> None:
+    begin = float(int(time.time()) + 10)
+    outcome = slurm.submit(SCRIPT, begin_time=begin, admin_comment="a note")
+    assert outcome.job["begin_time"] > begin
+    assert outcome.job["admin_comment"] == f"synergy:1 model=llama2-7b max_gpus=16 | begin={int(begin)} note=a%20note"
 
 
 def test_a_later_begin_time_is_kept(slurm: Controller) -> None:

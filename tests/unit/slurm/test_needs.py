@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from synergyd.node_needs import NodeNeeds, Room
-from synergyd.slurm.needs import beyond_placing, needs_of, other_gres
-from synergyd.slurm.rows import PartitionRow
+from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, other_gres
+from synergyd.slurm.partition_cpus import capped, cpu_caps
+from synergyd.slurm.rows import NodeRow, PartitionRow
 from tests.unit.slurm.fake_slurm import row
 
 COUNTED = PartitionRow(name="main", counts_memory=True)
@@ -63,6 +65,52 @@ def test_limits_of_a_node() -> None:
     strict = PartitionRow(name="x", max_cpus_per_node=10, max_mem_per_node_mib=500)
     assert (needs_of(row(), 8, [COUNTED, strict]).max_cpus, needs_of(row(), 8, [strict]).max_memory_mib) == (10, 500)
     assert needs_of(row(), 8, []) == NodeNeeds(cpus=8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "uid", "names"),
+    [
+        (frozenset({"physics", "users"}), 1000, ("main", "x")),
+        (frozenset({"users"}), 1000, ("x",)),
+        (frozenset[str](), 1000, ("x",)),
+        (None, 1000, ("main", "x")),
+        (frozenset[str](), 0, ("main", "x")),
+    ],
+)
+def test_groups_that_a_partition_allows(groups: frozenset[str] | None, uid: int, names: tuple[str, ...]) -> None:
+    """As slurmctld does, which lets root in anywhere; a user whom this machine does not know is not shut out."""
+    partitions = {"main": PartitionRow(name="main", allow_groups=("physics", "chemistry"))}
+    job = row(partition="main,x", uid=uid)
+    assert open_partitions(job, 1, partitions, groups) == (names, "")
+    shut = open_partitions(row(uid=uid), 1, partitions, groups)[1]
+    assert ("none of ann's groups is allowed" in shut) == ("main" not in names)
+
+
+CAPPED = {"main": PartitionRow(name="main", max_cpus_per_node=24), "cpu": PartitionRow(name="cpu")}
+
+
+def machine(alloc: int = 0, partitions: tuple[str, ...] = ("main", "cpu")) -> NodeRow:
+    return NodeRow("n1", "mixed", "gpu:a100:4", "", (), partitions, "", cpus=64, cpus_alloc=alloc)
+
+
+def test_cpus_that_a_partition_may_have_of_a_node() -> None:
+    ours = row(state="RUNNING", node_names=("n1",), num_cpus=16)
+    other = row(2, partition="cpu", state="RUNNING", node_names=("n1", "n2"), num_cpus=40, tres_per_node="")
+    assert cpu_caps([machine(36)], [ours, other], CAPPED) == {"n1": 44}, "8 of its 24 are free"
+    assert cpu_caps([machine(60)], [ours, replace(other, num_cpus=88)], CAPPED) == {"n1": 64}, "4 CPUs are free"
+    assert cpu_caps([machine(20)], [other, row()], CAPPED) == {"n1": 44}, "all 24 are free"
+    (shown,) = capped([machine(36)], {"n1": 44})
+    assert (shown.cpus, shown.cpus_alloc) == (44, 36)
+    assert capped([machine(36)], {}) == (machine(36),)
+
+
+def test_where_partitions_differ_the_loosest_counts() -> None:
+    both = [row(), row(2, partition="cpu")]
+    assert cpu_caps([machine()], both, CAPPED) == {}
+    strict = CAPPED | {"cpu": PartitionRow(name="cpu", max_cpus_per_node=8)}
+    assert cpu_caps([machine()], both, strict) == {"n1": 24}
+    assert cpu_caps([machine(partitions=("cpu",))], both, strict) == {"n1": 8}
+    assert cpu_caps([machine()], [row(tres_per_node="")], strict) == {}, "no job wants its GPUs"
 
 
 def test_other_gres() -> None:

@@ -110,7 +110,6 @@ def test_the_shape_of_a_running_job_has_its_nodes_type() -> None:
     [
         ({}, ""),
         ({"array": True, "array_job_id": 1, "array_task": "3"}, ""),
-        ({"het": True}, "heterogeneous"),
         ({"batch": False}, "no batch job"),
         ({"requeue": False}, "--no-requeue"),
         ({"tres_per_node": ""}, "ask by node"),

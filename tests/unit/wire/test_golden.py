@@ -77,8 +77,8 @@ def compact(text: str) -> str:
         ),
         (
             {"asked": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
-             "note": "ticket%207%20%7C", "by": 64030, "links": "ctl:7322"},
-            " | asked=a100,2,8 cpus=16 tasks=32 plan=tp:2,pp:2,dp:4,mb:2,gb:64,rc:full,sp:1,zs:0,vp:2,cp:2,ep:4,pr:fp8 "
+             "note": "ticket%207%20%7C", "by": 64030, "links": "ctl:7322", "throttle": 3},
+            " | asked=a100,2,8 cpus=16 tasks=32 throttle=3 plan=tp:2,pp:2,dp:4,mb:2,gb:64,rc:full,sp:1,zs:0,vp:2,cp:2,ep:4,pr:fp8 "
             "note=ticket%207%20%7C report=[fe80::1]:7321 by=64030 links=ctl:7322",
         ),
     ],

@@ -107,3 +107,53 @@ def test_address_falls_back_to_slurms(tmp_path: Path, monkeypatch: pytest.Monkey
     assert allocation.address_of("n2") == "n2"
     sinfo.write_text("no program")  # can't be executed
     assert allocation.address_of("n1") == "n1"
+
+
+HET = {
+    "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_RESTART_COUNT": "1",
+    "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+    "SLURM_JOB_ID_HET_GROUP_1": "8", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]",
+}  # fmt: skip
+# as srun --het-group=1 gives it with the size of the sbatch line
+HET_STEP = {
+    **HET, "SLURM_JOB_NODELIST": "n2", "SLURMD_NODENAME": "n2", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0",
+    "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n2",
+}  # fmt: skip
+
+
+def test_in_a_step_of_a_component_the_job_is_that_component() -> None:
+    where = read(HET_STEP)
+    assert where == JobAllocation(
+        job_id=8, restarts=1, nodes=("n2", "n3"), node_rank=0, gpus=4, in_step=False, leader=True, het_group=1
+    )
+    command = step_command(where, HET_STEP, ["x"])
+    assert "--het-group=1" in command and "--nodes=2" in command
+    covers = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[2-3]"}
+    last = read({**HET_STEP, **covers, "SLURMD_NODENAME": "n3", "SLURM_NODEID": "1", "SLURM_PROCID": "1"})
+    assert (last.in_step, last.leader, last.node_rank) == (True, False, 1)
+
+
+def test_in_a_step_of_both_components_its_first_task_leads() -> None:
+    """As many nodes and tasks as the component has, but not its nodes."""
+    both = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+    where = read({**HET_STEP, **both, "SLURM_NODEID": "1", "SLURM_PROCID": "1"})
+    assert (where.in_step, where.leader, where.nodes) == (False, True, ("n2", "n3"))
+    assert not read({**HET_STEP, **both, "SLURM_LOCALID": "1", "SLURM_PROCID": "2"}).leader
+
+
+def test_a_batch_script_on_a_component_without_gpus_is_told_what_to_write() -> None:
+    batch = {**HET, "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    assert read(batch).het_group == 0
+    with pytest.raises(UsageError, match="--het-group=N"):
+        read({k: v for k, v in batch.items() if k != "SLURM_GPUS_ON_NODE"})
+
+
+def test_names_of_components() -> None:
+    assert [allocation.slurm_name(i, HET) for i in (7, 8)] == ["7+0", "8"]
+    assert [allocation.requeued_name(i, HET) for i in (7, 8)] == ["7", "7"]
+    assert allocation.requeued_name(5, {}) == "5"
+
+
+@pytest.mark.parametrize("size", ["", "1", "x", "99999999999", "-2"])
+def test_a_size_that_no_slurm_wrote_makes_it_no_component(size: str) -> None:
+    assert read({**JOB, "SLURM_HET_SIZE": size}).het_group is None

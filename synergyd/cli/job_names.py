@@ -1,0 +1,91 @@
+"""A job as its user names it: `123`, an array's task `123_4`, a heterogeneous job's component `123+1`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from synergyd.errors import UsageError
+
+if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
+    from synergyd.control.decision_log import JobStatus
+    from synergyd.store.store import Store
+
+_NAME = re.compile(r"([0-9]{1,10})(?:([_+])([0-9]{1,10}))?\Z")
+_LARGEST = 2**32 - 1
+
+
+class _JobName(click.types.StringParamType):
+    name = "job"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        found = _NAME.match(value) if isinstance(value, str) and value.isascii() else None
+        if found is None or not 1 <= int(found[1]) <= _LARGEST or int(found[3] or 0) > _LARGEST:
+            self.fail(
+                f"{value!r} is no job id: write 123, 123_4 (a task of an array) or 123+1 (a component)", param, ctx
+            )
+        return f"{int(found[1])}" + (f"{found[2]}{int(found[3])}" if found[2] else "")
+
+
+JOB_NAME = _JobName()
+
+
+def job_id_of(store: Store, name: str) -> int:
+    """The id of the job that JOB_NAME let through: one of the last epoch, else the last that was called so.
+
+    A heterogeneous job's own id is that of its component which Synergy knows. Raises UsageError for a task that has no id of its own
+    yet, and for a name that nobody knows.
+    """
+    here = _present(store)
+    if name.isdecimal():
+        own = int(name)
+        if any(job.job_id == own for job in here) or store.last_decision(own) or store.story(own):
+            return own
+    found = store.named(name) or (store.named(f"{name}+", beginning=True) if name.isdecimal() else None)
+    return job_id_among(here, name, found)
+
+
+def job_id_among(here: Iterable[JobStatus], name: str, before: int | None = None) -> int:
+    """The same of the jobs of the last epoch alone; `before`: the one that was called so earlier. Raises UsageError."""
+    here = list(here)
+    for job in here:
+        if job.slurm_name == name or (name.isdecimal() and job.slurm_name.startswith(f"{name}+")):
+            return job.job_id
+    if before is not None:
+        return before
+    array, _, task = name.partition("_")
+    if task and any(_waits(job.slurm_name, array, int(task)) for job in here):
+        what = "waits in its array and has no job id of its own yet"
+        raise UsageError(f"job {name}", what, f"synergyctl explain {array} tells what its array waits for")
+    if name.isdecimal():
+        return int(name)  # what nobody knows of it each verb says itself
+    raise UsageError(
+        f"job {name}",
+        "was never seen by the daemon",
+        "it needs a #SYNERGY line; synergyctl status lists the jobs it knows",
+    )
+
+
+def _present(store: Store) -> list[JobStatus]:
+    from synergyd.control.decision_log import JobStatus
+    from synergyd.wire.codec import decode
+
+    epoch = store.latest_epoch()
+    return [] if epoch is None else [decode(JobStatus, row, "stored status") for row in epoch.present]
+
+
+def _waits(name: str, array: str, task: int) -> bool:
+    """Is `task` one of the record `ARRAY_[1-3,7-9:2]`?"""
+    own, _, tasks = name.partition("_[")
+    return own == array and any(task in span for span in _spans(tasks.rstrip("]")))
+
+
+def _spans(text: str) -> Iterable[range]:
+    for part in text.partition("%")[0].split(","):
+        ends, _, step = part.partition(":")
+        low, _, high = ends.partition("-")
+        if low.isdecimal() and (high or low).isdecimal():
+            yield range(int(low), int(high or low) + 1, int(step) if step.isdecimal() and int(step) else 1)

@@ -1,0 +1,63 @@
+"""--switches: a job under so many leaf switches at most. Pure.
+
+The leaves are chosen before anything is decided, anew each epoch, and all other nodes are barred to the job: so every size that it
+is offered fits under them. Slurm's own patience (max_switch_wait) is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from synergyd.constraint import has_features
+from synergyd.records import Cluster, Job, JobState, Node
+
+
+class Leaves:
+    """The leaf switches of one look at the cluster. Jobs that ask for few leaves take turns: each leaves the others what it asks
+    for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._nodes: dict[str, list[Node]] = defaultdict(list)
+        for node in cluster.nodes:
+            self._nodes[node.leaf].append(node)
+        self._claimed: Counter[str] = Counter()  # GPUs
+
+    def within(self, job: Job, switches: int) -> Job:
+        """The job with the nodes of all other leaves excluded; left to Slurm where no such leaves have nodes for what it asks for."""
+        if not switches or job.directive is None or switches >= len(self._nodes):
+            return job
+        names = set(job.node_names)
+        held = {leaf for leaf, nodes in self._nodes.items() if any(n.name in names for n in nodes)}
+        ranked = sorted(self._nodes, key=lambda leaf: self._rank(leaf, job, leaf in held))
+        chosen = ranked[: max(switches, len(held))]
+        if job.state is JobState.PENDING:
+            there = sum(len(self._usable(leaf, job)) for leaf in chosen)
+            if there < job.asked.nodes:
+                what = (
+                    f"no {switches} leaf switch{'es have' if switches > 1 else ' has'} {job.asked.nodes} nodes for it"
+                )
+                return replace(
+                    job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {what} (--switches)"
+                )
+            self._claimed[chosen[0]] += job.asked.gpus
+        others = {n.name for leaf in ranked[len(chosen) :] for n in self._nodes[leaf]}
+        return replace(job, exclude=tuple(sorted(others.union(job.exclude))))
+
+    def _rank(self, leaf: str, job: Job, held: bool) -> tuple[bool, int, int, int, str]:
+        """The job's own first, then the one with most nodes free for what it asks for, most free GPUs, most GPUs."""
+        usable = self._usable(leaf, job)
+        free = {n.name: n.gpus - n.gpus_used + job.shape.gpus_per_node * (n.name in job.node_names) for n in usable}
+        fit = sum(gpus >= job.asked.gpus_per_node for gpus in free.values())
+        left = sum(free.values()) - self._claimed[leaf]
+        fit = min(fit, job.asked.nodes) if left >= job.asked.gpus else 0
+        return not held, -fit, -left, -sum(n.gpus for n in usable), leaf
+
+    def _usable(self, leaf: str, job: Job) -> list[Node]:
+        partitions = set((job.open_partitions or job.partition).split(","))
+        return [
+            n
+            for n in self._nodes[leaf]
+            if (n.up or n.name in job.node_names) and n.name not in job.exclude and n.gpus >= job.asked.gpus_per_node
+            if (not n.partitions or partitions & set(n.partitions)) and has_features(job.features, n.features)
+        ]

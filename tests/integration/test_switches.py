@@ -1,0 +1,33 @@
+"""--switches on a real cluster with a topology: two leaf switches of two nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.daemon_site import explain, sizes, status, until_beat
+from tests.throwaway import light_job
+from tests.throwaway.slurm import NodeGroup
+from tests.throwaway.synergy import make_cluster, synergyd
+
+pytestmark = pytest.mark.slurm
+TOPOLOGY = "SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-4]\nSwitchName=spine Switches=a,b\n"
+
+
+def test_a_job_gets_what_fits_under_one_leaf_switch() -> None:
+    cluster = make_cluster([NodeGroup("cpu", 4, 2)], epoch_s=1, settings=("TopologyPlugin=topology/tree",))
+    (cluster.folder / "topology.conf").write_text(TOPOLOGY)
+    with cluster, synergyd(cluster):
+        until_beat(cluster)
+        # one GPU of the first leaf is taken: an unbound job of four GPUs on two nodes would still fit there and elsewhere
+        plain = cluster.sbatch("#!/bin/sh\nsleep 600\n", "-o", "/dev/null", "--gres=gpu:1", "--nodelist=n1")
+        cluster.wait_for(lambda: cluster.state(plain) == "RUNNING", 60, "the plain job")
+        bound = light_job.submit(cluster, gpus=1, directive="min_gpus=1 max_gpus=8", options=("--switches=1",))
+        cluster.wait_for(lambda: cluster.state(bound) == "RUNNING", 90, "the job to start")
+        nodes = cluster.run("squeue", "-h", "-j", str(bound), "-o", "%N").stdout.strip()
+        assert nodes == "n[3-4]", explain(cluster, bound)["decision"]
+        cluster.wait_for(lambda: sizes(cluster, bound) == [4], 60, "all of the leaf to be its")
+        wide = light_job.submit(cluster, "wide", gpus=2, directive="max_gpus=8", options=("--switches=1", "--nodes=3"))
+        cluster.wait_for(lambda: wide in status(cluster), 60, "the wide job to be known")
+        cluster.wait_for(
+            lambda: "no 1 leaf switch has 3 nodes" in explain(cluster, wide)["decision"]["why"], 60, "why it is left"
+        )
