@@ -11,6 +11,7 @@ from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.give_back import as_resize, give_back
+from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
@@ -71,13 +72,15 @@ def decide(
     progress: Mapping[int, Progress] | None = None,
     typical_s: float | None = None,
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS,
+    caps: MoveCaps = NO_CAPS,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
     By job id: `cells`, `no_cell_reasons` (why a job has none), `current_plans` (of running jobs), `progress` and `ages_s`
     (Sia's T in seconds; without it the time since submission, which Slurm resets at each requeue). `typical_s`: the median
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
-    for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave.
+    for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave; `caps`: what the bounds on changes of
+    running jobs leave.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
@@ -140,7 +143,8 @@ def decide(
         note += leaked if found.action is Action.WAIT else ""
         decisions.append(replace(found, why=found.why + note) if note else found)
     as_held = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
-    return with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
+    woken = with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
+    return within_caps(woken, answer.problem, caps)
 
 
 def _problem(
