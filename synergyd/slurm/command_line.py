@@ -26,6 +26,7 @@ from synergyd.slurm.columns import (
     node_row,
     value,
 )
+from synergyd.slurm.owners import TIMEOUT_S, NoAnswerError, Owners
 from synergyd.slurm.partitions import partition_rows
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 
@@ -37,7 +38,7 @@ NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
-OWNER_TIMEOUT_S = 5.0  # its owner can stop such a process
+FEW = 4  # new jobs whose AdminComment is read one by one; a read of the whole queue as JSON costs as much as an epoch's own
 _OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 TRANSIENT = re.compile(
     r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
@@ -79,6 +80,7 @@ class CommandLine:
         self._timeout_s = timeout_s
         self._writing = writing
         self.calls = 0
+        self._owners = Owners()
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
 
     # -- reads -----------------------------------------------------------------------------------------------------
@@ -164,9 +166,19 @@ class CommandLine:
         return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
-        """One read of the whole queue as JSON: 22.05's squeue has no format field for AdminComment."""
-        if not job_ids:
-            return {}
+        """Of a few jobs one by one. Of more one read of the whole queue as JSON: 22.05's squeue has no field for AdminComment."""
+        if len(job_ids) > FEW:
+            return self._all_admin_comments(job_ids)
+        found = {}
+        for job_id in job_ids:
+            try:
+                found[job_id] = self.admin_comment(job_id)
+            except SlurmError as error:
+                if not NO_JOB.search(error.what):
+                    raise
+        return {i: text for i, text in found.items() if text}
+
+    def _all_admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         wanted = set(job_ids)
         try:
             data = json.loads(self._run("squeue", "-a", "--json").decode(errors="replace"))
@@ -184,7 +196,7 @@ class CommandLine:
         records = [r for r in _RECORD.split(text) if r.startswith(f"JobId={int(job_id)} ")]
         found = [x for r in records for x in _ADMIN_COMMENT.findall(r)]
         if len(records) != 1 or len(found) != 1:
-            return self.admin_comments([job_id]).get(job_id, "")
+            return self._all_admin_comments([job_id]).get(job_id, "")
         return str(found[0]).rstrip(" ")
 
     def batch_script(self, job_id: int) -> str | None:
@@ -221,7 +233,8 @@ class CommandLine:
         self._check_fields(size)
         words = (f"JobId={_named(job)}", *(f"{k}={v}" for k, v in size.items()))
         # what is denied to the owner says nothing of this user's rights: no DeniedError
-        self._run("scontrol", "update", *words, timeout_s=OWNER_TIMEOUT_S, start=self._writing, uid=uid)
+        argv = ("scontrol", "update", *words)
+        self._owners.run(uid, lambda: self._run(*argv, timeout_s=TIMEOUT_S, start=self._writing, uid=uid))
         if ours:
             self.update(job, ours)
 
@@ -328,7 +341,7 @@ class CommandLine:
         try:
             done = self._answer(argv, timeout_s, start, uid)
         except subprocess.TimeoutExpired:
-            raise SlurmError(
+            raise NoAnswerError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
             ) from None
         except OSError as error:
