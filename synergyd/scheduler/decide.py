@@ -35,9 +35,10 @@ from synergyd.scheduler.problem.priorities import (
     without_partial_nodes,
 )
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
+from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
-from synergyd.scheduler.solver.greedy import fill, greedy
+from synergyd.scheduler.solver.greedy import fill, greedy, greedy_on_nodes
 from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
 
@@ -172,6 +173,7 @@ def _problem(
         now_s=snapshot.time_s,
         restart_cost_s=settings.restart_cost_s,
         limits=limits,
+        room=room_rows(requests, nodes),
         spanned=spanned,
         may_stop=settings.preemption,
     )
@@ -206,6 +208,8 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
             # of a problem from which Cells were banned, not of the one that was asked
             proven = allocation.optimal and not any(job.banned for job in problem.jobs)
             return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
+        if problem.room and len(placement.failed) > _ROUNDS and not (policy.rule or policy.sizes_fixed):
+            return _placed_by_turns(problem, allocation)
         if len(placement.failed) > _MANY * len(problem.jobs) and len(placement.failed) > _ROUNDS and counts_room:
             break
         jobs = []
@@ -222,6 +226,16 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     pairs = zip(problem.jobs, attempt.choice, strict=True)
     attempt = allocation_of(problem, [job.current if job.job_id in placement.failed else c for job, c in pairs])
     return EpochAnswer(problem, attempt, replace(placement, failed={}))
+
+
+def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
+    """Where CPUs or memory are scarce: what of `allocated` can be placed, or jobs placed one by one as they are chosen, whichever is
+    worth more. One Cell banned at a time would converge slower."""
+    repaired = _most_of(problem, allocated)
+    by_turns, nodes = greedy_on_nodes(problem)
+    if by_turns.objective > repaired.objective:
+        return EpochAnswer(problem, by_turns, nodes)
+    return EpochAnswer(problem, repaired, place(problem.nodes, requests_of(problem, repaired), problem.spanned))
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
