@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 
 from synergyd.slurm.accounting import owner_process, read_rules
 from synergyd.slurm.associations import AccountingRules
@@ -315,16 +316,18 @@ class CommandLine:
         length = sum(width for _, width in fields) + 1
         if len(out) % length or any(out[i] != 10 for i in range(length - 1, len(out), length)):
             raise SlurmError(program, f"{len(out)} bytes are not rows of {length} bytes", transient=False)
+        ends = list(accumulate(width for _, width in fields))
+        places = [(name, end - width, end) for (name, width), end in zip(fields, ends, strict=True)]
         rows = []
         for start in range(0, len(out), length):
-            row, full, position = {}, set(), start
-            for name, width in fields:
-                cell = out[position : position + width]
-                if cell[-1:] != b" ":
-                    full.add(name)
-                row[name] = cell.decode(errors="replace").rstrip(" ")
-                position += width
-            rows.append((row, frozenset(full)))
+            line = out[start : start + length]
+            full = frozenset(name for name, _, end in places if line[end - 1] != 32)
+            if line.isascii():  # the usual one: cut as text, in half the time
+                text = line.decode("ascii")
+                row = {name: text[begin:end].rstrip(" ") for name, begin, end in places}
+            else:
+                row = {name: line[begin:end].decode(errors="replace").rstrip(" ") for name, begin, end in places}
+            rows.append((row, full))
         return rows
 
     def _run(
