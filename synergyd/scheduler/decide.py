@@ -232,10 +232,11 @@ def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
     """Where CPUs or memory are scarce: what of `allocated` can be placed, or jobs placed one by one as they are chosen, whichever is
     worth more. One Cell banned at a time would converge slower."""
     repaired = _most_of(problem, allocated)
+    placement = place(problem.nodes, requests_of(problem, repaired), problem.spanned)
     by_turns, nodes = greedy_on_nodes(problem)
-    if by_turns.objective > repaired.objective:
+    if placement.failed or by_turns.objective > repaired.objective:
         return EpochAnswer(problem, by_turns, nodes)
-    return EpochAnswer(problem, repaired, place(problem.nodes, requests_of(problem, repaired), problem.spanned))
+    return EpochAnswer(problem, repaired, placement)
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
