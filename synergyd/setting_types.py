@@ -131,6 +131,27 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _day_times(text: str) -> tuple[tuple[int, int], ...]:
+    spans = []
+    for item in text.split(","):
+        match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)", item)
+        begin, end = (int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])) if match else (0, 0)
+        if begin == end or end > 1440:
+            raise ValueError(text)
+        spans.append((begin, end))
+    return tuple(spans)
+
+
+def _day_times_text(spans: Sequence[tuple[int, int]]) -> str:
+    return ",".join("-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in span) for span in spans)
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if len(set(names)) != len(names) or not all(_NAME.fullmatch(name) for name in names):
@@ -171,6 +192,13 @@ _LINKS = f"{', '.join(NETWORK_LINKS)}; 4x10gbe for several together"
 FLAG = ValueType(name="yes or no", takes="yes or no", read=_yes, write=_yes_text)
 PORT = ValueType(name="port", takes="a port from 1 to 65535, or 0 for none", read=_port)
 GPUS = ValueType(name="number", takes="a number of GPUs", read=_gpus, unit="GPUs")
+COUNT = ValueType(name="number", takes="a whole number to 99999, 0 for no bound", read=_count)
+DAY_TIMES = ValueType(
+    name="times of day",
+    takes="spans of the day with commas between, such as 08:00-18:00,22:30-06:00",
+    read=_day_times,
+    write=_day_times_text,
+)
 NAMES = ValueType(name="list of names", takes="names of partitions with commas between", read=_names, write=",".join)
 HOST = ValueType(name="host", takes="a host's name or address", read=_host)
 #: `read` looks at the URL's start alone; slurm/conf.py asks SQLAlchemy about the rest

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from synergyd.setting_types import (
+    COUNT,
     DATABASE,
+    DAY_TIMES,
     FLAG,
     GPUS,
     HOST,
@@ -354,6 +356,47 @@ class Settings:
             "MaxGrowth",
             number(1, 1024, "0 (no bound), or more than 1, such as 2", or_zero=True, above=True),
             "The most by which a job may grow in one epoch: 2 is doubled, 0 is no bound.",
+        ),
+    )
+    max_resizes: int = field(
+        default=0,
+        metadata=_about(
+            "MaxResizes",
+            COUNT,
+            "The most running jobs that are on their way to another size, plan or set of nodes at once. Changes that gain most "
+            "begin first; the others wait, and so do starts that need their GPUs. GPUs that plain jobs wait for and jobs that a "
+            "reservation cuts short do not wait, but count. 0: no bound.",
+        ),
+    )
+    max_checkpoint_gibps: float = field(
+        default=0.0,
+        metadata=_about(
+            "MaxCheckpointGiBps",
+            number(0.001, 100_000, "0 (no bound), or GiB/s, such as 20", or_zero=True),
+            "What the file system takes of checkpoints, GiB/s: changes of running jobs begin as long as their expected rates add up "
+            "to no more; the others wait as with MaxResizes. A job's rate is the size of its checkpoint (14 bytes a parameter of "
+            "its model) over the time that its last one took. A job of which either is not known writes alone. 0: no bound.",
+        ),
+    )
+    max_resizes_per_day: int = field(
+        default=0,
+        metadata=_about(
+            "MaxResizesPerDay",
+            COUNT,
+            "The most changes of one running job that Synergy begins within 24 hours, but for those that are needed (see "
+            "QuietHours). 0: no bound.",
+        ),
+    )
+    quiet_hours: tuple[tuple[int, int], ...] = field(
+        default=(),
+        metadata=_about(
+            "QuietHours",
+            DAY_TIMES,
+            "Times of day, by the daemon's local clock, in which no running job is resized, moved or stopped but by need: a "
+            "reservation cuts it short, plain jobs wait for GPUs beyond those that it asked for, its plan has failed, or its time "
+            "limit begins anew. Waiting jobs start on what is free.",
+            unset="none",
+            example="08:00-18:00,22:30-06:00",
         ),
     )
     link_aware: bool = field(

@@ -33,7 +33,7 @@ def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
     failures = replace(life.failures, until_s=_moved(life.failures.until_s, by_s))
     times: dict[str, Any] = {name: _moved(getattr(life, name), by_s) for name in TIMES}
     refusals = tuple(replace(r, at_s=_moved(r.at_s, by_s)) for r in life.refusals)
-    return replace(life, failures=failures, refusals=refusals, **times)
+    return replace(life, failures=failures, refusals=refusals, moves=life.moves.clock_set(by_s), **times)
 
 
 def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifecycle:

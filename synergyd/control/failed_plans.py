@@ -59,6 +59,8 @@ class Bans:
     memory: tuple[tuple[str, float], ...] = ()
 
     def rules_out(self, cell: Cell) -> bool:
+        if not self.failed and not self.too_big:
+            return False  # of most programs, and an epoch asks about each of their Cells
         gpu_type, plan = cell.shape.gpu_type, _same(cell.plan)
         return (gpu_type, plan) in self.failed or any(
             gpu_type == kind and needs_as_much(plan, failed) for kind, failed in self.too_big

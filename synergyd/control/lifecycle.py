@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from synergyd.control.instructions import Instruction, Target
 from synergyd.control.launch_failure import NO_FAILURES, LaunchFailures, Started
+from synergyd.control.moves import NO_MOVES, Moves
 from synergyd.control.start_refusal import Refusal, Rung
 from synergyd.control.start_time import WrittenStart
 from synergyd.control.walltime import UNTIMED, Walltime, problem
@@ -103,6 +104,7 @@ class JobLifecycle:
     failure: tuple[int, int] = (-1, 0)  # (incarnation, its run) whose failure was heard of last
     ran: Target | None = None  # the latest size and plan that got past the first steps
     slurm_name: str = ""  # where that is not its id
+    moves: Moves = NO_MOVES
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,7 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
             return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
         case ResizeState.RUNNING:
             asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present)
+            asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
             text = f"resize decided: {event.cause}; checkpoint asked for"
             return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
         case _:
@@ -183,6 +184,7 @@ def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
         attempts=0,
         asked_s=0.0,
         acks_before=event.acks,
+        moves=life.moves.begun(now_s),
     )
     text = f"preemption decided: {event.cause}; checkpoint asked for"
     return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
@@ -209,7 +211,8 @@ def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
 
 def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING and event.restarts == life.restarts and event.count > life.acks_before:
-        return _to_requeuing(replace(life, unanswered=0), now_s, "checkpoint acknowledged")
+        moves = replace(life.moves, checkpoint_s=max(0.0, now_s - life.asked_s)) if life.asked_s else life.moves
+        return _to_requeuing(replace(life, unanswered=0, moves=moves), now_s, "checkpoint acknowledged")
     return Step(life)
 
 

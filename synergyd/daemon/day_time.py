@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 # A smaller step moves no wait by what matters. RestartDelay, the shortest wait, leaves a second for it.
@@ -23,3 +24,9 @@ class DayTime:
             return now_s, 0.0
         self._ahead_s += by_s
         return now_s, by_s
+
+
+def minute_of_day(now_s: float) -> int:
+    """Minutes since midnight, local time."""
+    local = time.localtime(now_s)
+    return local.tm_hour * 60 + local.tm_min

@@ -23,6 +23,7 @@ from synergyd.control.events import (
     Unblocked,
 )
 from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
+from synergyd.control.move_limits import caps_beside
 from synergyd.control.tracked import Remember
 from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption
@@ -107,6 +108,7 @@ class Daemon:
             progress=self.controller.progress(snapshot.jobs),
             typical_s=self.controller.durations.typical_s,
             slurm_limits=self.observer.slurm_limits,
+            caps=caps_beside(self.controller.jobs, self.settings),
         )
         self._run(EpochDecided(self.decisions))
         record = epoch_record(

@@ -10,9 +10,11 @@ from typing import Protocol
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
 from synergyd.control.instructions import Update
+from synergyd.control.move_limits import settled
 from synergyd.control.time_view import Reservation, in_time
 from synergyd.control.walltime import Walltime
 from synergyd.daemon.account_limits import AccountReader, use_of
+from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.daemon.user_groups import UserGroups
@@ -133,6 +135,7 @@ class Observer:
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         self.left = []
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
+        minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
             groups = self._groups.of(row.uid) if self._by_group else None
@@ -153,7 +156,8 @@ class Observer:
             if job.directive is None and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
                 self.left.append(job_id)
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
-            if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
+            tracked = controller.jobs.get(job_id)
+            if job.directive is not None and tracked is not None:
                 restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
                 job = in_time(
                     job,
@@ -166,7 +170,10 @@ class Observer:
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
-            jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
+            job = held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job
+            if tracked is not None:
+                job = settled(job, tracked.lifecycle.moves, self.settings, now_s, minute)
+            jobs.append(job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
 
     def beyond_limits(self, update: Update) -> str:

@@ -11,6 +11,7 @@ from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.give_back import as_resize, give_back
+from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
@@ -34,9 +35,10 @@ from synergyd.scheduler.problem.priorities import (
     without_partial_nodes,
 )
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
+from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
-from synergyd.scheduler.solver.greedy import fill, greedy
+from synergyd.scheduler.solver.greedy import fill, greedy, greedy_on_nodes
 from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
 
@@ -71,13 +73,15 @@ def decide(
     progress: Mapping[int, Progress] | None = None,
     typical_s: float | None = None,
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS,
+    caps: MoveCaps = NO_CAPS,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
     By job id: `cells`, `no_cell_reasons` (why a job has none), `current_plans` (of running jobs), `progress` and `ages_s`
     (Sia's T in seconds; without it the time since submission, which Slurm resets at each requeue). `typical_s`: the median
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
-    for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave.
+    for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave; `caps`: what the bounds on changes of
+    running jobs leave.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
@@ -140,7 +144,8 @@ def decide(
         note += leaked if found.action is Action.WAIT else ""
         decisions.append(replace(found, why=found.why + note) if note else found)
     as_held = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
-    return with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
+    woken = with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
+    return within_caps(woken, answer.problem, caps)
 
 
 def _problem(
@@ -168,6 +173,7 @@ def _problem(
         now_s=snapshot.time_s,
         restart_cost_s=settings.restart_cost_s,
         limits=limits,
+        room=room_rows(requests, nodes),
         spanned=spanned,
         may_stop=settings.preemption,
     )
@@ -202,6 +208,8 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
             # of a problem from which Cells were banned, not of the one that was asked
             proven = allocation.optimal and not any(job.banned for job in problem.jobs)
             return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
+        if problem.room and len(placement.failed) > _ROUNDS and not (policy.rule or policy.sizes_fixed):
+            return _placed_by_turns(problem, allocation)
         if len(placement.failed) > _MANY * len(problem.jobs) and len(placement.failed) > _ROUNDS and counts_room:
             break
         jobs = []
@@ -218,6 +226,17 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     pairs = zip(problem.jobs, attempt.choice, strict=True)
     attempt = allocation_of(problem, [job.current if job.job_id in placement.failed else c for job, c in pairs])
     return EpochAnswer(problem, attempt, replace(placement, failed={}))
+
+
+def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
+    """Where CPUs or memory are scarce: what of `allocated` can be placed, or jobs placed one by one as they are chosen, whichever is
+    worth more. One Cell banned at a time would converge slower."""
+    repaired = _most_of(problem, allocated)
+    placement = place(problem.nodes, requests_of(problem, repaired), problem.spanned)
+    by_turns, nodes = greedy_on_nodes(problem)
+    if placement.failed or by_turns.objective > repaired.objective:
+        return EpochAnswer(problem, by_turns, nodes)
+    return EpochAnswer(problem, repaired, placement)
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:

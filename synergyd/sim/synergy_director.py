@@ -30,6 +30,7 @@ from synergyd.control.events import (
     SnapshotTaken,
 )
 from synergyd.control.lifecycle import times_of
+from synergyd.control.move_limits import caps_beside, settled
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.records import Cell, Cluster, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.decide import decide
@@ -122,6 +123,7 @@ class SynergyDirector:
             self.policy,
             {i: self._progress(world, live) for i, live in world.jobs.items()},
             self.controller.durations.typical_s,
+            caps=caps_beside(self.controller.jobs, self.settings),
         )
         self.decisions_s.append(time.perf_counter() - began)
         self._run(world, EpochDecided(decisions))
@@ -163,7 +165,11 @@ class SynergyDirector:
             shape=self._slurm.shapes[live.job_id],
             node_names=tuple(name for name, _ in live.grant),
         )
-        return self.controller.as_decided_about(running, world.now_s)
+        moves = self.controller.jobs[live.job_id].lifecycle.moves
+        minute = int(world.now_s // 60) % 1440  # a trace begins at midnight
+        return settled(
+            self.controller.as_decided_about(running, world.now_s), moves, self.settings, world.now_s, minute
+        )
 
     def _run(self, world: World, event: ControlEvent) -> None:
         """One event, and all that follows from it at this instant."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from synergyd.errors import UsageError
 from synergyd.slurm.client import SlurmError
@@ -140,6 +141,7 @@ def tres_counts(tres: str) -> dict[str, str]:
     return dict(x.partition("=")[::2] for x in tres.split(","))
 
 
+@lru_cache(4096)  # most jobs of a queue are alike
 def nodes_and_cpus(tres: str) -> tuple[int, int]:
     """Counts of `cpu=2,mem=125G,node=2,billing=2`; 0 where it has none."""
     counts = tres_counts(tres)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
+_TEXTS = 4096  # kept of what texts mean: most jobs of a queue are alike
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 NAME_BYTES, REASON_BYTES = 64, 128  # names and reasons are for people: every backend cuts them here
 
@@ -143,6 +145,7 @@ def node_state(text: str) -> str:
     return "+".join([base, *sorted(set(flags))])
 
 
+@lru_cache(_TEXTS)
 def seconds_of(text: str) -> float | None:
     """`1-02:03:04`, `02:03:04`, `3:04`: a duration as Slurm prints it, seconds; None for other text (`UNLIMITED`)."""
     days, dash, clock = text.rpartition("-")
@@ -160,6 +163,7 @@ def seconds_of(text: str) -> float | None:
 _UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
+@lru_cache(_TEXTS)
 def mib_of(text: str) -> int:
     """`62.50G`, `1500M`, `64000` (MiB) -> MiB; 0 for other text."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_MIB else (text, "M")
@@ -169,6 +173,7 @@ def mib_of(text: str) -> int:
     return round(float(number) * _UNITS_MIB[unit])
 
 
+@lru_cache(_TEXTS)
 def per_gpu(tres: str) -> int:
     """The count that `gres:gpu:4`, of cpus-per-tres or mem-per-tres, names for each GPU; 0 for none."""
     return next((count for _, count in gpu_items(tres)), 0)
@@ -211,6 +216,7 @@ def gpu_items(gres: str) -> list[tuple[str, int]]:
     return found
 
 
+@lru_cache(_TEXTS)
 def gpus_of(gres: str) -> tuple[str, int]:
     """(type, count) of the GPUs in a GRES text; ('', 0) where there are none.
 

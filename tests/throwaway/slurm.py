@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -121,7 +122,8 @@ class SlurmCluster:
     def stop(self) -> None:
         """Cancels all jobs, stops every process this object started, and removes the folder."""
         if "slurmctld" in self._processes and self._processes["slurmctld"].poll() is None:
-            self.run("scancel", "--full", "-s", "KILL", *self._job_ids(), check=False, timeout_s=10)
+            with suppress(subprocess.TimeoutExpired):  # of a long queue; `_kill_steps` ends what runs
+                self.run("scancel", "--full", "-s", "KILL", *self._job_ids(), check=False, timeout_s=10)
             time.sleep(0.2)
         last = ("slurmctld", "slurmdbd", "mariadbd", "munged")
         for name in sorted(self._processes, key=lambda n: last.index(n) if n in last else -1):

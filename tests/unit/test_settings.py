@@ -25,7 +25,7 @@ def test_every_field_has_a_key_of_its_own_name() -> None:
     assert [setting.field for setting in TABLE] == [each.name for each in fields(Settings)]
     for setting in SETTINGS:
         words = setting.field.removesuffix("_s").split("_")
-        assert setting.key == "".join(word.capitalize() for word in words)
+        assert setting.key.lower() == "".join(words) and setting.key[0].isupper()
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)

@@ -45,8 +45,8 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     """The allocation by prices, with its bound; `greedy` where that is better or no choice keeps every job running."""
     columns = column_table(problem)
     instance, movable, split = columns.instance, columns.movable, columns.split
-    if split:
-        # The bound does not hold here, and placement may need several rounds: a small gap would cost seconds for nothing.
+    if split or problem.room:
+        # Placement may need several rounds (and the bound does not hold over several pools): a small gap costs seconds for nothing.
         effort = replace(effort, gap=max(effort.gap, _GOOD), time_limit_s=min(effort.time_limit_s, 0.5))
     waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.jobs])
     # the value of running at all over being stopped, which is no choice unless the job is stoppable
@@ -63,7 +63,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
             choice, asked = _read(problem, columns, solution)
             moved, _ = move_others(problem, choice, asked, _MOVE_ROUNDS, partial(_move_cost, problem))
             best = allocation(problem, choice, frozenset(moved), bound, solution.optimal and not moved and not split)
-            if best.gap <= _GOOD:
+            if best.gap <= _GOOD or problem.room:  # where CPUs are scarce both are tried at placement
                 return best
             quick = greedy(problem, bound)
             return quick if quick.objective > best.objective else best

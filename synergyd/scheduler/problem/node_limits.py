@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from synergyd.node_needs import GPUS_ONLY, NodeNeeds, Room
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter
 
 
 def usable_gpus(node: NodeCapacity, least: Iterable[NodeNeeds], held: int) -> NodeCapacity:
@@ -43,6 +43,7 @@ class NodeLimits:
         self._total_memory = min((node.total.memory_mib for node in self._nodes), default=0)
         self._disk = min((node.tmp_disk_mib for node in self._nodes), default=0)
         self._barred: dict[tuple[NodeNeeds, int], tuple[str, ...]] = {}
+        self._reach: dict[tuple[int, NodeFilter, NodeNeeds, int | None], frozenset[int]] = {}
 
     def bound(self, job: JobRequest) -> JobRequest:
         """The job with the nodes barred to it and the Cells banned that it can't have. Its present nodes and Cell stay its own."""
@@ -60,7 +61,14 @@ class NodeLimits:
             names = tuple(sorted(barred.union(job.node_filter.barred)))
             job = replace(job, node_filter=job.node_filter._replace(barred=names))
         counted = bool(barred or required or job.max_nodes) or not self._plenty(job.needs, largest)
-        return replace(job, banned=job.banned | self._out_of_reach(job, shapes)) if counted else job
+        if not counted:
+            return job
+        if job.current is not None:
+            return replace(job, banned=job.banned | self._out_of_reach(job, shapes))
+        key = id(job.cells), job.node_filter, job.needs, job.max_nodes  # like jobs that wait share their Cells
+        if key not in self._reach:
+            self._reach[key] = self._out_of_reach(job, shapes)
+        return replace(job, banned=job.banned | self._reach[key])
 
     def _plenty(self, needs: NodeNeeds, gpus: int) -> bool:
         """Has every node what so many GPUs take with them?"""

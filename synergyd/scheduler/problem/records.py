@@ -262,10 +262,17 @@ class Problem:
     restart_cost_s: float = 0.0
     #: running jobs never exceed them by staying as they are
     limits: tuple[UsageLimit, ...] = ()
+    #: CPUs and memory that nodes have together, where these are scarce: of allocations that are placed afterwards
+    room: tuple[UsageLimit, ...] = ()
     #: not None: at most one job that spans nodes on a node; these nodes are spanned by jobs outside of the problem
     spanned: frozenset[str] | None = None
     #: policies that preempt may stop any running job; the others stop those that are `stoppable`
     may_stop: bool = False
+
+    @property
+    def bounds(self) -> tuple[UsageLimit, ...]:
+        """All rows besides GPUs of an allocation that is placed afterwards."""
+        return (*self.limits, *self.room)
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""

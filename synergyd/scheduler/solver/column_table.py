@@ -156,7 +156,7 @@ def _stuck_by_limit(problem: Problem, movable: Bools) -> list[float]:
     """What running jobs that can't change use of each limit."""
     pairs = zip(problem.jobs, movable.tolist(), strict=True)
     stuck = [a for a, moves in pairs if a.current is not None and not moves]
-    return [sum(limit.use(a, a.current) for a in stuck) for limit in problem.limits]
+    return [sum(limit.use(a, a.current) for a in stuck) for limit in problem.bounds]
 
 
 class _Pools:
@@ -193,7 +193,7 @@ class _UseRows:
         self.split = False
         filters = {f: i for i, f in enumerate(dict.fromkeys(job.node_filter for job in problem.jobs))}
         bound = [
-            tuple((i, rate) for i, limit in enumerate(problem.limits) if (rate := limit.rate(a)) is not None)
+            tuple((i, rate) for i, limit in enumerate(problem.bounds) if (rate := limit.rate(a)) is not None)
             for a in problem.jobs
         ]
         bounds = {b: i for i, b in enumerate(dict.fromkeys(bound))}
@@ -249,7 +249,7 @@ class _UseRows:
         for q, of_pool in sorted(sizes.items()):
             if q < 0:
                 rows.append((q, 1))
-                limit.append(self._problem.limits[-1 - q].most - stuck[-1 - q])
+                limit.append(self._problem.bounds[-1 - q].most - stuck[-1 - q])
                 continue
             weaker: list[tuple[int, int]] = []
             for size in sorted(of_pool):

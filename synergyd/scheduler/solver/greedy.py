@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from synergyd.records import Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import allocation
@@ -36,11 +37,18 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
 
 
 def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = True) -> Allocation:
-    """An allocation that is feasible: each job is placed on nodes as it is chosen. With `grow` False running jobs stay.
+    """An allocation that is feasible: each job is placed on nodes as it is chosen. With `grow` False running jobs stay."""
+    return greedy_on_nodes(problem, upper_bound, grow)[0]
+
+
+def greedy_on_nodes(
+    problem: Problem, upper_bound: float = float("inf"), grow: bool = True
+) -> tuple[Allocation, Placement]:
+    """`greedy` with the nodes of every job that has a Cell.
 
     Waiting jobs come in order of gain per GPU (ties: first submitted), then changes in order of gain per extra GPU.
     """
-    free_gpus = FreeGpus(problem.nodes)
+    free_gpus = FreeGpus(problem.nodes, problem.spanned if problem.room else None)
     choice: list[int | None] = [job.current for job in problem.jobs]
     held: list[tuple[tuple[str, ...], Shape] | None] = [None] * len(choice)
     gains = [0.0] * len(choice)
@@ -80,4 +88,5 @@ def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = Tru
         # A move in place of a stay can't gain here: no other job is moved for it.
         if column.gain > gains[i] and column.cell != job.current and (grow or job.current is None):
             attempt(i, column)
-    return allocation(problem, choice, upper_bound=upper_bound)
+    nodes = {job.job_id: own[0] for job, own in zip(problem.jobs, held, strict=True) if own is not None}
+    return allocation(problem, choice, upper_bound=upper_bound), Placement(nodes, {}, free_gpus.free)

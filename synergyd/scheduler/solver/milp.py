@@ -88,7 +88,7 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
     node_index = {node.name: i for i, node in enumerate(problem.nodes)}
     stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node -> (variable, GPUs)
     pieces: dict[tuple[Pools, int], list[tuple[int, float]]] = defaultdict(list)  # (pools, size) -> variable, nodes
-    limited: list[list[tuple[int, float]]] = [[] for _ in problem.limits]
+    limited: list[list[tuple[int, float]]] = [[] for _ in problem.bounds]
     for group in groups:
         job = problem.jobs[group.members[0]]
         count = len(group.members)
@@ -110,14 +110,14 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
             variable = program.variable(column.gain, count)
             group.variables.append(variable)
             pieces[usable, column.gpus_per_node].append((variable, column.nodes))
-        for limit, terms in zip(problem.limits, limited, strict=True):
+        for limit, terms in zip(problem.bounds, limited, strict=True):
             if limit.binds(job):
                 if group.stay is not None:
                     terms.append((group.stay, limit.use(job, job.current)))
                 terms += [(v, limit.use(job, c.cell)) for v, c in zip(group.variables, group.columns, strict=True)]
         everyone = [*group.variables, *(v for v in (group.stay, group.stop) if v is not None)]
         program.row([(v, 1.0) for v in everyone], count if group.stay is not None else 0, count)
-    for limit, terms in zip(problem.limits, limited, strict=True):
+    for limit, terms in zip(problem.bounds, limited, strict=True):
         program.row(terms, -math.inf, limit.most)
     demand = _route(program, pieces)
     for q, pool in enumerate(pools):
@@ -190,7 +190,7 @@ def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup
         job = problem.jobs[i]
         own = columns(job, problem.terms)
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
-        bound = tuple(limit.rate(job) for limit in problem.limits)
+        bound = tuple(limit.rate(job) for limit in problem.bounds)
         loss = round(stay_value(job, problem.terms) - stop_value(job, problem.terms), 9) if job.stoppable else None
         key = (open_to[job.node_filter], offers, _held(job), bound, loss)
         if key in groups:

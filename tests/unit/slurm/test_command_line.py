@@ -205,9 +205,20 @@ def test_admin_comments(shell: Shell) -> None:
         {"job_id": 10},
     ]
     shell.answers("squeue", json.dumps({"jobs": jobs}).encode())
-    assert shell.backend.admin_comments([7, 8, 10]) == {7: "synergy:1"}
+    assert shell.backend.admin_comments([7, 8, 10, 11, 12]) == {7: "synergy:1"}
     count = len(shell.calls)
     assert shell.backend.admin_comments([]) == {} and len(shell.calls) == count
+
+
+def test_admin_comments_of_few_jobs_do_not_read_the_whole_queue(shell: Shell) -> None:
+    shell.answers("scontrol", b"JobId=7 JobName=x\n   AdminComment=synergy:1 \n")
+    assert shell.backend.admin_comments([7]) == {7: "synergy:1"}
+    assert shell.calls == [["scontrol", "show", "job", "7"]]
+    shell.answers("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert shell.backend.admin_comments([7, 8]) == {}  # they have left meanwhile
+    shell.answers("scontrol", error="Unable to contact slurm controller\n", code=1)
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        shell.backend.admin_comments([7])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +227,7 @@ def test_admin_comments(shell: Shell) -> None:
 def test_json_of_another_kind_is_one_clear_line(shell: Shell, out: bytes) -> None:
     shell.answers("squeue", out)
     with pytest.raises(SlurmError, match="answer not understood"):
-        shell.backend.admin_comments([7])
+        shell.backend.admin_comments(range(5))
 
 
 def test_required_nodes(shell: Shell) -> None:

@@ -1,0 +1,238 @@
+"""How many running jobs may change at once: the decisions that gain most go first, the others wait and say so. Pure.
+
+A start or a growth may need GPUs that a running job has to leave first. Such changes are begun together or not at all: a job is
+not shrunk for one that waits all the same. Where they are too many to be ever begun together, jobs leave as the bounds allow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from synergyd.node_needs import NO_ROOM, Room
+from synergyd.records import Action, Decision
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
+from synergyd.scheduler.problem.utility import relative_goodput, stay_value, value_terms
+from synergyd.words import job_words, shape_words
+
+_Node = tuple[str, str]  # (its own name, GPU type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveCaps:
+    """Bounds on changes of running jobs, and what is under way. Rates are GiB/s of checkpoints."""
+
+    #: jobs at once; 0: no bound
+    most: int = 0
+    #: of all checkpoints together; 0: no bound
+    write_gib_s: float = 0.0
+    under_way: int = 0
+    writing_gib_s: float = 0.0
+    #: by job id; a job that is not here writes alone
+    rates_gib_s: Mapping[int, float] = field(default_factory=dict)
+    #: jobs that do not wait
+    needed: frozenset[int] = frozenset()
+
+    def rate(self, job_id: int) -> float:
+        return self.rates_gib_s.get(job_id, self.write_gib_s)
+
+
+NO_CAPS = MoveCaps()
+
+
+def within_caps(decisions: Sequence[Decision], problem: Problem, caps: MoveCaps) -> tuple[Decision, ...]:
+    """The decisions; those that have to wait are to keep what the job has, and their reasons say what for."""
+    if not caps.most and not caps.write_gib_s:
+        return tuple(decisions)
+    pacing = _Pacing(decisions, problem, caps)
+    pacing.run()
+    return tuple(
+        pacing.delayed(d) if d.job_id in pacing.changes and d.job_id not in pacing.begun else d for d in decisions
+    )
+
+
+class _Pacing:
+    """One epoch's changes: `begun` are those that may begin."""
+
+    def __init__(self, decisions: Iterable[Decision], problem: Problem, caps: MoveCaps) -> None:
+        self._jobs = {job.job_id: job for job in problem.jobs}
+        self._problem, self._caps = problem, caps
+        self._nodes: dict[_Node, NodeCapacity] = {(n.host or n.name, n.gpu_type): n for n in problem.nodes}
+        self._key = {n.name: (n.host or n.name, n.gpu_type) for n in problem.nodes}
+        self.changes = {d.job_id: d for d in decisions if d.job_id in self._jobs and d.action is not Action.KEEP}
+        self.changes = {i: d for i, d in self.changes.items() if d.cell is not None or self._runs(i)}
+        self._gains = {
+            i: sum(worth for _, worth in d.worth) - stay_value(self._jobs[i], problem.terms)
+            for i, d in self.changes.items()
+        }
+        self._holders: dict[_Node, list[int]] = {}
+        for i in sorted(self.changes, key=lambda i: (-self._gains[i], i)):
+            for node in self._held(i):
+                self._holders.setdefault(node, []).append(i)
+        self._gpus = Counter({key: n.free for key, n in self._nodes.items()})
+        self._room = {key: n.room for key, n in self._nodes.items() if n.room is not None}
+        for job in problem.jobs:
+            if job.current is not None:
+                self._take(job, job.cells[job.current].shape.gpus_per_node, self._held(job.job_id), -1)
+        self._count, self._writing = caps.under_way, caps.writing_gib_s
+        self.begun: set[int] = set()
+        self._awaited: dict[int, set[int]] = {}  # by job id: those that it would begin with
+
+    def run(self) -> None:
+        order = sorted(self.changes, key=lambda i: (i not in self._caps.needed, -self._gains[i], i))
+        forced: list[int] = []
+        for i in order:
+            if i in self.begun:
+                continue
+            if self._gains[i] < 0 and i not in self._caps.needed:
+                forced.append(i)  # as a rule for others, with whom it begins
+                continue
+            self._begin(i)
+        for i in forced:
+            if i not in self.begun and not any(i in together for together in self._awaited.values()):
+                self._begin(i)
+
+    def delayed(self, decision: Decision) -> Decision:
+        """The decision of a job that has to wait."""
+        job, cell = self._jobs[decision.job_id], decision.cell
+        to = shape_words(cell.shape, decision.node_names) if cell is not None else "no GPUs, for others"
+        others = sorted(i for i in self._awaited.get(decision.job_id, ()) if i != decision.job_id and self._runs(i))
+        bound = self._bound()
+        if job.current is None:
+            after = f" for the GPUs of {job_words(others)}, which can't change yet" if others else ""
+            why = f"Would start on {to}, and waits{after}: {bound}."
+            return replace(decision, action=Action.WAIT, cell=None, node_names=(), why=why, relative_goodput=None,
+                           worth=value_terms(job, None, False, self._problem.terms), sharing=None)  # fmt: skip
+        present = job.cells[job.current]
+        along = f" Together with it, {job_words(others)} would change." if others else ""
+        return replace(
+            decision,
+            action=Action.KEEP,
+            cell=present,
+            node_names=tuple(name.partition(":")[0] for name in job.nodes),
+            why=f"Keeps what it holds for now. It would change to {to}, and waits: {bound}.{along}",
+            relative_goodput=relative_goodput(present, job.cells, job.asked),
+            worth=value_terms(job, job.current, True, self._problem.terms),
+            sharing=None,
+        )
+
+    def _bound(self) -> str:
+        caps, words = self._caps, []
+        if caps.most:
+            words.append(f"at most {caps.most} running job{'s' * (caps.most != 1)} may change at once (MaxResizes)")
+        if caps.write_gib_s:
+            words.append(f"checkpoints may write {caps.write_gib_s:g} GiB/s together (MaxCheckpointGiBps)")
+        return f"{' and '.join(words)}, and others are under way or gain more"
+
+    def _begin(self, job_id: int) -> None:
+        """The change, with those that it needs, where the bounds allow all of them."""
+        together = self._together(job_id)
+        runs = [i for i in together if self._runs(i)]
+        if job_id in self._caps.needed or self._fits(runs):
+            self._accept(together)
+            return
+        self._awaited[job_id] = set(together)
+        if self._count or self._writing or self._alone(runs):
+            return
+        # never all at once: some leave now, and the others as soon as these have
+        for i in (i for i in runs if not self._needs_others(i)):
+            if self._fits([i]):
+                self._accept([i])
+
+    def _together(self, job_id: int) -> list[int]:
+        """The change and those that have to begin with it, since it takes what they leave; directly or by way of others."""
+        found, after = [job_id], self._after([job_id])
+        while (short := next((n for n in after if after[n]), None)) is not None:
+            others = (i for i in self._holders.get(short, ()) if i not in found and i not in self.begun)
+            leaves = [i for i in others if min(self._leaves(i, short)) < 0]
+            if not leaves:
+                break  # what it takes there others hold: it is begun when they have left
+            found.append(leaves[0])
+            after = self._after(found)
+        return found
+
+    def _after(self, jobs: Iterable[int]) -> dict[_Node, bool]:
+        """By node that these changes touch: would more be held there than there is?"""
+        gpus: Counter[_Node] = Counter()
+        room: dict[_Node, Room] = {}
+        for i in jobs:
+            for node, (count, part) in self._difference(i).items():
+                gpus[node] += count
+                room[node] = room.get(node, NO_ROOM).plus(part)
+        return {
+            node: self._gpus[node] < count or (node in self._room and not self._room[node].holds(room[node]))
+            for node, count in sorted(gpus.items())
+        }
+
+    def _difference(self, job_id: int) -> dict[_Node, tuple[int, Room]]:
+        """What the change takes of each node, below nothing where it leaves more."""
+        job, cell = self._jobs[job_id], self.changes[job_id].cell
+        found: dict[_Node, tuple[int, Room]] = {}
+        steps = [] if cell is None else [(cell.shape.gpus_per_node, self._taken(job_id), 1)]
+        if job.current is not None:
+            steps.append((job.cells[job.current].shape.gpus_per_node, self._held(job_id), -1))
+        for gpus, nodes, sign in steps:
+            for node in nodes:
+                count, part = found.get(node, (0, NO_ROOM))
+                found[node] = count + sign * gpus, part.plus(self._part(job, gpus, node), sign)
+        return found
+
+    def _leaves(self, job_id: int, node: _Node) -> tuple[int, int, int]:
+        """What the change takes of a node that the job holds: below nothing where it leaves some."""
+        count, part = self._difference(job_id)[node]
+        return count, part.cpus, part.memory_mib
+
+    def _accept(self, jobs: Iterable[int]) -> None:
+        for i in jobs:
+            for node, (count, part) in self._difference(i).items():
+                self._gpus[node] -= count
+                if node in self._room:
+                    self._room[node] = self._room[node].plus(part, -1)
+            self.begun.add(i)
+            if self._runs(i):
+                self._count += 1
+                self._writing += self._caps.rate(i)
+
+    def _fits(self, runs: Sequence[int]) -> bool:
+        if not runs:
+            return True
+        caps, rate = self._caps, sum(self._caps.rate(i) for i in runs)
+        few = not caps.most or self._count + len(runs) <= caps.most
+        # one that is above the bound by itself goes alone
+        slow = (
+            not caps.write_gib_s or self._writing + rate <= caps.write_gib_s or (not self._writing and len(runs) == 1)
+        )
+        return few and slow
+
+    def _alone(self, runs: Sequence[int]) -> bool:
+        """Would these be allowed with nothing else under way?"""
+        caps, rate = self._caps, sum(self._caps.rate(i) for i in runs)
+        return (not caps.most or len(runs) <= caps.most) and (
+            not caps.write_gib_s or rate <= caps.write_gib_s or len(runs) == 1
+        )
+
+    def _needs_others(self, job_id: int) -> bool:
+        return any(self._after([job_id]).values())
+
+    def _take(self, job: JobRequest, gpus: int, nodes: Iterable[_Node], sign: int) -> None:
+        for node in nodes:
+            self._gpus[node] += sign * gpus
+            if node in self._room:
+                self._room[node] = self._room[node].plus(self._part(job, gpus, node), sign)
+
+    def _part(self, job: JobRequest, gpus: int, key: _Node) -> Room:
+        node = self._nodes[key]
+        return node.total if job.needs.whole_nodes else job.needs.on(gpus, node.threads, node.total.memory_mib)
+
+    def _runs(self, job_id: int) -> bool:
+        return self._jobs[job_id].current is not None
+
+    def _held(self, job_id: int) -> list[_Node]:
+        job = self._jobs[job_id]
+        return [self._key[name] for name in job.nodes if name in self._key] if job.current is not None else []
+
+    def _taken(self, job_id: int) -> list[_Node]:
+        decision = self.changes[job_id]
+        keys = [(name, decision.cell.shape.gpu_type) for name in decision.node_names] if decision.cell else []
+        return [key for key in keys if key in self._nodes]
