@@ -275,8 +275,12 @@ class Controller:
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
         outputs = [o for t in self.jobs.values() for o in t.lose_nodes(up, now_s)]
         for job_id in self.in_transit:
-            target = self.jobs[job_id].lifecycle.target
-            if lost := sorted(set(target.nodes) - up if target else ()):
+            tracked = self.jobs[job_id]
+            target = tracked.lifecycle.target
+            nodes = set(target.nodes) if target else set()
+            # reserved since: Slurm would not start it there
+            barred = tracked.job.barred if tracked.job is not None and tracked.lifecycle.state in STARTING else ()
+            if lost := sorted((nodes - up) | nodes.intersection(barred)):
                 outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
         return outputs
 

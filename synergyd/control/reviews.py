@@ -65,6 +65,6 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output] |
     if restarts == job.restarts and due < before_s + lead_s:
         return []
     tracked.saved = (job.restarts, due)
-    end = "its time limit ends it" if by_limit else "a reservation takes its nodes"
+    end = "its time limit ends it" if by_limit else (job.cut_why or "a reservation takes its nodes")
     text = f"checkpoint asked for before {end}"
     return [Remember(life, life.state, "Time", (text,)), AskCheckpoint(job.job_id, life.restarts)]

@@ -118,6 +118,7 @@ class Observer:
         steering: Mapping[int, Steering] = NOT_STEERED,
     ) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
+        reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
@@ -137,6 +138,7 @@ class Observer:
                     lead_s=controller.times.lead_s,
                     restart_s=restart_s,
                     least_s=row.min_time_s,
+                    reserved=reserved,
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])

@@ -77,8 +77,6 @@ def _shut(row: JobRow, asked_nodes: int, p: PartitionRow | None) -> str:
 
 def beyond_placing(row: JobRow) -> str:
     """Why Synergy can't name nodes for this job, or ''."""
-    if row.reservation:
-        return f"it is in the reservation {row.reservation}, whose nodes Slurm names"
     if row.licenses:
         return f"it asks for licences ({row.licenses}), which Slurm counts"
     if row.switches:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
 from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
+from synergyd.slurm.node_states import offered
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
 _STATES = {
@@ -19,22 +20,6 @@ _STATES = {
         JobState.DONE,
     ),
 }  # fmt: skip
-_ASLEEP = frozenset(("cloud", "powered_down", "planned", "power_up", "dynamic_norm"))
-_BAD_NODE = (
-    "down",
-    "drain",
-    "fail",
-    "maint",
-    "unknown",
-    "not_responding",
-    "reboot",
-    "power",
-    "inval",
-    "planned_down",
-    "future",
-    "reserved",
-    "blocked",
-)
 
 
 @dataclass(frozen=True)
@@ -75,8 +60,7 @@ def node_of(row: NodeRow) -> Node:
 
 def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
     """A node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
-    state = row.state.lower()
-    bad = any(word in state for word in _BAD_NODE) or any(mark in state for mark in "*~#!%$@^")
+    offer = offered(row.state)
     totals: dict[str, int] = {}
     for kind, count in gpu_items(row.gres):
         totals[kind] = totals.get(kind, 0) + count
@@ -92,7 +76,7 @@ def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
                 kind or "gpu",
                 gpus,
                 min(in_use, gpus),
-                not bad,
+                offer.up,
                 row.partitions,
                 row.features,
                 row.reason,
@@ -100,16 +84,12 @@ def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
                 used=used,
                 threads_per_core=row.threads_per_core if whole_cores else 1,
                 tmp_disk_mib=row.tmp_disk_mib,
-                wakeable=wakeable(state),
+                wakeable=offer.wakeable,
+                waking=offer.waking,
+                reserved=offer.reserved,
             )
         )
     return tuple(found)
-
-
-def wakeable(state: str) -> bool:
-    """Is a node in this state (`idle+cloud+powered_down`) one that Slurm powers up for a job?"""
-    base, *flags = state.split("+")
-    return base == "idle" and "powered_down" in flags and set(flags) <= _ASLEEP
 
 
 def leaks(rows: Iterable[NodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
@@ -239,6 +219,7 @@ def job_of(
         account=row.account,
         qos=row.qos,
         features=row.features,
+        reservation=row.reservation,
         priority=float(row.priority),
         time_limit_s=row.time_limit_s,
         needs=needs_of(row, known.cpus_per_node, limits),

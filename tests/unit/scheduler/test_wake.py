@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.records import Action, Cluster, Snapshot
+from synergyd.records import Action, Cluster, Directive, Snapshot
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import NOW, cells, job, node, snapshot
+from tests.unit.scheduler.builders import NOW, cell, cells, job, node, snapshot
 from tests.unit.scheduler.test_decide import run
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
@@ -85,3 +85,32 @@ def test_gpus_that_no_job_holds_are_named() -> None:
     leaky = replace(node("n0", used=4), leaked=4)
     found = run(with_nodes(snapshot([], [job(1)]), leaky), {1: GOOD})[1]
     assert "Slurm counts GPUs as in use that no job holds, and gives them to nobody: 4 of n0." in found.why
+
+
+def test_jobs_of_a_reservation_share_its_nodes_and_others_get_none() -> None:
+    nodes = [node("n0"), replace(node("n1"), reserved=True), replace(node("n2"), reserved=True)]
+    inside = {"reservation": "mine", "within": ("n1", "n2")}
+    jobs = [
+        job(1, **inside),
+        job(2, nodes=("n1",), gpus=2, **inside),
+        job(3, barred=("n1", "n2")),
+        job(4, barred=("n1", "n2")),
+    ]
+    found = run(snapshot(nodes, jobs), dict.fromkeys((1, 2, 3, 4), GOOD))
+    assert {found[1].node_names, found[2].node_names} == {("n1",), ("n2",)}
+    assert found[3].node_names == found[4].node_names == ("n0",)
+    wide = run(
+        snapshot(nodes, [job(1, asked=8, **inside)]), {1: (cell(7.0, nodes=2, gpus=4), cell(9.0, nodes=3, gpus=4))}
+    )[1]
+    assert wide.node_names == ("n1", "n2")
+    large = job(1, directive=Directive(min_gpus=12), **inside)
+    why = run(snapshot(nodes, [large]), {1: (cell(9.0, nodes=3, gpus=4),)})[1].why
+    assert why == "Can't start: it needs min_gpus=12, and the cluster has 8 in its reservation mine."
+
+
+def test_a_job_on_a_node_that_drains_keeps_it_and_nobody_starts_or_grows_there() -> None:
+    nodes = [replace(node("n0"), up=False), node("n1")]
+    jobs = [job(1, nodes=("n0",), gpus=2), job(2), job(3, nodes=("n1",), gpus=4)]
+    found = run(snapshot(nodes, jobs), dict.fromkeys((1, 2, 3), GOOD))
+    assert (found[1].action, found[1].node_names) == (Action.KEEP, ("n0",))
+    assert found[2].node_names == found[3].node_names == ("n1",)
