@@ -19,6 +19,7 @@ from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
+from synergyd.slurm.hidden_nodes import HiddenNodes
 from synergyd.slurm.job_forms import Forms, forms_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import (
@@ -74,6 +75,7 @@ class Observer:
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
     _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
+    _hidden: HiddenNodes = field(default_factory=HiddenNodes)
     _reservations: tuple[Reservation, ...] = ()
     _reserved_left: int = 0  # epochs until they are read again, where there were none
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
@@ -83,6 +85,7 @@ class Observer:
         none. Raises SlurmError when Slurm can't be read."""
         rows, nodes = self.reader.jobs(), self.reader.nodes()
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
+        nodes = self._hidden.shown(nodes, self._limits)
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.cluster = cluster_of(nodes, self.settings.partitions, leaves, self._limits)
         # seen twice: a job may start between the two reads
@@ -118,6 +121,7 @@ class Observer:
         steering: Mapping[int, Steering] = NOT_STEERED,
     ) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
+        self.cluster = controller.power_ups.see(self.cluster, now_s)
         reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
@@ -142,6 +146,8 @@ class Observer:
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
+            if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self._limits)):
+                job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
 
@@ -180,7 +186,8 @@ class Observer:
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
-        return cluster_of(self.reader.nodes(), self.settings.partitions, self._leaves, self._limits)
+        nodes = self._hidden.shown(self.reader.nodes(), self._limits)
+        return cluster_of(nodes, self.settings.partitions, self._leaves, self._limits)
 
     def unchanged(self, job_id: int) -> bool:
         """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""

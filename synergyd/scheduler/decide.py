@@ -150,7 +150,8 @@ def decide(
         lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
         sizes_fixed=policy.sizes_fixed,
     )
-    return with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
+    grows = not policy.sizes_fixed and not policy.rule
+    return with_wakes(as_held, answer.problem, answer.allocation, answer.placement, snapshot, grows=grows)
 
 
 def _problem(

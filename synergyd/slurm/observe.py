@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from synergyd.control.power_up import RESUME_TIMEOUT_S
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
 from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
 from synergyd.slurm.node_states import offered
@@ -115,10 +116,13 @@ def cluster_of(
     """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name; `limits`:
     partitions by name."""
     found = []
+    timeouts = {name: p.resume_timeout_s for name, p in (limits or {}).items() if p.resume_timeout_s}
     for row in rows:
+        wake_s = max((timeouts[p] for p in row.partitions if p in timeouts), default=RESUME_TIMEOUT_S)
         cores = not any(name in (limits or {}) and not (limits or {})[name].whole_cores for name in row.partitions)
         leaf = (leaves or {}).get(row.name, "")
-        found += [replace(node, leaf=leaf) for node in nodes_of(row, cores)]
+        nodes = nodes_of(row, cores)
+        found += [replace(node, leaf=leaf, wake_s=wake_s if node.wakeable else 0.0) for node in nodes]
     return Cluster(tuple(n for n in found if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
 
 
