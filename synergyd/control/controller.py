@@ -393,6 +393,7 @@ class Controller:
         plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
+        cause += f", since {job.cut_why}" if job.cut_why and job.cut_why in decision.why else ""
         target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
         return self._advance(job.job_id, wanted, now_s)
@@ -404,8 +405,7 @@ class Controller:
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def _advance(self, job_id: int, event: ResizeEvent, now_s: float) -> list[Output]:
-        tracked = self.jobs.get(job_id)
-        if tracked is None:
+        if (tracked := self.jobs.get(job_id)) is None:
             return []
         before = tracked.lifecycle
         step = advance(before, event, now_s, self.times)

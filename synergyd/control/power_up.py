@@ -66,7 +66,7 @@ class PowerUps:
                 self._failed.pop(name, None)
                 if whole:
                     self._took_s[name] = max(0.0, now_s - since_s)
-            elif not node.wakeable:  # not one whose power-up was called off
+            else:  # DOWN after ResumeTimeout, or called off; one that Slurm does not show any more counts as asleep
                 self._fail(name, now_s)
         if not node.wakeable:
             return node

@@ -62,13 +62,20 @@ def in_time(
         if r.bars and r is not own and r.end_s > now_s and (left_s is None or begins_s + left_s > r.start_s) and r.nodes
     ]
     others = reserved - own.nodes if own is not None else reserved
-    timed = replace(job, barred=_names(frozenset((*(r.nodes for r in bars), others))))
-    timed = replace(timed, barred_why=_why(bars, others, own, left_s, now_s))
-    timed = _with_cut(timed, walltime, [r for r in bars if runs and r.start_s > now_s], end_s)
     time_left_s = None if walltime.goes_on else left_s
     if end_s is not None:
-        time_left_s = max(0.0, end_s - now_s) if time_left_s is None else min(time_left_s, max(0.0, end_s - now_s))
-    timed = replace(timed, time_left_s=time_left_s)
+        time_left_s = max(0.0, end_s - now_s if time_left_s is None else min(time_left_s, end_s - now_s))
+    own_bars = [r for r in bars if r.nodes.intersection(job.node_names)] if runs else []
+    cut_s, cut_why, again_s = _cut(job, walltime, own_bars, end_s if runs else None, now_s)
+    timed = replace(
+        job,
+        time_left_s=time_left_s,
+        cut_s=cut_s,
+        cut_why=cut_why,
+        free_again_s=again_s,
+        barred=_names(frozenset((*(r.nodes for r in bars), others))),
+        barred_why=_why(bars, others, own, left_s, now_s),
+    )
     if not runs or job.fixed:
         return timed
     if left_s is not None and left_s <= walltime.lead_s(lead_s) + restart_s:
@@ -98,17 +105,23 @@ def _inside(job: Job, own: Reservation | None, now_s: float) -> Job:
     return replace(job, directive=None, directive_error=error)
 
 
-def _with_cut(job: Job, walltime: Walltime, bars: list[Reservation], end_s: float | None) -> Job:
-    """The running job with when it is cut short: by the first of the reservations that take nodes of it, or at `end_s`."""
-    own = set(job.node_names)
-    cuts = [(r.start_s, f"the reservation {r.name} takes its nodes", r.end_s) for r in bars if r.nodes & own]
-    if end_s is not None and job.state is JobState.RUNNING:
+def _cut(
+    job: Job, walltime: Walltime, bars: list[Reservation], end_s: float | None, now_s: float
+) -> tuple[float | None, str, float | None]:
+    """When a running job is cut short, why, and when the nodes are free again: by the first of `bars`, which take nodes of it, or at
+    `end_s`. One that began while it ran may end it at any time."""
+    cuts = [(r.start_s, f"the reservation {r.name} takes its nodes", r.end_s) for r in bars if r.start_s > now_s]
+    if end_s is not None:
         cuts.append((end_s, f"its reservation {job.reservation} ends", math.nan))
     cuts = [cut for cut in cuts if walltime.ends_s is None or walltime.ends_s > cut[0]]
     if not cuts:
-        return replace(job, cut_s=None)
+        since_s = now_s if job.start_s is None else job.start_s
+        begun = [r for r in bars if since_s < r.start_s <= now_s]
+        cuts = [(r.start_s, f"the reservation {r.name} has its nodes", math.nan) for r in begun]
+    if not cuts:
+        return None, "", None
     cut_s, why, again_s = min(cuts, key=lambda cut: cut[:2])
-    return replace(job, cut_s=cut_s, cut_why=why, free_again_s=None if math.isnan(again_s) else again_s)
+    return cut_s, why, None if math.isnan(again_s) else again_s
 
 
 @lru_cache(maxsize=256)
@@ -128,8 +141,7 @@ def _why(
     bars: list[Reservation], reserved: frozenset[str], own: Reservation | None, left_s: float | None, now_s: float
 ) -> str:
     text = "".join(_words(r, left_s, now_s) for r in sorted(bars, key=lambda r: (r.start_s, r.name)))
-    unnamed = reserved.difference(*(r.nodes for r in bars))
-    text += f" {_nodes(unnamed)} {'are' if len(unnamed) > 1 else 'is'} in a reservation of others." if unnamed else ""
+    text += _unnamed(reserved, frozenset(r.nodes for r in bars)) if reserved else ""
     if own is not None and own.ends_jobs and own.start_s <= now_s < own.end_s:
         text += f" Its reservation {own.name} has {_nodes(own.nodes)} for another {_span(own.end_s - now_s)}."
     return text
@@ -143,6 +155,13 @@ def _words(reservation: Reservation, left_s: float | None, now_s: float) -> str:
     return f" The reservation {reservation.name} takes {nodes} in {_span(reservation.start_s - now_s)}, and the job {runs}."
 
 
+@lru_cache(maxsize=256)
+def _unnamed(reserved: frozenset[str], named: frozenset[frozenset[str]]) -> str:
+    rest = reserved.difference(*named)
+    return f" {_nodes(rest)} {'are' if len(rest) > 1 else 'is'} in a reservation of others." if rest else ""
+
+
+@lru_cache(maxsize=256)
 def _nodes(nodes: frozenset[str]) -> str:
     names = sorted(nodes)
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

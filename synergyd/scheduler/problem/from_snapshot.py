@@ -225,7 +225,9 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Un
 
 def filter_of(job: Job, avoid: tuple[str, ...] = ()) -> NodeFilter:
     """The nodes that the job names, by its own words, without those that are reserved while it would run, and those to `avoid`."""
-    barred = tuple(sorted({*job.exclude, *job.barred, *avoid})) if job.barred or avoid else job.exclude
+    barred = job.barred or job.exclude
+    if avoid or (job.barred and job.exclude):
+        barred = tuple(sorted({*job.exclude, *job.barred, *avoid}))
     return NodeFilter(job.open_partitions or job.partition, job.features, barred, job.nodelist, job.within)
 
 

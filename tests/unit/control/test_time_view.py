@@ -74,6 +74,21 @@ def test_a_running_job_that_a_reservation_cuts_short_knows_when() -> None:
     assert seen(job(JobState.RUNNING), Walltime(ends_s=NOW + 900), maint(500.0, "n2")).cut_s is None
 
 
+def test_one_that_began_over_a_running_job_may_end_it_at_any_time() -> None:
+    runs = job(JobState.RUNNING, start_s=NOW - 100)
+    found = seen(runs, Walltime(ends_s=NOW + 900), maint(-5.0))
+    assert (found.cut_s, found.free_again_s, found.cut_why) == (NOW - 5, None, "the reservation maint has its nodes")
+    both = seen(runs, Walltime(ends_s=NOW + 900), maint(-5.0), maint(300.0, name="next"))
+    assert (both.cut_s, both.free_again_s) == (NOW + 300, NOW + 300 + HOUR)
+    # one that began before the job did is none that takes its nodes
+    assert seen(runs, Walltime(ends_s=NOW + 900), maint(-200.0)).cut_s is None
+    one = tracked(Walltime(asked_s=HOUR, ends_s=NOW + HOUR), cut_s=NOW - 5, cut_why=found.cut_why)
+    told = review_time(one, NOW, LEAD_S)
+    assert isinstance(told, list) and isinstance(told[0], Remember)
+    assert told[0].story == ("checkpoint asked for: the reservation maint has its nodes",)
+    assert review_time(one, NOW + 60, LEAD_S) == []
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-5000, 5000), st.floats(1, 5000), st.sampled_from(["n1", "n2", "n3"])), max_size=5),
