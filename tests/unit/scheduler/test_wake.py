@@ -120,7 +120,7 @@ def test_a_job_on_a_node_that_drains_keeps_it_and_nobody_starts_or_grows_there()
 # -- growing onto nodes that sleep -------------------------------------------------------------------------------------
 
 WIDER = (cell(3.6, gpus=4), cell(7.0, nodes=2, gpus=4))
-OLD = {"submit_s": NOW - 36_000.0}  # ten hours old
+OLD: dict[str, Any] = {"submit_s": NOW - 36_000.0}  # ten hours old
 
 
 def sleeping(wake_s: float = 60.0, **changes: Any) -> Node:
