@@ -45,6 +45,8 @@ class PowerUps:
     def answered(self, wake: Wake, answer: CarriedOut | Refused, tracked: Tracked | None, now_s: float) -> list[Output]:
         """What came of it, for the job's story: nodes that this daemon may not power up are not asked for again for a while."""
         text = f"{', '.join(wake.nodes)} powered up for it to grow onto"
+        if isinstance(answer, Refused) and answer.transient:
+            return []
         if isinstance(answer, Refused):
             text = f"{', '.join(wake.nodes)} can't be powered up for it: {answer.error}"
             for name in wake.nodes:

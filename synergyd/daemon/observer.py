@@ -93,7 +93,7 @@ class Observer:
         self._leaks = leaked
         self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
-        self._read_reservations({n.name: n.cpus for n in nodes})
+        self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
@@ -122,7 +122,9 @@ class Observer:
     ) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         self.cluster = controller.power_ups.see(self.cluster, now_s)
-        reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved)
+        # a node is shown to be reserved some seconds longer than it is
+        held = frozenset[str]().union(*(r.nodes for r in self._reservations))
+        reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in held)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
@@ -260,9 +262,9 @@ class Observer:
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
 
-    def _read_reservations(self, cpus: Mapping[str, int]) -> None:
-        """Each epoch while there are any, else each NO_RESERVATIONS."""
-        if self._reserved_left > 0:
+    def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
+        """Each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
+        if self._reserved_left > 0 and not shown:
             self._reserved_left -= 1
             return
         try:

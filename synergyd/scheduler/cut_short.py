@@ -98,12 +98,13 @@ def _decided(
         cell = request.cells[index]
         free.take(names, cell.shape.gpus_per_node, request.needs)
         allowance.change(request, request.current, index)
+        hosts = tuple(name.partition(":")[0] for name in names)
         return replace(
             decision,
             action=Action.RESIZE,
             cell=cell,
-            node_names=tuple(name.partition(":")[0] for name in names),
-            why=_why(job, current.shape.gpus, shape_words(cell.shape), names, cell.shape.gpus, problem.now_s)
+            node_names=hosts,
+            why=_why(job, current.shape.gpus, shape_words(cell.shape), hosts, cell.shape.gpus, problem.now_s)
             + f" By the reservation's end it trains {window.changed(cell.goodput):.3g} sequences so, "
             f"{window.left_alone(current.goodput):.3g} if it were left alone.",
             relative_goodput=relative_goodput(cell, request.cells, request.asked),

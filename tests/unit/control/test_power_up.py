@@ -70,6 +70,10 @@ def test_nodes_that_may_not_be_powered_up_are_not_asked_for_again_at_once() -> N
     see(seen, ASLEEP, 0)
     (done,) = seen.answered(wake, CarriedOut(wake), tracked, 0)
     assert isinstance(done, Remember) and done.story == ("c1 powered up for it to grow onto",)
+    assert (
+        seen.answered(wake, Refused(wake, "slurmctld is away", True), tracked, 5) == []
+        and see(seen, ASLEEP, 6) == 300.0
+    )
     (refused,) = seen.answered(wake, Refused(wake, "Access/permission denied", False), tracked, 10)
     assert isinstance(refused, Remember) and "c1 can't be powered up for it: Access" in refused.story[0]
     assert see(seen, ASLEEP, 20) == math.inf and seen.answered(wake, CarriedOut(wake), None, 30) == []

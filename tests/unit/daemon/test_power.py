@@ -106,3 +106,17 @@ def test_nodes_that_are_reserved_after_the_decision_are_not_waited_for(tmp_path:
         site.tick(1)
     (other,) = site.daemon.controller.jobs[1].lifecycle.target.nodes  # type: ignore[union-attr]
     assert other != node and f"waits for a new decision: {node} can't take jobs now" in site.story(1)
+
+
+def test_a_reservation_that_is_gone_frees_its_nodes_at_the_next_epoch(tmp_path: Path) -> None:
+    """Slurm shows its nodes as reserved some seconds longer; a new one that it shows is read at once."""
+    site = Site(tmp_path)
+    site.slurm.gpus = {"n1": 4}
+    site.epoch()
+    start = int(site.slurm.now_s)
+    site.slurm.reserved = f"ReservationName=maint StartTime={start} EndTime={start + 36000} Nodes=n1 Flags= TRES=(null)"
+    site.slurm.states["n1"] = "idle+reserved"
+    site.slurm.submit(1, SCRIPT, time_limit_s=3600.0)
+    assert "The reservation maint has n1 for another" in site.epoch(60)[1].why
+    site.slurm.reserved = "No reservations in the system"
+    assert site.epoch(60)[1].node_names == ("n1",)
