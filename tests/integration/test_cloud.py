@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.daemon_site import explain, status, until_beat, until_steps
+from tests.integration.daemon_site import until_beat
 from tests.integration.test_walltime import squeue, told
 from tests.throwaway import light_job
 from tests.throwaway.power import cloud_settings
@@ -60,32 +60,3 @@ def test_a_job_starts_on_nodes_that_were_never_shown(asleep: SlurmCluster) -> No
     job_id = light_job.submit(asleep, directive="min_gpus=8 max_gpus=8", gpus=4, options=("--nodes=2",))
     until(asleep, job_id, "RUNNING", {"n[2-3]"})
     assert "n2" in shown(asleep)
-
-
-def test_a_running_job_grows_onto_a_node_that_is_woken_first(asleep: SlurmCluster) -> None:
-    assert shown(asleep) == {"n1"}
-    job_id = light_job.submit(asleep, directive="min_gpus=1 max_gpus=4", gpus=1)
-    until_steps(asleep, job_id)
-    assert squeue(asleep, job_id, "NodeList") == "n1"
-    asleep.wait_for(lambda: "powered up for it to grow onto" in told(asleep, job_id), WAIT_S, "a node to be woken")
-    until(asleep, job_id, "RUNNING", {"n2", "n3"})
-    assert squeue(asleep, job_id, "RestartCnt") == "1"
-    asleep.wait_for(lambda: (status(asleep).get(job_id) or {}).get("gpus") == 4, 60, "its size")
-    story = told(asleep, job_id)
-    assert story.index("powered up for it to grow onto") < story.index("checkpoint asked for")
-
-
-def test_a_node_that_does_not_come_up_stops_nobody(asleep: SlurmCluster) -> None:
-    """n2 is held by a plain job; n3, which the job is to grow onto, is DOWN after ResumeTimeout."""
-    (asleep.folder / "broken-n3").touch()
-    plain = asleep.sbatch("#!/bin/sh\nsleep 600\n", "-w", "n2", "--gres=gpu:4", "-o", "/dev/null")
-    job_id = light_job.submit(asleep, directive="min_gpus=1 max_gpus=4", gpus=1)
-    until_steps(asleep, job_id)
-    asleep.wait_for(lambda: "n3 powered up for it" in told(asleep, job_id), WAIT_S, "n3 to be woken")
-    assert "as soon as n3 is powered up" in str(explain(asleep, job_id)["decision"]["why"])
-    log = asleep.folder / "log" / "slurmctld.log"
-    asleep.wait_for(lambda: "node n3 not resumed by ResumeTimeout" in log.read_text(), WAIT_S, "n3 to be given up")
-    assert (squeue(asleep, job_id, "NodeList"), squeue(asleep, job_id, "RestartCnt")) == ("n1", "0")
-    asleep.run("scancel", str(plain))
-    until(asleep, job_id, "RUNNING", {"n2"})
-    assert told(asleep, job_id).count("n3 powered up for it") == 1
