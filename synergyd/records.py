@@ -214,7 +214,10 @@ class Node:
     used: Room = NO_ROOM
     threads_per_core: int = 1  # 1 too where Slurm gives out single threads
     tmp_disk_mib: int = 0
-    wakeable: bool = False  # powered down: Slurm wakes it for a job
+    wakeable: bool = False  # powered down or powering up: Slurm lets jobs have it, which begin when it is up
+    waking: bool = False  # it powers up already
+    wake_s: float = 0.0  # of a wakeable one: seconds until it is expected to be up
+    reserved: bool = False  # in a reservation that has begun: for its jobs alone
     leaked: int = 0  # GPUs that Slurm counts as in use and no job holds
 
 
@@ -294,7 +297,11 @@ class Job:
     avoid: tuple[str, ...] = ()  # nodes that it may not have for now: its last start failed there
     time_limit_s: float | None = None  # as Slurm has it now
     time_left_s: float | None = None  # until its time limit ends it for good
-    cut_s: float | None = None  # when a reservation takes its nodes while it runs
+    cut_s: float | None = None  # when a reservation takes its nodes while it runs, or its own ends
+    cut_why: str = ""  # which, in words
+    free_again_s: float | None = None  # when a reservation that takes its nodes ends
+    reservation: str = ""  # that it is in (--reservation)
+    within: tuple[str, ...] = ()  # nodes of that, sorted: it may have no others
     barred: tuple[str, ...] = ()  # nodes that it must not start on, for reservations
     barred_why: str = ""  # sentences, each with a blank before it
     slurm_name: str = ""  # where that is not its id: 123_4, 123_[5-9], 123+1

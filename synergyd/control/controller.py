@@ -50,7 +50,7 @@ from synergyd.control.events import (
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived, stays, under_way
-from synergyd.control.instructions import AskCheckpoint, Park, Target
+from synergyd.control.instructions import AskCheckpoint, Park, Target, Wake
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
@@ -60,6 +60,7 @@ from synergyd.control.lifecycle import (
     ResizeState,
     ResizeTimes,
 )
+from synergyd.control.power_up import PowerUps, wakes
 from synergyd.control.progress import progress_of
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_time import put_off_until_s
@@ -89,6 +90,7 @@ class Controller:
     durations: JobDurations = field(default_factory=JobDurations)
     shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
     failed_plans: FailedPlans = field(default_factory=FailedPlans)
+    power_ups: PowerUps = field(default_factory=PowerUps)
     log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
     _unseen: dict[int, Tracked] = field(default_factory=dict)  # read back from a store, not in the queue so far
     _cluster: Cluster = field(default_factory=lambda: Cluster(()))
@@ -203,6 +205,7 @@ class Controller:
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
             case ClockSet(by_s=by_s):
+                self.power_ups.set_clock(by_s)
                 for unseen in self._unseen.values():
                     set_clock(unseen, by_s)
                 return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
@@ -275,8 +278,7 @@ class Controller:
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
         outputs = [o for t in self.jobs.values() for o in t.lose_nodes(up, now_s)]
         for job_id in self.in_transit:
-            target = self.jobs[job_id].lifecycle.target
-            if lost := sorted(set(target.nodes) - up if target else ()):
+            if lost := self.jobs[job_id].lost_target(up):
                 outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
         return outputs
 
@@ -347,7 +349,7 @@ class Controller:
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
             return self._want(tracked, decision, job, now_s)
         tracked.blocked = decision
-        return self._keep_waiting(tracked, job, now_s)
+        return [*self._keep_waiting(tracked, job, now_s), *wakes(decision, self._cluster)]
 
     def _keep_waiting(self, tracked: Tracked, job: Job, now_s: float) -> list[Output]:
         """A job that waits for a decision must not start by itself; its first parking stamps its own size too."""
@@ -374,8 +376,9 @@ class Controller:
         return [] if job is None else self._want(tracked, decision, job, now_s)
 
     def _answered(self, answer: CarriedOut | Refused, now_s: float) -> list[Output]:
-        job_id = answer.instruction.job_id
-        tracked = self.jobs.get(job_id)
+        tracked = self.jobs.get(job_id := answer.instruction.job_id)
+        if isinstance(answer.instruction, Wake):
+            return self.power_ups.answered(answer.instruction, answer, tracked, now_s)
         if tracked is not None and isinstance(answer, CarriedOut) and isinstance(answer.instruction, Park):
             tracked.parked = tracked.job.restarts if tracked.job else None
         if tracked is not None and isinstance(answer, Refused) and isinstance(answer.instruction, AskCheckpoint):
@@ -390,6 +393,7 @@ class Controller:
         plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
+        cause += f", since {job.cut_why}" if job.cut_why and job.cut_why in decision.why else ""
         names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
         target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
@@ -402,8 +406,7 @@ class Controller:
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def _advance(self, job_id: int, event: ResizeEvent, now_s: float) -> list[Output]:
-        tracked = self.jobs.get(job_id)
-        if tracked is None:
+        if (tracked := self.jobs.get(job_id)) is None:
             return []
         before = tracked.lifecycle
         step = advance(before, event, now_s, self.times)
@@ -413,9 +416,8 @@ class Controller:
             self.log.append(
                 Entry(now_s, job_id, type(event).__name__, before.state.value, step.life.state.value, names)
             )
-        outputs: list[Output] = []
-        if step.life != before or step.story:
-            outputs.append(Remember(step.life, before.state, type(event).__name__, step.story))
+        changed = step.life != before or step.story
+        outputs = [Remember(step.life, before.state, type(event).__name__, step.story)] if changed else []
         if step.life.state is ResizeState.GONE:
             self._forget(tracked)
         return [*outputs, *step.instructions]

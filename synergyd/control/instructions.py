@@ -82,4 +82,12 @@ class Split:
     park_s: float
 
 
-Instruction = AskCheckpoint | Requeue | Park | Update | Release | LiftHold | Split
+@dataclass(frozen=True)
+class Wake:
+    """Power these nodes up, onto which the running job is to grow when they are up."""
+
+    job_id: int
+    nodes: tuple[str, ...]
+
+
+Instruction = AskCheckpoint | Requeue | Park | Update | Release | LiftHold | Split | Wake

@@ -65,6 +65,7 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output] |
     if restarts == job.restarts and due < before_s + lead_s:
         return []
     tracked.saved = (job.restarts, due)
-    end = "its time limit ends it" if by_limit else "a reservation takes its nodes"
-    text = f"checkpoint asked for before {end}"
+    end = "its time limit ends it" if by_limit else (job.cut_why or "a reservation takes its nodes")
+    over = not by_limit and job.cut_s is not None and job.cut_s <= now_s
+    text = f"checkpoint asked for{':' if over else ' before'} {end}"
     return [Remember(life, life.state, "Time", (text,)), AskCheckpoint(job.job_id, life.restarts)]

@@ -119,6 +119,7 @@ def _fits(node: Node, target: Target, job: Job) -> bool:
     allowed = (
         inside
         and node.name not in (*job.exclude, *job.barred, *job.avoid)
+        and (not job.within or node.name in job.within)
         and has_features(job.features, node.features)
     )
     free = node.gpus - node.gpus_used >= shape.gpus_per_node and has_cpus(node, job, shape.gpus_per_node)

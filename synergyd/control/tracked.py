@@ -11,6 +11,7 @@ from synergyd.control.instructions import Instruction
 from synergyd.control.launch_failure import after_loss
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
+    STARTING,
     JobLifecycle,
     ResizeState,
     validate,
@@ -146,6 +147,12 @@ class Tracked:
         if target is None or self.job is None or self.lifecycle.state is not ResizeState.RELEASED:
             return Tick()
         return Tick(has_room(target, cluster, self.job), self.reason)
+
+    def lost_target(self, up: frozenset[str]) -> list[str]:
+        """Nodes that it is to get and Slurm would not start it on: not up, or reserved since."""
+        life = self.lifecycle
+        barred = self.job.barred if self.job is not None and life.state in STARTING else ()
+        return sorted({n for n in life.target.nodes if n not in up or n in barred} if life.target else ())
 
     def lose_nodes(self, up: frozenset[str], now_s: float) -> list[Output]:
         """Nodes that Slurm took it off just now, and that can't take jobs, are not taken again for a while."""

@@ -23,6 +23,7 @@ from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, 
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.het_jobs import apart, with_leader
+from synergyd.slurm.hidden_nodes import HiddenNodes
 from synergyd.slurm.job_forms import Forms, forms_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import (
@@ -85,6 +86,7 @@ class Observer:
     _groups: UserGroups = field(default_factory=UserGroups)
     _cpu_caps: Mapping[str, int] = field(default_factory=dict)  # by node, for its partition's MaxCPUsPerNode
     _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
+    _hidden: HiddenNodes = field(default_factory=HiddenNodes)
     _reservations: tuple[Reservation, ...] = ()
     _reserved_left: int = 0  # epochs until they are read again, where there were none
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
@@ -94,6 +96,7 @@ class Observer:
         none. Raises SlurmError when Slurm can't be read."""
         rows, nodes = self.reader.jobs(), self.reader.nodes()
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
+        nodes = self._hidden.shown(nodes, self._limits)
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self._limits)
@@ -103,7 +106,7 @@ class Observer:
         self._leaks = leaked
         self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
-        self._read_reservations({n.name: n.cpus for n in nodes})
+        self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
@@ -132,6 +135,10 @@ class Observer:
         steering: Mapping[int, Steering] = NOT_STEERED,
     ) -> Snapshot:
         """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
+        self.cluster = controller.power_ups.see(self.cluster, now_s)
+        # a node is shown to be reserved some seconds longer than it is
+        held = frozenset[str]().union(*(r.nodes for r in self._reservations))
+        reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in held)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         self.left = []
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
@@ -167,9 +174,12 @@ class Observer:
                     lead_s=controller.times.lead_s,
                     restart_s=restart_s,
                     least_s=row.min_time_s,
+                    reserved=reserved,
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
+            if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self._limits)):
+                job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
             job = held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job
             if tracked is not None:
                 job = settled(job, tracked.lifecycle.moves, self.settings, now_s, minute)
@@ -211,9 +221,8 @@ class Observer:
 
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
-        return cluster_of(
-            capped(self.reader.nodes(), self._cpu_caps), self.settings.partitions, self._leaves, self._limits
-        )
+        nodes = self._hidden.shown(self.reader.nodes(), self._limits)
+        return cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, self._leaves, self._limits)
 
     def unchanged(self, job_id: int) -> bool:
         """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""
@@ -288,9 +297,9 @@ class Observer:
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
 
-    def _read_reservations(self, cpus: Mapping[str, int]) -> None:
-        """Each epoch while there are any, else each NO_RESERVATIONS."""
-        if self._reserved_left > 0:
+    def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
+        """Each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
+        if self._reserved_left > 0 and not shown:
             self._reserved_left -= 1
             return
         try:

@@ -9,6 +9,7 @@ from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
+from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.give_back import as_resize, give_back
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
@@ -143,8 +144,18 @@ def decide(
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else ""
         decisions.append(replace(found, why=found.why + note) if note else found)
-    as_held = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
-    woken = with_wakes(as_held, answer.problem, answer.allocation, snapshot.cluster.nodes)
+    as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
+    as_held = around_reservations(
+        as_held,
+        snapshot.jobs,
+        answer.problem,
+        answer.allocation,
+        answer.placement,
+        lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
+        sizes_fixed=policy.sizes_fixed,
+    )
+    grows = not policy.sizes_fixed and not policy.rule
+    woken = with_wakes(as_held, answer.problem, answer.allocation, answer.placement, snapshot, grows=grows)
     return within_caps(woken, answer.problem, caps)
 
 

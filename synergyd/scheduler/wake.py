@@ -1,32 +1,74 @@
-"""Jobs that would wait while nodes are powered down: left to Slurm at the size asked for, which wakes nodes for them. Pure."""
+"""Nodes that are powered down: jobs that would wait are left to Slurm, which wakes nodes for them, and running jobs grow onto
+nodes that are woken first. Pure.
+
+Waiting jobs come before running ones, at the size that they asked for. The time that a node takes to power up counts in a
+growth's restart cost: with it the growth has to gain more than going on as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from synergyd.records import Action, Decision, Node
+from synergyd.records import Action, Cluster, Decision, Node, Snapshot
+from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.placement.place import Placement
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.from_snapshot import node_capacities
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
+from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.utility import (
+    beyond_growth,
+    change_value,
+    delayed,
+    payback_s,
+    relative_goodput,
+    stay_value,
+    value_terms,
+)
 from synergyd.words import shape_words
+
+_Option = tuple[float, int, tuple[str, ...], float]  # (value gained, Cell, nodes, seconds until they are up)
 
 
 def with_wakes(
-    decisions: Iterable[Decision], problem: Problem, allocation: Allocation, nodes: Iterable[Node]
+    decisions: Iterable[Decision],
+    problem: Problem,
+    allocation: Allocation,
+    placement: Placement,
+    snapshot: Snapshot,
+    *,
+    grows: bool = True,
 ) -> tuple[Decision, ...]:
     """The decisions; a job that got no GPUs starts on nodes of Slurm's choice where powered-down ones have room for the size
-    asked for. Each such node is counted on for one job's GPUs only."""
-    decisions = tuple(decisions)
-    asleep = {node.name: node.gpus for node in nodes if node.wakeable}
-    if not asleep:
+    asked for, and with `grows` a running one that was to go on as it is grows onto such nodes. Each of them is counted on
+    for one job's GPUs only."""
+    decisions, nodes = tuple(decisions), snapshot.cluster.nodes
+    if not any(node.wakeable for node in nodes):
         return decisions
+    asleep = {node.name: max(0, node.gpus - node.gpus_used) for node in nodes if node.wakeable}
+    decisions = _starts(decisions, problem, allocation, asleep, {n.name: n.wake_s for n in nodes if n.wakeable})
+    if not grows:
+        return decisions
+    return _Growth(decisions, problem, allocation, placement, snapshot, asleep).decisions()
+
+
+def _starts(
+    decisions: tuple[Decision, ...],
+    problem: Problem,
+    allocation: Allocation,
+    asleep: dict[str, int],
+    wake_s: Mapping[str, float],
+) -> tuple[Decision, ...]:
     requests = {request.job_id: request for request in problem.jobs}
     allowance = Allowance(problem, allocation.choice)
     found = []
     for decision in decisions:
         job = requests.get(decision.job_id)
         if job is not None and decision.action is Action.WAIT and job.current is None and job.asked is not None:
-            names = _room(job, problem, asleep)
+            names = _room(job, problem, asleep, wake_s)
             if names and not beyond_own(job, job.asked) and allowance.exceeded(job, None, job.asked) is None:
                 allowance.change(job, None, job.asked)
                 cell = job.cells[job.asked]
@@ -39,6 +81,132 @@ def with_wakes(
     return tuple(found)
 
 
+class _Growth:
+    """Running jobs that grow onto nodes that sleep. `left`: GPUs of these by name that no start counts on."""
+
+    def __init__(
+        self,
+        decisions: tuple[Decision, ...],
+        problem: Problem,
+        allocation: Allocation,
+        placement: Placement,
+        snapshot: Snapshot,
+        left: Mapping[str, int],
+    ) -> None:
+        self._problem, self._decisions = problem, decisions
+        self._jobs = {job.job_id: job for job in snapshot.jobs}
+        waiting = [
+            request
+            for request, decision in self._pairs()
+            if request.current is None and decision.action in (Action.WAIT, Action.START) and not decision.node_names
+        ]
+        self._asleep = {
+            node.name: node
+            for node, capacity in zip((n for n in snapshot.cluster.nodes if n.gpus > 0), problem.nodes, strict=True)
+            if node.wakeable
+            and node.wake_s < math.inf
+            and left[node.name] == node.gpus - node.gpus_used
+            and not any(
+                _may_have(request, capacity.gpu_type) and capacity.admits(request.node_filter) for request in waiting
+            )
+        }
+        woken = (replace(n, up=True) if n.name in self._asleep else n for n in snapshot.cluster.nodes)
+        nodes = node_capacities(replace(snapshot, cluster=Cluster(tuple(woken))), problem.jobs)
+        self._limits = NodeLimits(nodes)
+        self._free = FreeGpus(nodes, problem.spanned)
+        self._allowance = Allowance(problem, allocation.choice)
+        names = {(node.host or node.name, node.gpu_type): node.name for node in nodes}
+        for request, decision in self._pairs():
+            cell = decision.cell
+            if cell is not None and decision.node_names:
+                on = [
+                    names[host, cell.shape.gpu_type]
+                    for host in decision.node_names
+                    if (host, cell.shape.gpu_type) in names
+                ]
+                self._free.take(on, cell.shape.gpus_per_node, request.needs)
+
+    def _pairs(self) -> list[tuple[JobRequest, Decision]]:
+        of = {decision.job_id: decision for decision in self._decisions}
+        return [(request, of[request.job_id]) for request in self._problem.jobs]
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """All of them; those that gain most first."""
+        if not self._asleep:
+            return self._decisions
+        found: dict[int, Decision] = {}
+        running = [
+            (r, d) for r, d in self._pairs() if d.action is Action.KEEP and r.current is not None and r.discount > 0
+        ]
+        gains = [(option[0], r.job_id, r, d) for r, d in running if (option := self._best(r)) is not None]
+        for _, _, request, decision in sorted(gains, key=lambda gain: (-gain[0], gain[1])):
+            option = self._best(request)
+            if option is not None:
+                found[request.job_id] = self._grown(request, decision, option)
+        return tuple(found.get(decision.job_id, decision) for decision in self._decisions)
+
+    def _best(self, request: JobRequest) -> _Option | None:
+        """The growth onto nodes that sleep that gains most; None where none gains anything."""
+        bound, cells = self._limits.bound(replace(request, banned=frozenset())), CellIndex.of(request.cells)
+        now, terms = cells[request.current or 0], self._problem.terms
+        stays, least_s = stay_value(request, terms), min(node.wake_s for node in self._asleep.values())
+        last = {name: 1 for name in self._asleep}
+        best: _Option | None = None
+        self._free.give(request.nodes, now.shape.gpus_per_node, request.needs)
+        for index in cells.ranked:
+            shape = cells[index].shape
+            if cells[index].goodput <= now.goodput:
+                break
+            if shape.gpus <= now.shape.gpus or index in bound.banned or beyond_growth(request, index, terms):
+                continue
+            most = change_value(self._delayed(request, least_s), index, terms) - stays
+            if most <= (best[0] if best else 0.0) or beyond_own(request, index):
+                continue
+            if self._allowance.exceeded(request, request.current, index) is not None:
+                continue
+            names = self._free.pick(shape, bound.node_filter, frozenset(request.nodes), last, request.needs)
+            woken = [
+                self._asleep[name.partition(":")[0]] for name in names or () if name.partition(":")[0] in self._asleep
+            ]
+            if names is None or not woken:
+                continue
+            wake_s = max(node.wake_s for node in woken)
+            gain = change_value(self._delayed(request, wake_s), index, terms) - stays
+            if gain > (best[0] if best else 0.0):
+                best = gain, index, names, wake_s
+        self._free.take(request.nodes, now.shape.gpus_per_node, request.needs)
+        return best
+
+    def _delayed(self, request: JobRequest, delay_s: float) -> JobRequest:
+        job = self._jobs[request.job_id]
+        return delayed(request, self._problem.restart_cost_s, delay_s, job.time_left_s)
+
+    def _grown(self, request: JobRequest, decision: Decision, option: _Option) -> Decision:
+        _, index, names, wake_s = option
+        now, cell = request.cells[request.current or 0], request.cells[index]
+        self._free.give(request.nodes, now.shape.gpus_per_node, request.needs)
+        self._free.take(names, cell.shape.gpus_per_node, request.needs)
+        self._allowance.change(request, request.current, index)
+        hosts = tuple(name.partition(":")[0] for name in names)
+        woken = [name for name in hosts if name in self._asleep]
+        cost_s = self._problem.restart_cost_s + wake_s
+        why = (
+            f"Grows from {shape_words(now.shape)} to {shape_words(cell.shape)} as soon as {', '.join(woken[:3])}"
+            f"{' and more' if len(woken) > 3 else ''} {'is' if len(woken) == 1 else 'are'} powered up, and goes on meanwhile: "
+            f"predicted goodput {now.goodput:.3g} -> {cell.goodput:.3g} sequences/s; {wake_s:.0f} s for that and the restart "
+            f"are paid back in about {payback_s(now.goodput, cell.goodput, cost_s):.0f} s."
+        )
+        asked = relative_goodput(cell, request.cells, request.asked)
+        worth = value_terms(self._delayed(request, wake_s), index, False, self._problem.terms)
+        return replace(
+            decision, action=Action.RESIZE, cell=cell, node_names=hosts, why=why, relative_goodput=asked, worth=worth
+        )
+
+
+def _may_have(request: JobRequest, gpu_type: str) -> bool:
+    return gpu_type in CellIndex.of(request.cells).types
+
+
 def leak_words(nodes: Iterable[Node]) -> str:
     """A sentence for jobs that wait, a blank before it; "" where Slurm counts no GPUs as in use that no job holds."""
     leaked = [f"{node.leaked} of {node.name}" for node in nodes if node.leaked]
@@ -48,8 +216,8 @@ def leak_words(nodes: Iterable[Node]) -> str:
     return f" Slurm counts GPUs as in use that no job holds, and gives them to nobody: {', '.join(leaked[:3])}{more}."
 
 
-def _room(job: JobRequest, problem: Problem, asleep: dict[str, int]) -> list[str]:
-    """Powered-down nodes for the size asked for; empty where there are too few."""
+def _room(job: JobRequest, problem: Problem, asleep: Mapping[str, int], wake_s: Mapping[str, float]) -> list[str]:
+    """Nodes that sleep for the size asked for, the soonest up first; empty where there are too few."""
     shape = job.cells[job.asked or 0].shape
     names = [
         node.name
@@ -58,4 +226,4 @@ def _room(job: JobRequest, problem: Problem, asleep: dict[str, int]) -> list[str
         and node.gpu_type == shape.gpu_type
         and node.admits(job.node_filter)
     ]
-    return names[: shape.nodes] if len(names) >= shape.nodes else []
+    return sorted(names, key=lambda name: wake_s[name])[: shape.nodes] if len(names) >= shape.nodes else []

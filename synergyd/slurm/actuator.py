@@ -21,6 +21,7 @@ from synergyd.control.instructions import (
     Split,
     Target,
     Update,
+    Wake,
 )
 from synergyd.control.walltime import TimeGrant
 from synergyd.errors import UsageError, one_line
@@ -199,6 +200,8 @@ class Actuator:
             case Release():
                 if state is JobState.PENDING:
                     self.slurm.update(whole, {"StartTime": "now"})
+            case Wake(nodes=nodes):
+                self.slurm.power_up(nodes)
             case LiftHold(restarts=restarts, park_s=park_s):
                 if row.restarts == restarts and launch_failed(row):
                     # parked first: without its hold it would start by itself, on the same nodes

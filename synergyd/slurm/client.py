@@ -112,6 +112,10 @@ class SlurmWriter(Protocol):
         """Ends the running job and puts it back into the queue."""
         ...
 
+    def power_up(self, nodes: Sequence[str]) -> None:
+        """Has Slurm power up nodes that are powered down."""
+        ...
+
     def signal(self, job: int | str, name: str) -> None:
         """Sends a signal to all processes of the job's steps, not to its batch shell."""
         ...

@@ -80,8 +80,6 @@ def _shut(row: JobRow, asked_nodes: int, p: PartitionRow | None, groups: frozens
 
 def beyond_placing(row: JobRow, topology: bool = False) -> str:
     """Why Synergy can't name nodes for this job, or ''. `topology`: the nodes' leaf switches are known."""
-    if row.reservation:
-        return f"it is in the reservation {row.reservation}, whose nodes Slurm names"
     if row.licenses:
         return f"it asks for licences ({row.licenses}), which Slurm counts"
     if row.switches and not topology:

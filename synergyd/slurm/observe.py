@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from synergyd.control.power_up import RESUME_TIMEOUT_S
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
 from synergyd.slurm.job_forms import shown_name
 from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
+from synergyd.slurm.node_states import offered
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
 _STATES = {
@@ -20,22 +22,6 @@ _STATES = {
         JobState.DONE,
     ),
 }  # fmt: skip
-_ASLEEP = frozenset(("cloud", "powered_down", "planned", "power_up", "dynamic_norm"))
-_BAD_NODE = (
-    "down",
-    "drain",
-    "fail",
-    "maint",
-    "unknown",
-    "not_responding",
-    "reboot",
-    "power",
-    "inval",
-    "planned_down",
-    "future",
-    "reserved",
-    "blocked",
-)
 
 
 @dataclass(frozen=True)
@@ -81,8 +67,7 @@ def node_of(row: NodeRow) -> Node:
 
 def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
     """A node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
-    state = row.state.lower()
-    bad = any(word in state for word in _BAD_NODE) or any(mark in state for mark in "*~#!%$@^")
+    offer = offered(row.state)
     totals: dict[str, int] = {}
     for kind, count in gpu_items(row.gres):
         totals[kind] = totals.get(kind, 0) + count
@@ -98,7 +83,7 @@ def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
                 kind or "gpu",
                 gpus,
                 min(in_use, gpus),
-                not bad,
+                offer.up,
                 row.partitions,
                 row.features,
                 row.reason,
@@ -106,16 +91,12 @@ def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
                 used=used,
                 threads_per_core=row.threads_per_core if whole_cores else 1,
                 tmp_disk_mib=row.tmp_disk_mib,
-                wakeable=wakeable(state),
+                wakeable=offer.wakeable,
+                waking=offer.waking,
+                reserved=offer.reserved,
             )
         )
     return tuple(found)
-
-
-def wakeable(state: str) -> bool:
-    """Is a node in this state (`idle+cloud+powered_down`) one that Slurm powers up for a job?"""
-    base, *flags = state.split("+")
-    return base == "idle" and "powered_down" in flags and set(flags) <= _ASLEEP
 
 
 def leaks(rows: Iterable[NodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
@@ -141,10 +122,13 @@ def cluster_of(
     """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name; `limits`:
     partitions by name."""
     found = []
+    timeouts = {name: p.resume_timeout_s for name, p in (limits or {}).items() if p.resume_timeout_s}
     for row in rows:
+        wake_s = max((timeouts[p] for p in row.partitions if p in timeouts), default=RESUME_TIMEOUT_S)
         cores = not any(name in (limits or {}) and not (limits or {})[name].whole_cores for name in row.partitions)
         leaf = (leaves or {}).get(row.name, "")
-        found += [replace(node, leaf=leaf) for node in nodes_of(row, cores)]
+        nodes = nodes_of(row, cores)
+        found += [replace(node, leaf=leaf, wake_s=wake_s if node.wakeable else 0.0) for node in nodes]
     return Cluster(tuple(n for n in found if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
 
 
@@ -247,6 +231,7 @@ def job_of(
         account=row.account,
         qos=row.qos,
         features=row.features,
+        reservation=row.reservation,
         priority=float(row.priority),
         time_limit_s=row.time_limit_s,
         needs=needs_of(row, known.cpus_per_node, limits),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from synergyd.errors import UsageError
 from synergyd.slurm.rows import PartitionRow, seconds_of
+from synergyd.wire.hostlist import expand
 
 _NONE = ("", "ALL", "NONE", "N/A", "(null)", "UNLIMITED", "INFINITE")
 
@@ -53,6 +55,9 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
         exclusive_user=f.get("ExclusiveUser", "NO") == "YES",
         preempt_mode=f.get("PreemptMode", "OFF"),
         grace_s=float(_number(f.get("GraceTime", "")) or 0),
+        nodes=_nodes(f.get("Nodes", "")),
+        gpus=_number(dict(x.partition("=")[::2] for x in f.get("TRES", "").split(",")).get("gres/gpu", "")),
+        resume_timeout_s=_seconds(f.get("ResumeTimeout", "")) or _seconds(cluster.get("ResumeTimeout", "")),
         qos="" if f.get("QoS", "") in _NONE else f["QoS"],
         priority_tier=_number(f.get("PriorityTier", "")) or 0,
         counts_memory="MEMORY" in select,
@@ -73,6 +78,19 @@ def _memory(kind: str, f: Mapping[str, str], cluster: Mapping[str, str]) -> dict
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _seconds(text: str) -> float | None:
+    """Of `60` or `60 sec`; None for other words (`GLOBAL`)."""
+    number = _number(text.removesuffix("sec").strip())
+    return None if number is None else float(number)
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(expand(text, "a partition's nodes")) if text not in _NONE else ()
+    except UsageError:
+        return ()
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -126,6 +126,12 @@ class PartitionRow:
     grace_s: float = 0.0
     qos: str = ""
     priority_tier: int = 1
+    #: its nodes, shown or not
+    nodes: tuple[str, ...] = ()
+    #: GPUs of all of them; None where Slurm does not count them (AccountingStorageTRES)
+    gpus: int | None = None
+    #: Slurm's time for a node to power up, seconds; None: it says nothing
+    resume_timeout_s: float | None = None
     #: does Slurm count memory here (SelectTypeParameters CR_*_Memory)?
     counts_memory: bool = False
     #: every job gets whole nodes (OverSubscribe=EXCLUSIVE, select/linear)

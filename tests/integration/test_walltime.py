@@ -100,4 +100,6 @@ def test_no_job_is_placed_or_restarted_across_a_maintenance_reservation(empty: S
         assert empty.state(second) == "PENDING"
         # it may go on until then, but a restart would wait until the reservation is over
         assert (empty.state(first), squeue(empty, first, "RestartCnt")) == ("RUNNING", "0")
-        empty.wait_for(lambda: "before a reservation takes its nodes" in told(empty, first), 150, "its checkpoint")
+        empty.wait_for(
+            lambda: "before the reservation maint takes its nodes" in told(empty, first), 150, "its checkpoint"
+        )

@@ -1,4 +1,4 @@
-"""A node of a throwaway cluster loses its power: slurmd and everything that runs on it end at once."""
+"""Nodes of a throwaway cluster that lose their power, or have none until Slurm powers them up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,31 @@ import signal
 from pathlib import Path
 
 from tests.throwaway.slurm import SlurmCluster
+
+
+def cloud_settings(cluster: SlurmCluster, *, resume_timeout_s: int) -> tuple[str, ...]:
+    """Lines of slurm.conf with which Slurm powers nodes of `cloud` groups up and down: their slurmd is started and ended. One of
+    which a file broken-NAME lies in the cluster's folder does not come up."""
+    head = f"""#!/bin/bash
+export PATH=$PATH:/usr/sbin:/sbin SLURM_CONF={cluster.conf} MUNGE_SOCKET={cluster.munge_socket}
+for node in $(scontrol show hostnames "$1"); do"""
+    # -b: else slurmctld takes a slurmd of a machine that has not booted since for one that was up before
+    up = f"[ -e {cluster.folder}/broken-$node ] || slurmd -b -f {cluster.conf} -N $node &"
+    down = f"kill $(cat {cluster.folder}/slurmd-$node.pid)"
+    programs = {}
+    for name, line in (("resume", up), ("suspend", down)):
+        programs[name] = cluster.folder / f"{name}.sh"
+        programs[name].write_text(f"{head}\n  {line}\ndone\nwait\n")
+        programs[name].chmod(0o755)
+    return (
+        f"ResumeProgram={programs['resume']}",
+        f"SuspendProgram={programs['suspend']}",
+        f"ResumeTimeout={resume_timeout_s}",
+        "SuspendTimeout=3",
+        "SuspendTime=3600",
+        # addresses as configured; looks each second
+        "SlurmctldParameters=cloud_dns,power_save_interval=1,power_save_min_interval=0",
+    )
 
 
 def power_off(cluster: SlurmCluster, node: str) -> None:

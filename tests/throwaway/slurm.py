@@ -35,12 +35,14 @@ class MissingProgram(RuntimeError):
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """`nodes` nodes with `gpus` GPUs of type `gpu_type` each, and `features` (names with commas between) beside that type's name."""
+    """`nodes` nodes with `gpus` GPUs of type `gpu_type` each, and `features` (names with commas between) beside that type's name.
+    Those of a `cloud` sleep until Slurm powers them up (power.py)."""
 
     gpu_type: str
     nodes: int
     gpus: int
     features: str = ""
+    cloud: bool = False
 
     @classmethod
     def parse(cls, text: str) -> NodeGroup:
@@ -115,9 +117,10 @@ class SlurmCluster:
         self.start_controller()
         if self.accounting is not None:
             self.accounting.fill(self)
-        for name in self.node_names:
+        static = [name for name, group in self._group_of.items() if not group.cloud]
+        for name in static:
             self.start_node(name)
-        self.wait_for(lambda: len(self._idle()) == len(self.node_names), timeout_s, "nodes to be idle")
+        self.wait_for(lambda: set(self._idle()) >= set(static), timeout_s, "nodes to be idle")
 
     def stop(self) -> None:
         """Cancels all jobs, stops every process this object started, and removes the folder."""
@@ -195,6 +198,10 @@ class SlurmCluster:
     @property
     def node_names(self) -> list[str]:
         return [f"n{i + 1}" for i in range(sum(g.nodes for g in self.groups))]
+
+    @property
+    def _group_of(self) -> dict[str, NodeGroup]:
+        return dict(zip(self.node_names, (g for g in self.groups for _ in range(g.nodes)), strict=True))
 
     @property
     def env(self) -> dict[str, str]:
@@ -288,7 +295,7 @@ class SlurmCluster:
             nodes.append(
                 f"NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={self.cpus_per_node} "
                 f"RealMemory={self.memory_mib} Gres=gpu:{g.gpu_type}:{g.gpus} "
-                f"Feature={','.join(x for x in (g.gpu_type, g.features) if x)}"
+                f"Feature={','.join(x for x in (g.gpu_type, g.features) if x)}{' State=CLOUD' * g.cloud}"
             )
             # any character devices do: nothing opens them
             gres.append(f"NodeName={names} Name=gpu Type={g.gpu_type} File=/dev/tty[0-{g.gpus - 1}]" if g.gpus > 1 else
@@ -367,7 +374,8 @@ class SlurmCluster:
                 process.wait(5)
 
     def _kill_steps(self) -> None:
-        """Ends step daemons and their children: they outlive slurmd. They are known by this cluster's SLURM_CONF."""
+        """Ends step daemons and their children, which outlive slurmd, and what ResumeProgram started. They are known by this
+        cluster's SLURM_CONF."""
         mark = f"SLURM_CONF={self.conf}".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -377,7 +385,8 @@ class SlurmCluster:
                     command = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if mark in environ.split(b"\0") and (b"SLURM_JOB_ID=" in environ or b"slurmstepd" in command):
+                ours = b"SLURM_JOB_ID=" in environ or b"slurmstepd" in command or b"slurmd" in command
+                if mark in environ.split(b"\0") and ours:
                     try:
                         os.kill(int(entry.name), signal.SIGKILL)
                     except OSError:

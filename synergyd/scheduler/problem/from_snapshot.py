@@ -203,6 +203,8 @@ def _untouched(job: Job, now_s: float) -> str:
         return "It is suspended: Synergy does not touch it until it runs again."
     if job.held and job.launch_failed:
         return "Slurm holds it since a start of it failed. Where it is not tried again (see its story), `scontrol release` lets it run."
+    if job.held and job.reason.lower().replace(" ", "_") == "reservationdeleted":
+        return "Slurm holds it since its reservation was deleted (`scontrol release` lets it run): Synergy does not touch it."
     if job.held:
         return "It is held by its user or an admin (`scontrol release` lets it run): Synergy does not touch it."
     if job.state is JobState.PENDING and job.reason.startswith("Dependency"):
@@ -223,8 +225,10 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Un
 
 def filter_of(job: Job, avoid: tuple[str, ...] = ()) -> NodeFilter:
     """The nodes that the job names, by its own words, without those that are reserved while it would run, and those to `avoid`."""
-    barred = tuple(sorted({*job.exclude, *job.barred, *avoid})) if job.barred or avoid else job.exclude
-    return NodeFilter(job.open_partitions or job.partition, job.features, barred, job.nodelist)
+    barred = job.barred or job.exclude
+    if avoid or (job.barred and job.exclude):
+        barred = tuple(sorted({*job.exclude, *job.barred, *avoid}))
+    return NodeFilter(job.open_partitions or job.partition, job.features, barred, job.nodelist, job.within)
 
 
 def _impossible(job: Job, snapshot: Snapshot) -> str:
@@ -244,6 +248,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     kinds = f" of type {' or '.join(types)}" if types else ""
     where = f" in partition {job.partition}" if job.partition else ""
     where += f" with features {job.features}" if job.features else ""
+    where += f" in its reservation {job.reservation}" if job.within else ""
     there = sum(n.gpus for n in usable)
     named = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
     if need > there:

@@ -26,6 +26,8 @@ class NodeFilter(NamedTuple):
     barred: tuple[str, ...] = ()
     #: nodes that must be among its own (--nodelist), sorted
     required: tuple[str, ...] = ()
+    #: nodes of its reservation, sorted: it can use no others
+    within: tuple[str, ...] = ()
 
     def allows(self, names: Sequence[str], partitions: Mapping[str, tuple[str, ...]]) -> bool:
         """May one job have all these nodes (each of them admits it)? `partitions` by node name: Slurm starts it inside one."""
@@ -71,8 +73,10 @@ class NodeCapacity:
 
     def admits(self, node_filter: NodeFilter) -> bool:
         """May a job with this filter run here?"""
-        names, wanted, barred, _ = node_filter
+        names, wanted, barred, _, within = node_filter
         if barred and (self.name in barred or self.host in barred):
+            return False
+        if within and (self.host or self.name) not in within:
             return False
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
         return inside and has_features(wanted, self.features)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,17 @@ def restart_factor(job: JobRequest, index: int) -> float:
     if job.current is None:
         return 1.0
     return min(job.discount, 1.0 / (1.0 + job.drag * job.cells[index].goodput))
+
+
+def delayed(job: JobRequest, cost_s: float, delay_s: float, left_s: float | None) -> JobRequest:
+    """The running job as a change looks to it that takes `delay_s` more than a restart of `cost_s`: Sia's T + S and the time
+    that its limit leaves (`left_s`; None: no limit) are both less that much. All seconds."""
+    spent_s = max(job.age_s, 0.0) + cost_s
+    discount = job.discount * (spent_s / (spent_s + delay_s) if spent_s + delay_s > 0 else 1.0)
+    if left_s is not None:
+        discount *= max(0.0, left_s - cost_s - delay_s) / (left_s - cost_s) if left_s > cost_s else 0.0
+    drag = job.drag * (cost_s + delay_s) / cost_s if cost_s > 0 else job.drag
+    return replace(job, discount=discount, drag=drag)
 
 
 def payback_s(now: float, then: float, cost_s: float) -> float:

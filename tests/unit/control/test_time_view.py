@@ -74,6 +74,21 @@ def test_a_running_job_that_a_reservation_cuts_short_knows_when() -> None:
     assert seen(job(JobState.RUNNING), Walltime(ends_s=NOW + 900), maint(500.0, "n2")).cut_s is None
 
 
+def test_one_that_began_over_a_running_job_may_end_it_at_any_time() -> None:
+    runs = job(JobState.RUNNING, start_s=NOW - 100)
+    found = seen(runs, Walltime(ends_s=NOW + 900), maint(-5.0))
+    assert (found.cut_s, found.free_again_s, found.cut_why) == (NOW - 5, None, "the reservation maint has its nodes")
+    both = seen(runs, Walltime(ends_s=NOW + 900), maint(-5.0), maint(300.0, name="next"))
+    assert (both.cut_s, both.free_again_s) == (NOW + 300, NOW + 300 + HOUR)
+    # one that began before the job did is none that takes its nodes
+    assert seen(runs, Walltime(ends_s=NOW + 900), maint(-200.0)).cut_s is None
+    one = tracked(Walltime(asked_s=HOUR, ends_s=NOW + HOUR), cut_s=NOW - 5, cut_why=found.cut_why)
+    told = review_time(one, NOW, LEAD_S)
+    assert isinstance(told, list) and isinstance(told[0], Remember)
+    assert told[0].story == ("checkpoint asked for: the reservation maint has its nodes",)
+    assert review_time(one, NOW + 60, LEAD_S) == []
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-5000, 5000), st.floats(1, 5000), st.sampled_from(["n1", "n2", "n3"])), max_size=5),
@@ -144,3 +159,54 @@ def test_a_job_that_could_not_answer_is_left_to_slurm() -> None:
     one = tracked(Walltime(asked_s=HOUR, ends_s=NOW + 400, continues=1))
     one.report = None
     assert review_time(one, NOW, LEAD_S) == []
+
+
+# -- inside a reservation ----------------------------------------------------------------------------------------------
+
+
+def mine(from_s: float = -10.0, until_s: float = HOUR, **changes: object) -> Reservation:
+    made = Reservation("mine", NOW + from_s, NOW + until_s, frozenset({"n2", "n3"}))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_a_job_in_a_reservation_may_have_its_nodes_alone_and_others_none() -> None:
+    found = in_time(
+        job(reservation="mine"),
+        Walltime(),
+        [mine(), maint(-10, "n4")],
+        NOW,
+        reserved=frozenset({"n2", "n3", "n4", "n5"}),
+    )
+    assert (found.within, found.barred, found.directive) == (("n2", "n3"), ("n4", "n5"), Directive())
+    assert "n4, n5" not in found.barred_why and " n5 is in a reservation of others." in found.barred_why
+    assert "Its reservation mine has n2, n3 for another 60 min." in found.barred_why
+    other = in_time(job(), Walltime(), [mine()], NOW, reserved=frozenset({"n2", "n3", "n4"}))
+    assert (other.within, other.barred) == ((), ("n2", "n3", "n4"))
+
+
+def test_its_reservation_ends_a_job_unless_it_is_flexible() -> None:
+    runs = job(JobState.RUNNING, reservation="mine", node_names=("n2",))
+    found = seen(runs, Walltime(ends_s=NOW + 2 * HOUR), mine())
+    assert (found.cut_s, found.time_left_s, found.free_again_s) == (NOW + HOUR, HOUR, None)
+    assert found.cut_why == "its reservation mine ends" and not found.fixed
+    assert seen(runs, Walltime(ends_s=NOW + 900), mine()).cut_s is None
+    assert seen(runs, Walltime(), mine(ends_jobs=False)).cut_s is None
+    near = seen(runs, Walltime(ends_s=NOW + 2 * HOUR), mine(until_s=450.0))
+    assert near.fixed == "its reservation mine ends in 8 min, and a restart would not pay any more"
+
+
+@pytest.mark.parametrize(
+    ("reservations", "why"),
+    [
+        ([], "Slurm shows none of this name"),
+        ([mine(from_s=300.0)], "it begins in 5 min"),
+        ([mine(until_s=-1.0)], "it has ended"),
+        ([mine(holds="a part of its nodes' CPUs is reserved")], "a part of its nodes' CPUs is reserved"),
+    ],
+)
+def test_one_whose_nodes_can_t_be_named_is_left_to_slurm(reservations: list[Reservation], why: str) -> None:
+    waits = seen(job(reservation="mine"), Walltime(), *reservations)
+    assert waits.directive is None
+    assert waits.directive_error == f"Synergy leaves the job to Slurm: it is in the reservation mine, and {why}"
+    runs = seen(job(JobState.RUNNING, reservation="mine"), Walltime(), *reservations)
+    assert runs.fixed == f"it is in the reservation mine: {why}" and runs.directive is not None

@@ -34,6 +34,7 @@ class FakeCluster(FakeSlurm):
     unreadable: dict[int, bool] = field(default_factory=dict)  # job -> transient
     gpus: dict[str, int] = field(default_factory=lambda: {"n1": 4, "n2": 4})
     scripts_read: list[int] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=dict)  # of nodes that are not just idle or in use
 
     def version(self) -> str:
         return "22.05.8"
@@ -51,9 +52,8 @@ class FakeCluster(FakeSlurm):
                 for j in self.jobs.values()
                 if name in j.node_names and j.tres_per_node
             )
-            rows.append(
-                NodeRow(name, "mixed" if used else "idle", f"gpu:a100:{gpus}", f"gpu:a100:{used}", (), ("main",), "")
-            )
+            state = self.states.get(name, "mixed" if used else "idle")
+            rows.append(NodeRow(name, state, f"gpu:a100:{gpus}", f"gpu:a100:{used}", (), ("main",), ""))
         return tuple(rows)
 
     def batch_script(self, job_id: int) -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from synergyd.records import Action, Cluster, Snapshot
+from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, Node, Snapshot
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import NOW, cells, job, node, snapshot
+from tests.unit.scheduler.builders import NOW, cell, cells, job, node, snapshot
 from tests.unit.scheduler.test_decide import run
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
@@ -85,3 +86,110 @@ def test_gpus_that_no_job_holds_are_named() -> None:
     leaky = replace(node("n0", used=4), leaked=4)
     found = run(with_nodes(snapshot([], [job(1)]), leaky), {1: GOOD})[1]
     assert "Slurm counts GPUs as in use that no job holds, and gives them to nobody: 4 of n0." in found.why
+
+
+def test_jobs_of_a_reservation_share_its_nodes_and_others_get_none() -> None:
+    nodes = [node("n0"), replace(node("n1"), reserved=True), replace(node("n2"), reserved=True)]
+    inside: dict[str, Any] = {"reservation": "mine", "within": ("n1", "n2")}
+    jobs = [
+        job(1, **inside),
+        job(2, nodes=("n1",), gpus=2, **inside),
+        job(3, barred=("n1", "n2")),
+        job(4, barred=("n1", "n2")),
+    ]
+    found = run(snapshot(nodes, jobs), dict.fromkeys((1, 2, 3, 4), GOOD))
+    assert {found[1].node_names, found[2].node_names} == {("n1",), ("n2",)}
+    assert found[3].node_names == found[4].node_names == ("n0",)
+    wide = run(
+        snapshot(nodes, [job(1, asked=8, **inside)]), {1: (cell(7.0, nodes=2, gpus=4), cell(9.0, nodes=3, gpus=4))}
+    )[1]
+    assert wide.node_names == ("n1", "n2")
+    large = job(1, directive=Directive(min_gpus=12), **inside)
+    why = run(snapshot(nodes, [large]), {1: (cell(9.0, nodes=3, gpus=4),)})[1].why
+    assert why == "Can't start: it needs min_gpus=12, and the cluster has 8 in its reservation mine."
+
+
+def test_a_job_on_a_node_that_drains_keeps_it_and_nobody_starts_or_grows_there() -> None:
+    nodes = [replace(node("n0"), up=False), node("n1")]
+    jobs = [job(1, nodes=("n0",), gpus=2), job(2), job(3, nodes=("n1",), gpus=4)]
+    found = run(snapshot(nodes, jobs), dict.fromkeys((1, 2, 3), GOOD))
+    assert (found[1].action, found[1].node_names) == (Action.KEEP, ("n0",))
+    assert found[2].node_names == found[3].node_names == ("n1",)
+
+
+# -- growing onto nodes that sleep -------------------------------------------------------------------------------------
+
+WIDER = (cell(3.6, gpus=4), cell(7.0, nodes=2, gpus=4))
+OLD: dict[str, Any] = {"submit_s": NOW - 36_000.0}  # ten hours old
+
+
+def sleeping(wake_s: float = 60.0, **changes: Any) -> Node:
+    return replace(ASLEEP, wake_s=wake_s, **changes)
+
+
+def grows(*more: Node, made: Job | None = None, offers: tuple[Cell, ...] = WIDER, **changes: Any) -> Decision:
+    runs = made or job(1, nodes=("n0",), gpus=4, **{**OLD, **changes})
+    return run(with_nodes(snapshot([node("n0")], [runs]), *more), {1: offers})[1]
+
+
+def test_a_running_job_grows_onto_a_node_that_is_woken_first() -> None:
+    found = grows(sleeping())
+    assert (found.action, found.cell, found.node_names) == (Action.RESIZE, WIDER[1], ("n0", "c1"))
+    assert (
+        "as soon as c1 is powered up, and goes on meanwhile" in found.why
+        and "60 s for that and the restart" in found.why
+    )
+    # a restart of 60 s and 60 s more: 3.6 * 120 / (7.0 - 3.6)
+    assert "paid back in about 127 s" in found.why
+    assert dict(found.worth)["restart"] < dict(grows(sleeping(wake_s=0.0)).worth)["restart"] < 0
+
+
+def test_the_time_to_power_up_is_priced() -> None:
+    """Ten hours old: 7.0 (36000 / (36060 + wake)) over 3.6 pays up to 34,000 s."""
+    assert grows(sleeping(33_000.0)).action is Action.RESIZE
+    assert grows(sleeping(35_000.0)).action is Action.KEEP
+    assert grows(sleeping(float("inf"))).action is Action.KEEP
+    # of its own limit: 7.0 (1 - 160 / left) over 3.6
+    assert grows(sleeping(100.0), time_left_s=300.0).action is Action.KEEP
+    assert grows(sleeping(100.0), time_left_s=400.0).action is Action.RESIZE
+
+
+def test_nodes_that_are_up_come_first() -> None:
+    assert grows(sleeping(), node("n1")).node_names == ("n0", "n1")
+    wide = (cell(3.6, gpus=4), cell(13.0, nodes=3, gpus=4))
+    found = grows(sleeping(), node("n1"), sleeping(name="c2"), offers=wide)
+    assert set(found.node_names) in ({"n0", "n1", "c1"}, {"n0", "n1", "c2"})
+
+
+def test_it_does_not_grow_there_where_it_may_not_or_others_wait() -> None:
+    assert grows(sleeping(), fixed="it is paused").action is Action.KEEP
+    assert grows(sleeping(), barred=("c1",)).action is Action.KEEP
+    assert grows(sleeping(partitions=("other",)), partition="main").action is Action.KEEP
+    assert grows(sleeping(), directive=Directive(max_gpus=4)).action is Action.KEEP
+    limited = Settings(restart_cost_s=60.0, partition_limits={"main": 4})
+    runs = job(1, nodes=("n0",), gpus=4, partition="main", **OLD)
+    assert run(with_nodes(snapshot([node("n0")], [runs]), sleeping()), {1: WIDER}, limited)[1].action is Action.KEEP
+    runs = job(1, nodes=("n0",), gpus=4, **OLD)
+    both = with_nodes(snapshot([node("n0")], [runs, job(2, asked=8)]), sleeping())
+    found = run(both, {1: WIDER[:1], 2: WIDER[1:]})
+    assert found[1].action is Action.KEEP
+
+
+def test_one_node_that_sleeps_is_for_one_job() -> None:
+    jobs = [job(i, nodes=(f"n{i}",), gpus=4, **OLD) for i in (1, 2)]
+    found = run(with_nodes(snapshot([node("n1"), node("n2")], jobs), sleeping()), {1: WIDER, 2: WIDER})
+    assert sorted(d.action for d in found.values()) == [Action.KEEP, Action.RESIZE]
+    # one that starts there comes first
+    jobs[1] = job(2)
+    found = run(with_nodes(snapshot([node("n1")], jobs), sleeping()), {1: WIDER[:1], 2: WIDER[:1]})
+    assert (found[2].action, found[2].node_names) == (Action.START, ())
+
+
+def test_a_policy_with_a_rule_of_its_own_does_not_grow_there() -> None:
+    runs = job(1, nodes=("n0",), gpus=4, **OLD)
+    for policy in ("fifo", "tiresias"):
+        other = Settings(restart_cost_s=60.0, policy=policy)
+        assert (
+            run(with_nodes(snapshot([node("n0")], [runs]), sleeping()), {1: WIDER}, other)[1].action
+            is not Action.RESIZE
+        )

@@ -55,6 +55,7 @@ class FakeSlurm:
     ignore: set[str] = field(default_factory=set)
     full: bool = False
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
+    woken: list[str] = field(default_factory=list)  # nodes that were asked to power up
     reserved: str = ""  # as scontrol shows reservations
     ran_s: dict[int, float] = field(default_factory=dict)  # by job: seconds of all incarnations that ended
     _ends: dict[int, tuple[float, bool]] = field(default_factory=dict)
@@ -69,6 +70,10 @@ class FakeSlurm:
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")
         return expand(self.required.get(job_id, ""))
+
+    def power_up(self, nodes: Sequence[str]) -> None:
+        self._reach("scontrol update")
+        self.woken += nodes
 
     def reservations(self) -> str:
         self._reach("scontrol show reservation")

@@ -135,7 +135,7 @@ def test_other_gres() -> None:
         ({"contiguous": True}, "--contiguous"),
         ({"core_spec": 2}, "--core-spec"),
         ({"sockets_cores": "2:8"}, "sockets and cores (2:8)"),
-        ({"reservation": "maint_7"}, "in the reservation maint_7"),
+        ({"reservation": "maint_7"}, ""),
     ],
 )
 def test_what_is_beyond_placing(changes: dict[str, Any], says: str) -> None:

@@ -20,7 +20,6 @@ from synergyd.slurm.observe import (
     not_resizable,
     shape_of,
     state_of,
-    wakeable,
     with_leaks,
 )
 from synergyd.slurm.rows import NodeRow, PartitionRow
@@ -67,9 +66,9 @@ def test_nodes_that_take_jobs(state: str) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    ["down", "DOWN", "idle+drain", "mixed+drain", "draining", "drained", "fail", "failing", "maint", "idle+maintenance", "unknown",
+    ["down", "DOWN", "idle+drain", "mixed+drain", "draining", "drained", "fail", "failing", "unknown",
      "idle+not_responding", "idle*", "idle*+cloud", "allocated*", "reboot_issued", "idle+powered_down", "idle~", "idle#", "inval", "future",
-     "reserved", "idle+reserved", "idle$", "blocked"],
+     "idle$", "blocked"],
 )  # fmt: skip
 def test_nodes_that_do_not(state: str) -> None:
     assert not node_of(replace(NODE, state=state)).up
@@ -195,23 +194,6 @@ def test_a_job_in_several_partitions_goes_by_those_that_take_it() -> None:
     job = job_of(row(partition="small,shut"), asked, {}, paused=False, partitions=limits)
     assert job.directive is None and "small: MaxNodes=1; shut: it is DOWN" in job.directive_error
     assert job_of(row(partition="new"), asked, {}, paused=False, partitions=limits).open_partitions == "new"
-
-
-@pytest.mark.parametrize(
-    ("state", "wakes"),
-    [
-        ("idle+cloud+powered_down", True),
-        ("idle+powered_down", True),
-        ("idle+cloud+drain+powered_down", False),
-        ("idle+cloud+powering_down", False),
-        ("mixed+cloud+not_responding+powering_up", False),
-        ("down+cloud+powered_down", False),
-        ("idle", False),
-    ],
-)
-def test_which_nodes_slurm_wakes(state: str, wakes: bool) -> None:
-    assert wakeable(state) is wakes
-    assert node_of(replace(NODE, state=state)).wakeable is wakes
 
 
 def test_gpus_in_use_that_no_job_holds() -> None:

@@ -25,7 +25,20 @@ def row(config: str = CONFIG.format("CR_CORE", "UNLIMITED"), **changes: str) -> 
 
 
 def test_a_partition_without_limits() -> None:
-    assert row() == PartitionRow(name="main", preempt_mode="REQUEUE", grace_s=60.0, priority_tier=3)
+    assert row() == PartitionRow(
+        name="main", preempt_mode="REQUEUE", grace_s=60.0, priority_tier=3, nodes=("n1", "n2", "n3")
+    )
+
+
+def test_times_to_power_up_and_gpus() -> None:
+    config = CONFIG.format("CR_CORE", "UNLIMITED") + "ResumeTimeout           = 15 sec\n"
+    assert (row().resume_timeout_s, row(config).resume_timeout_s, row(config).gpus) == (None, 15.0, None)
+    line = LINE.format(**PLAIN).replace("node=3,", "node=3,gres/gpu=12,gres/gpu:a100=8,")
+    for word, timeout_s in (("300", 300.0), ("GLOBAL", 15.0)):
+        (found,) = partition_rows(f"{line.strip()} ResumeTimeout={word}", config)
+        assert (found.resume_timeout_s, found.gpus) == (timeout_s, 12)
+    (odd,) = partition_rows(line.replace("n[1-3]", "n[3-"), config)
+    assert odd.nodes == ()
 
 
 def test_limits_and_defaults() -> None:

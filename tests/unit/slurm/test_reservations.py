@@ -29,7 +29,6 @@ def test_a_reservation_of_whole_nodes() -> None:
         "No reservations in the system\n",
         "",
         MAINT.replace("Nodes=n[2-3]", "Nodes=(null)"),
-        MAINT.replace("TRES=cpu=128", "TRES=cpu=4"),
         MAINT.replace("StartTime=1795320772", "StartTime=Unknown"),
         MAINT.replace("EndTime=1795321072", "EndTime=1795320772"),
         MAINT.replace("n[2-3]", "n[2-"),
@@ -37,6 +36,22 @@ def test_a_reservation_of_whole_nodes() -> None:
 )
 def test_what_bars_nobody_from_whole_nodes(text: str) -> None:
     assert read_reservations(text, CPUS) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "bars", "holds", "ends_jobs"),
+    [
+        (MAINT, True, "", True),
+        (MAINT.replace("TRES=cpu=128", "TRES=cpu=4"), False, "a part of its nodes' CPUs is reserved", True),
+        (MAINT.replace("MAINT,", "MAGNETIC,"), False, "", True),
+        (MAINT.replace("MAINT,", "FLEX,"), True, "", False),
+        (MAINT.replace("MAINT,", "REPLACE_DOWN,"), True, "", True),
+        (MAINT.replace("MAINT,", "REPLACE,"), True, "Slurm replaces its nodes as jobs take them (REPLACE)", True),
+    ],
+)
+def test_what_its_flags_mean(text: str, bars: bool, holds: str, ends_jobs: bool) -> None:
+    (found,) = read_reservations(text, CPUS)
+    assert (found.bars, found.holds, found.ends_jobs) == (bars, holds, ends_jobs)
 
 
 def test_a_later_word_forges_nothing() -> None:

@@ -1,0 +1,90 @@
+"""How long powered-down nodes take until they can be had, as far as epochs have seen them power up. Pure.
+
+Slurm gives a node ResumeTimeout from the request; one that takes longer is DOWN. That is what is expected of a node until one
+power-up of it was seen from its begin to its end, which then counts (seen once an epoch: rounded up by that).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from synergyd.control.events import CarriedOut, Refused
+from synergyd.control.instructions import Wake
+from synergyd.control.tracked import Output, Remember, Tracked
+from synergyd.records import Cluster, Decision, Node
+
+# Slurm's default of ResumeTimeout (slurm.conf(5))
+RESUME_TIMEOUT_S = 60.0
+# After a power-up that failed: as long as Slurm's default gives ten of them, doubled with each further one of the node
+AGAIN_S = 600.0
+_DOUBLINGS = 4
+
+
+@dataclass
+class PowerUps:
+    """By node name. `see` is called once an epoch."""
+
+    #: when it was first seen to power up, and whether it was seen asleep before
+    _since: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    _asleep: set[str] = field(default_factory=set)
+    _took_s: dict[str, float] = field(default_factory=dict)
+    #: (failed in a row, not taken again before)
+    _failed: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def see(self, cluster: Cluster, now_s: float) -> Cluster:
+        """The cluster with what is expected of each node that sleeps: `wake_s` is its ResumeTimeout before. Infinite for one that
+        failed to power up lately."""
+        if not (self._since or self._asleep or any(n.wakeable for n in cluster.nodes)):
+            return cluster
+        found = tuple(self._see(node, now_s) for node in cluster.nodes)
+        self._asleep = {n.name for n in cluster.nodes if n.wakeable and not n.waking}
+        self._since = {name: since for name, since in self._since.items() if name in cluster.by_name}
+        return Cluster(found)
+
+    def answered(self, wake: Wake, answer: CarriedOut | Refused, tracked: Tracked | None, now_s: float) -> list[Output]:
+        """What came of it, for the job's story: nodes that this daemon may not power up are not asked for again for a while."""
+        text = f"{', '.join(wake.nodes)} powered up for it to grow onto"
+        if isinstance(answer, Refused) and answer.transient:
+            return []
+        if isinstance(answer, Refused):
+            text = f"{', '.join(wake.nodes)} can't be powered up for it: {answer.error}"
+            for name in wake.nodes:
+                self._fail(name, now_s)
+        return [] if tracked is None else [Remember(tracked.lifecycle, tracked.lifecycle.state, "Wake", (text,))]
+
+    def set_clock(self, by_s: float) -> None:
+        """Somebody has set the clock."""
+        self._since = {name: (at_s + by_s, whole) for name, (at_s, whole) in self._since.items()}
+        self._failed = {name: (count, at_s + by_s) for name, (count, at_s) in self._failed.items()}
+
+    def _see(self, node: Node, now_s: float) -> Node:
+        name = node.name
+        if node.waking:
+            self._since.setdefault(name, (now_s, name in self._asleep))
+        elif name in self._since:
+            since_s, whole = self._since.pop(name)
+            if node.up:
+                self._failed.pop(name, None)
+                if whole:
+                    self._took_s[name] = max(0.0, now_s - since_s)
+            else:  # DOWN after ResumeTimeout, or called off; one that Slurm does not show any more counts as asleep
+                self._fail(name, now_s)
+        if not node.wakeable:
+            return node
+        if now_s < self._failed.get(name, (0, -math.inf))[1] and not node.waking:
+            return replace(node, wake_s=math.inf)
+        expected_s = self._took_s.get(name, node.wake_s)
+        passed_s = now_s - self._since[name][0] if node.waking else 0.0
+        return replace(node, wake_s=max(0.0, expected_s - max(0.0, passed_s)))
+
+    def _fail(self, name: str, now_s: float) -> None:
+        count = self._failed.get(name, (0, 0.0))[0] + 1
+        self._failed[name] = count, now_s + AGAIN_S * 2.0 ** min(count - 1, _DOUBLINGS)
+
+
+def wakes(decision: Decision, cluster: Cluster) -> list[Wake]:
+    """What has to be powered up before the decision can be carried out: nothing is stopped for it before that."""
+    nodes = (cluster.by_name[name] for name in decision.node_names if name in cluster.by_name)
+    asleep = tuple(node.name for node in nodes if node.wakeable and not node.waking)
+    return [Wake(decision.job_id, asleep)] if asleep else []
