@@ -107,6 +107,7 @@ class Daemon:
             progress=self.controller.progress(snapshot.jobs),
             typical_s=self.controller.durations.typical_s,
             slurm_limits=self.observer.slurm_limits,
+            restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
         )
         self._run(EpochDecided(self.decisions))
         record = epoch_record(

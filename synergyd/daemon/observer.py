@@ -128,13 +128,13 @@ class Observer:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = controller.as_decided_about(job, now_s)
             if job.directive is not None and (tracked := controller.jobs.get(job_id)) is not None:
-                restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
+                restart_s = controller.restarts.cost(tracked, job).mean_s + controller.times.restart_delay_s
                 job = in_time(
                     job,
                     tracked.lifecycle.walltime,
                     self._reservations,
                     now_s,
-                    lead_s=controller.times.lead_s,
+                    lead_s=controller.restarts.lead_s(tracked),
                     restart_s=restart_s,
                     least_s=row.min_time_s,
                 )
@@ -232,8 +232,9 @@ class Observer:
             observed = replace(
                 observed, eligible_s=row.eligible_s, launch_failed=failed, reason=row.reason, queued_s=row.submit_s
             )
-        elif state in (JobState.RUNNING, JobState.SUSPENDED) and row.time_limit_s is not None:
-            observed = replace(observed, ends_s=row.end_s)
+        elif state in (JobState.RUNNING, JobState.SUSPENDED):
+            ends_s = None if row.time_limit_s is None else row.end_s
+            observed = replace(observed, ends_s=ends_s, started_s=row.start_s)
         known = self.registry.known[job_id]
         continues = known.directive.continues if known.directive else 0
         walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)

@@ -122,6 +122,7 @@ class SynergyDirector:
             self.policy,
             {i: self._progress(world, live) for i, live in world.jobs.items()},
             self.controller.durations.typical_s,
+            restarts=self.controller.restarts.of(jobs.values(), self.controller.jobs, world.now_s),
         )
         self.decisions_s.append(time.perf_counter() - began)
         self._run(world, EpochDecided(decisions))
