@@ -1,9 +1,9 @@
 """How much of its time a job may spend in restarts that Synergy chooses: the setting RestartShare. Pure.
 
 Of its whole life: what has passed since its first start, the restart itself, and what its own word says is left, at the goodput of
-the Cell that it would take, or at the present one where that is higher: it may come back to it. What is left is a belief, and counts
-half. A job that says nothing of its length has only what has passed: whenever it ends, that share of its life is the most that
-went.
+the Cell that it would take, or at the present one where that is higher: it may come back to it. What is left is a belief. It counts
+half from the second restart on, so that only a first one may turn out to have been too much. A job that says nothing of its length
+has only what has passed: whenever it ends, that share of its life is the most that went.
 
 A Cell with less goodput needs room for two restarts, there and back: a job that could shrink for others and then not grow again
 would stay small on an idle cluster.
@@ -16,7 +16,7 @@ from dataclasses import replace
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest
 
-_BELIEVED = 0.5  # of the time that is left: a job may be twice as fast as believed, and no share is exceeded
+_BELIEVED = 0.5  # of the time that is left, once a restart was spent: a job may be twice as fast as believed
 
 
 def within_bound(job: JobRequest) -> JobRequest:
@@ -62,4 +62,5 @@ def _most(job: JobRequest, restarts: int) -> float | None:
     if cost_s <= 0 or missing_s <= 0:
         return None
     left = job.progress.remaining
-    return 0.0 if left is None or job.progress.refuted else _BELIEVED * left / missing_s
+    believed = _BELIEVED if job.restart.lost_s else 1.0
+    return 0.0 if left is None or job.progress.refuted else believed * left / missing_s

@@ -49,9 +49,12 @@ def decided(
         (0.0, 361.0, None, True),  # 40 s of 401 s
         (60.0, 900.0, None, False),
         (60.0, 961.0, None, True),
-        # 360 s must be there, 100 have passed: half of what is left at the goodput to come, 3.6 sequences/s, must be the rest
-        (0.0, 100.0, 3.6 * 2 * 250, False),
-        (0.0, 100.0, 3.6 * 2 * 265, True),
+        # 360 s must be there, 100 have passed: what is left at the goodput to come, 3.6 sequences/s, must be the rest
+        (0.0, 100.0, 3.6 * 250, False),
+        (0.0, 100.0, 3.6 * 265, True),
+        # after one it counts half: of 1000 s, 300 have passed
+        (60.0, 300.0, 3.6 * 2 * 650, False),
+        (60.0, 300.0, 3.6 * 2 * 665, True),
     ],
 )
 def test_a_restart_is_within_a_tenth_of_its_whole_life(
@@ -96,7 +99,7 @@ def test_the_share_is_the_admins_and_free_restarts_have_none() -> None:
 
 
 def test_what_goes_back_to_plain_jobs_is_not_held_back() -> None:
-    full = replace(job(1, nodes=("n1",), gpus=4), gives_back=True)
+    full = replace(job(1, nodes=("n1",), gpus=4), gives_back="jobs wait")
     assert full.directive is not None
     full = replace(full, directive=replace(full.directive, max_gpus=2))
     found = decided(JobRestarts(cost=COST, life_s=1.0), runs=full)
