@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
+from synergyd.restarts import RestartTimes
 
 
 class JobState(StrEnum):
@@ -336,6 +337,7 @@ class Profile:
     global_batch: int | None = None  # as the running job reported it
     measured: tuple[Measurement, ...] = ()  # the latest plans, oldest first: what the model's parameters are refined by
     accepts: Accepts = NOTHING_MORE  # as the launcher read it from the script's arguments
+    restarts: tuple[RestartTimes, ...] = ()  # of a program's jobs, the latest last
 
 
 #: the event, and its words, that tell a job's name in Slurm
@@ -406,6 +408,14 @@ class Report:
     rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
     #: of this incarnation's latest run that failed within its first steps
     failure: EarlyFailure | None = None
+    #: seconds since this run's training began
+    trained_s: float | None = None
+    #: seconds that its first step took
+    first_step_s: float | None = None
+    #: seconds for which the newest checkpoint held training up
+    checkpoint_s: float | None = None
+    #: of the newest checkpoint
+    checkpoint_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,18 @@ class Settings:
         metadata=_about(
             "RestartCost",
             duration(0, 86400, "0 to 1 day, such as 60s"),
-            "The time that a restart costs a job: checkpoint, requeue and start. A resize must gain more than it costs.",
+            "What a restart costs a job until its own restarts, and those of its program, have been measured: checkpoint, requeue "
+            "and start. A resize must gain more than it costs. 0: restarts count as free, whatever they take.",
+        ),
+    )
+    restart_share: float = field(
+        default=0.1,
+        metadata=_about(
+            "RestartShare",
+            number(0, 1, "more than 0 to 1, such as 0.1", above=True),
+            "The most of a job's life, from its first start to its end, that goes into restarts which Synergy chooses. Restarts "
+            "after a failure, by a user or by a time limit don't count. Policies other than synergy and exact restart jobs by rules "
+            "of their own.",
         ),
     )
     preemption: bool = field(
@@ -238,7 +249,7 @@ class Settings:
             "Preemption",
             FLAG,
             "yes: a running job that can't be shrunk any further may be stopped at a checkpoint and wait, where others gain "
-            "more from its GPUs than it loses and a restart costs; not within five times RestartCost of its start. no: a "
+            "more from its GPUs than it loses and a restart costs; not within five times what its restart costs of its start. no: a "
             "running job always keeps some GPUs. Policies other than synergy and exact stop jobs by rules of their own, or "
             "never: see Policy.",
         ),

@@ -33,7 +33,8 @@ def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
     failures = replace(life.failures, until_s=_moved(life.failures.until_s, by_s))
     times: dict[str, Any] = {name: _moved(getattr(life, name), by_s) for name in TIMES}
     refusals = tuple(replace(r, at_s=_moved(r.at_s, by_s)) for r in life.refusals)
-    return replace(life, failures=failures, refusals=refusals, moves=life.moves.clock_set(by_s), **times)
+    kept: dict[str, Any] = {"moves": life.moves.clock_set(by_s), "restart": life.restart.moved(by_s)}
+    return replace(life, failures=failures, refusals=refusals, **kept, **times)
 
 
 def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifecycle:
@@ -47,6 +48,7 @@ def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifec
         ended_s=min(life.ended_s, now_s),
         retry_after_s=min(life.retry_after_s, now_s + longest_retry_s(life, limits)),
         failures=failures,
+        restart=life.restart.not_after(now_s),
     )
 
 

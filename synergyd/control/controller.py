@@ -52,6 +52,7 @@ from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import AskCheckpoint, Park, Target, Wake
 from synergyd.control.job_durations import JobDurations
+from synergyd.control.job_restarts import Restarts
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
     LEAVING,
@@ -62,6 +63,7 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.power_up import PowerUps, wakes
 from synergyd.control.progress import progress_of
+from synergyd.control.restart_account import followed
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_time import put_off_until_s
 from synergyd.control.starts import advance
@@ -94,6 +96,9 @@ class Controller:
     log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
     _unseen: dict[int, Tracked] = field(default_factory=dict)  # read back from a store, not in the queue so far
     _cluster: Cluster = field(default_factory=lambda: Cluster(()))
+
+    def __post_init__(self) -> None:
+        self.restarts = Restarts(self.times, self.epoch_s)
 
     # -- what a shell asks ---------------------------------------------------------------------------------------------
 
@@ -309,7 +314,8 @@ class Controller:
                 outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
             tracked.unlearnt = latest.restarts
         follows = follow_up(tracked, event, self.failed_plans)
-        outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles}), *follows.outputs]
+        costs, told = self.restarts.measure(tracked, latest, now_s)
+        outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *told]
         if follows.event is not None:
             outputs += self._advance(latest.job_id, follows.event, now_s)
         return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
@@ -400,7 +406,7 @@ class Controller:
         return self._advance(job.job_id, wanted, now_s)
 
     def _review_time(self, tracked: Tracked, now_s: float) -> list[Output]:
-        answer = review_time(tracked, now_s, self.times.lead_s)
+        answer = review_time(tracked, now_s, self.restarts.lead_s(tracked))
         return self._advance(tracked.lifecycle.job_id, answer, now_s) if isinstance(answer, Wanted) else answer
 
     # -- moves ---------------------------------------------------------------------------------------------------------
@@ -410,6 +416,7 @@ class Controller:
             return []
         before = tracked.lifecycle
         step = advance(before, event, now_s, self.times)
+        step = replace(step, life=followed(before, step.life, event, now_s, tracked.report))
         tracked.lifecycle = step.life
         names = tuple(type(i).__name__ for i in step.instructions)
         if step.life != before or step.story or names:
@@ -429,6 +436,7 @@ class Controller:
             self.durations.ended(tracked.attained_gpu_s, tracked.job.asked.gpus)
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
+        self.restarts.costs.forget(job_id)
         del self.jobs[job_id]
 
     def _of_jobs(self, value: Callable[[Tracked], _Value | None]) -> dict[int, _Value]:

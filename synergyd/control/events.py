@@ -16,7 +16,7 @@ class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
     `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
     not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
-    `ends_s`: when that ends a running job. None where there is none."""
+    `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none."""
 
     state: str
     restarts: int = 0
@@ -26,6 +26,7 @@ class Observed:
     queued_s: float | None = None
     limit_s: float | None = None
     ends_s: float | None = None
+    started_s: float | None = None
 
 
 @dataclass(frozen=True)

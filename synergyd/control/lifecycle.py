@@ -9,6 +9,7 @@ from enum import StrEnum
 from synergyd.control.instructions import Instruction, Target
 from synergyd.control.launch_failure import NO_FAILURES, LaunchFailures, Started
 from synergyd.control.moves import NO_MOVES, Moves
+from synergyd.control.restart_account import NO_RESTARTS, RestartAccount
 from synergyd.control.start_refusal import Refusal, Rung
 from synergyd.control.start_time import WrittenStart
 from synergyd.control.walltime import UNTIMED, Walltime, problem
@@ -56,6 +57,8 @@ class ResizeTimes:
     restart_delay_s: float = 2.0
     # so long before a time limit ends a job, its last checkpoint is asked for
     lead_s: float = 420.0
+    # what a restart is expected to take before any was measured
+    restart_cost_s: float = 60.0
 
 
 def times_of(settings: Settings) -> ResizeTimes:
@@ -67,6 +70,7 @@ def times_of(settings: Settings) -> ResizeTimes:
         release_timeout_s=max(60.0, 2 * settings.epoch_s),
         # time limits are looked at once an epoch
         lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
+        restart_cost_s=settings.restart_cost_s,
     )
 
 
@@ -105,6 +109,7 @@ class JobLifecycle:
     ran: Target | None = None  # the latest size and plan that got past the first steps
     slurm_name: str = ""  # where that is not its id
     moves: Moves = NO_MOVES
+    restart: RestartAccount = NO_RESTARTS
 
 
 @dataclass(frozen=True)

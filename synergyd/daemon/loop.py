@@ -109,6 +109,7 @@ class Daemon:
             typical_s=self.controller.durations.typical_s,
             slurm_limits=self.observer.slurm_limits,
             caps=caps_beside(self.controller.jobs, self.settings),
+            restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
         )
         self._run(EpochDecided(self.decisions))
         record = epoch_record(

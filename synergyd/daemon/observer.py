@@ -165,13 +165,13 @@ class Observer:
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
-                restart_s = self.settings.restart_cost_s + controller.times.restart_delay_s
+                restart_s = controller.restarts.cost(tracked, job).mean_s + controller.times.restart_delay_s
                 job = in_time(
                     job,
                     tracked.lifecycle.walltime,
                     self._reservations,
                     now_s,
-                    lead_s=controller.times.lead_s,
+                    lead_s=controller.restarts.lead_s(tracked),
                     restart_s=restart_s,
                     least_s=row.min_time_s,
                     reserved=reserved,
@@ -276,8 +276,9 @@ class Observer:
             observed = replace(
                 observed, eligible_s=row.eligible_s, launch_failed=failed, reason=row.reason, queued_s=row.submit_s
             )
-        elif state in (JobState.RUNNING, JobState.SUSPENDED) and row.time_limit_s is not None:
-            observed = replace(observed, ends_s=row.end_s)
+        elif state in (JobState.RUNNING, JobState.SUSPENDED):
+            ends_s = None if row.time_limit_s is None else row.end_s
+            observed = replace(observed, ends_s=ends_s, started_s=row.start_s)
         known = self.registry.known[job_id]
         continues = known.directive.continues if known.directive else 0
         walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)

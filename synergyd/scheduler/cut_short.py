@@ -16,7 +16,7 @@ from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
-from synergyd.scheduler.problem.utility import relative_goodput, value_terms
+from synergyd.scheduler.problem.utility import relative_goodput, restart_cost_s, value_terms
 from synergyd.words import shape_words
 
 
@@ -60,9 +60,13 @@ def around_reservations(
     """The decisions; a job that was to go on as it is changes where that ends it sooner. `lead_s`: how long before the
     reservation its last checkpoint is asked for: until then it is left alone, since it can change later as well."""
     decisions = tuple(decisions)
-    cost_s = problem.restart_cost_s
-    near_s = problem.now_s + lead_s + cost_s
-    cuts = {j.job_id: j for j in jobs if j.cut_s is not None and j.free_again_s is not None and j.cut_s <= near_s}
+    cost_s = {request.job_id: restart_cost_s(request, problem) for request in problem.jobs}
+    near_s = problem.now_s + lead_s
+    cuts = {
+        j.job_id: j
+        for j in jobs
+        if j.cut_s is not None and j.free_again_s is not None and j.cut_s <= near_s + cost_s.get(j.job_id, 0.0)
+    }
     if not cuts:
         return decisions
     free = FreeGpus(problem.nodes, problem.spanned)
@@ -121,7 +125,7 @@ def _window(job: Job, request: JobRequest, problem: Problem) -> Window:
     return Window(
         cut_s=max(0.0, (job.cut_s or 0.0) - problem.now_s),
         end_s=again_s if job.time_left_s is None else min(again_s, job.time_left_s),
-        cost_s=problem.restart_cost_s,
+        cost_s=restart_cost_s(request, problem),
         remaining=None if progress.refuted else progress.remaining,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,7 @@ from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
+from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.give_back import as_resize, give_back
@@ -75,6 +77,7 @@ def decide(
     typical_s: float | None = None,
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS,
     caps: MoveCaps = NO_CAPS,
+    restarts: Mapping[int, JobRestarts] | None = None,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
@@ -82,7 +85,8 @@ def decide(
     (Sia's T in seconds; without it the time since submission, which Slurm resets at each requeue). `typical_s`: the median
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
     for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave; `caps`: what the bounds on changes of
-    running jobs leave.
+    running jobs leave. `restarts`: what restarts cost and have cost, by job id; RestartCost where it is not known, and for policies
+    that go by a rule of their own.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
@@ -93,6 +97,8 @@ def decide(
     snapshot, current_plans = given.snapshot, given.plans
     weight = weights(snapshot.jobs, settings, slurm_limits.fair_shares)
     sorted_jobs: list[JobRequest | UntouchedJob] = []
+    usual = JobRestarts(cost=RestartCost(mean_s=settings.restart_cost_s))
+    known = {} if policy.rule or policy.sizes_fixed else restarts or {}
     for job in snapshot.jobs:
         age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
         sorted_jobs.append(
@@ -103,7 +109,7 @@ def decide(
                 no_cell_reasons.get(job.job_id, ""),
                 current_plans.get(job.job_id),
                 age,
-                settings.restart_cost_s,
+                _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
                 (progress or {}).get(job.job_id, _UNKNOWN),
                 weight[job.job_id],
             )
@@ -127,7 +133,6 @@ def decide(
         answer.problem,
         answer.allocation,
         answer.placement,
-        settings.restart_cost_s,
         sizes_fixed=policy.sizes_fixed,
         rule=policy.rule,
         away=answer.away,
@@ -159,6 +164,11 @@ def decide(
     return within_caps(woken, answer.problem, caps)
 
 
+def _restarts(known: JobRestarts, settings: Settings, gives_back: bool) -> JobRestarts:
+    """With the share that they may take: what goes back to plain jobs is not Synergy's choice."""
+    return replace(known, share=settings.restart_share, life_s=math.inf if gives_back else known.life_s)
+
+
 def _problem(
     requests: tuple[JobRequest, ...],
     outside: Iterable[UntouchedJob],
@@ -168,7 +178,7 @@ def _problem(
     slurm_limits: SlurmLimits,
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
-    requests = _stoppable(requests, snapshot, settings) if settings.preemption else requests
+    requests = _stoppable(requests, snapshot) if settings.preemption else requests
     terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
@@ -191,11 +201,16 @@ def _problem(
     return problem, fairness
 
 
-def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot, settings: Settings) -> tuple[JobRequest, ...]:
+def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot) -> tuple[JobRequest, ...]:
     """The jobs; those that have run for long enough since their start to be stopped are marked `stoppable`."""
-    least_s = _LEAST_RUN * settings.restart_cost_s
-    long = {j.job_id for j in snapshot.jobs if j.start_s is not None and snapshot.time_s - j.start_s >= least_s}
-    runs = (job.current is not None and job.discount > 0 and job.job_id in long for job in jobs)
+    run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
+    runs = (
+        job.current is not None
+        and job.discount > 0
+        and job.current not in job.banned
+        and run_s.get(job.job_id, -math.inf) >= _LEAST_RUN * job.restart.cost.mean_s
+        for job in jobs
+    )
     return tuple(replace(job, stoppable=True) if ready else job for job, ready in zip(jobs, runs, strict=True))
 
 

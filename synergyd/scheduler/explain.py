@@ -11,6 +11,7 @@ from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own, limit_words
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilter, Problem
+from synergyd.scheduler.problem.restart_bound import beyond_bound
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 from synergyd.words import plan_words, shape_words, size_words
 
@@ -29,14 +30,13 @@ class ExplanationContext:
         problem: Problem,
         allocation: Allocation,
         placement: Placement,
-        restart_cost_s: float,
         sizes_fixed: bool = False,
         rule: str = "",
         away: Mapping[int, frozenset[int]] | None = None,
     ) -> None:
         self.away = away or {}
         self.problem, self.allocation, self.placement = problem, allocation, placement
-        self.restart_cost_s, self.sizes_fixed, self.rule = restart_cost_s, sizes_fixed, rule
+        self.sizes_fixed, self.rule = sizes_fixed, rule
         self.empty, self.left = FreeGpus(problem.nodes), FreeGpus(problem.nodes)
         for i, cell, _ in allocation.taken(problem):
             request = problem.jobs[i]
@@ -135,8 +135,9 @@ def explain(context: ExplanationContext, index: int, action: Action) -> tuple[st
     if action is Action.START:
         return _starts(job, choice) + tail, others
     if action is Action.KEEP:
-        return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}", others
-    return _changes(context, job, choice), others
+        return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}{_restart(job, tail)}", others
+    why = _changes(context, job, choice)
+    return why + _restart(job, why), others
 
 
 def _what(cell: Cell) -> str:
@@ -170,8 +171,8 @@ def _changes(context: ExplanationContext, job: JobRequest, choice: int) -> str:
     old, new = job.cells[job.current or 0], job.cells[choice]
     percent = _percent(old.goodput, new.goodput)
     rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
-    cost_s = context.restart_cost_s
-    paid = f"the {cost_s:.0f} s restart is paid back in about {payback_s(old.goodput, new.goodput, cost_s):.0f} s"
+    back_s = payback_s(old.goodput, new.goodput, job.restart.cost.mean_s)
+    paid = f"a restart of this job costs {job.restart.cost.words()}, paid back in about {back_s:.0f} s"
     rivals = context.rivals(old.shape.gpu_type, job.job_id)
     gives = context.rule or (f"its GPUs gain more with {rivals}" if rivals else "all jobs together gain more so")
     if new.shape == old.shape and new.plan == old.plan:
@@ -186,6 +187,12 @@ def _changes(context: ExplanationContext, job: JobRequest, choice: int) -> str:
         )
         start = f"{verb} from {shape_words(old.shape)} to {_what(new)}"
     return f"{start}: {rates}; {paid if new.goodput > old.goodput else gives}."
+
+
+def _restart(job: JobRequest, said: str) -> str:
+    """What its own restarts have cost, unless it is `said` already."""
+    words = f"a restart of this job costs {job.restart.cost.words()}"
+    return f" {words[0].upper()}{words[1:]}." if job.restart.cost.own and words not in said else ""
 
 
 def _needed(job: JobRequest, choice: int, action: Action) -> bool:
@@ -268,7 +275,7 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
         return f"it needs {shape_words(shape)}, more than the nodes that are up and open to it have"
     if i in context.away.get(index, ()):
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
-    if beyond := beyond_own(job, i):
+    if beyond := beyond_own(job, i) or beyond_bound(job, i):
         return beyond
     if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
@@ -288,7 +295,7 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
         return f"{lower} on fewer GPUs, and nobody gains enough from the rest" if fewer else f"{lower} on no fewer GPUs"
     if job.current is not None and i != job.current and change_value(job, i, terms) <= stay:
         gain = _percent(job.cells[job.current].goodput, goodput)
-        return f"a gain of {gain} does not repay a {context.restart_cost_s:.0f} s restart at this job's age"
+        return f"a gain of {gain} does not repay a restart at this job's age, which costs {job.restart.cost.words()}"
     own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
     missing = gpus - own - context.free(job, shape.gpu_type)
     if missing > 0:

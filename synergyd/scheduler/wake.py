@@ -25,6 +25,7 @@ from synergyd.scheduler.problem.utility import (
     delayed,
     payback_s,
     relative_goodput,
+    restart_cost_s,
     stay_value,
     value_terms,
 )
@@ -179,7 +180,7 @@ class _Growth:
 
     def _delayed(self, request: JobRequest, delay_s: float) -> JobRequest:
         job = self._jobs[request.job_id]
-        return delayed(request, self._problem.restart_cost_s, delay_s, job.time_left_s)
+        return delayed(request, restart_cost_s(request, self._problem), delay_s, job.time_left_s)
 
     def _grown(self, request: JobRequest, decision: Decision, option: _Option) -> Decision:
         _, index, names, wake_s = option
@@ -189,7 +190,7 @@ class _Growth:
         self._allowance.change(request, request.current, index)
         hosts = tuple(name.partition(":")[0] for name in names)
         woken = [name for name in hosts if name in self._asleep]
-        cost_s = self._problem.restart_cost_s + wake_s
+        cost_s = restart_cost_s(request, self._problem) + wake_s
         why = (
             f"Grows from {shape_words(now.shape)} to {shape_words(cell.shape)} as soon as {', '.join(woken[:3])}"
             f"{' and more' if len(woken) > 3 else ''} {'is' if len(woken) == 1 else 'are'} powered up, and goes on meanwhile: "

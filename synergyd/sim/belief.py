@@ -56,6 +56,7 @@ class LearntBelief:
                 step_s=live.pace.step_s * self._noisy(),
                 noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
                 plan=live.plan,
+                trained_s=until_s - live.ready_s,
             )
             for _ in range(min(due, _AT_MOST))
         )
@@ -121,7 +122,7 @@ class OracleBelief:
 
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
         """An oracle learns nothing; its jobs report at once."""
-        return (Report(job.job_id, job.restarts, step=0, plan=live.plan),)
+        return (Report(job.job_id, job.restarts, step=0, plan=live.plan, trained_s=until_s - live.ready_s),)
 
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.sim.ideal import Ideals
-from synergyd.sim.records import JobResult, SimulatedRun
+from synergyd.sim.records import Costs, JobResult, SimulatedRun
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RunMetrics:
 
     Finish-time fairness of a job (Themis, NSDI 2020): its JCT over the time it would take alone on its fair share, the
     cluster's GPUs / jobs present on average while it was there, its one start included (without it a job of a second would
-    be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1.
+    be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1. `worst_restart_share`: see `restart_share`.
     """
 
     jobs: int
@@ -33,6 +33,8 @@ class RunMetrics:
     avg_queueing_s: float
     avg_idle_s: float
     restarts_per_job: float
+    most_restarts: int
+    worst_restart_share: float
     gpu_hours: float
     utilisation: float
     efficiency: float
@@ -67,6 +69,8 @@ def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
         avg_queueing_s=math.fsum(r.start_s - r.job.submit_s for r in run.jobs) / count,
         avg_idle_s=math.fsum(r.idle_s for r in run.jobs) / count,
         restarts_per_job=sum(r.restarts for r in run.jobs) / count,
+        most_restarts=max(r.restarts for r in run.jobs),
+        worst_restart_share=max(restart_share(r, run.scenario.costs) for r in run.jobs),
         gpu_hours=gpu_s / 3600,
         utilisation=gpu_s / (run.scenario.gpus * makespan_s) if makespan_s else 0.0,
         efficiency=min(1.0, work_s / gpu_s) if gpu_s else 0.0,
@@ -79,6 +83,13 @@ def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
         wall_s=run.wall_s,
         simulated_hours_per_s=makespan_s / 3600 / run.wall_s if run.wall_s > 0 else 0.0,
     )
+
+
+def restart_share(result: JobResult, costs: Costs) -> float:
+    """Of a job's life, from its first start to its end: checkpoints that were asked for, and starts but the first."""
+    life_s = result.finish_s - result.start_s
+    idle_s = result.idle_s - (result.job.costs or costs).first_start_s
+    return max(0.0, idle_s) / life_s if life_s > 0 else 0.0
 
 
 def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals, start_s: float = 0.0) -> list[float]:

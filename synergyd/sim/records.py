@@ -84,6 +84,21 @@ class Truth(Protocol):
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Seconds without training. A resize costs `checkpoint_s` + `requeue_s` + `start_s`; GPUs are held in the first
+    (the old ones) and the last (the new ones)."""
+
+    first_start_s: float = 30.0
+    checkpoint_s: float = 8.0
+    requeue_s: float = 2.0
+    start_s: float = 20.0
+
+    @property
+    def resize_s(self) -> float:
+        return self.checkpoint_s + self.requeue_s + self.start_s
+
+
+@dataclass(frozen=True)
 class TraceJob:
     """One job of a trace. `gpus` and `batch` are what its user asks for; `where` is file:line, for messages."""
 
@@ -107,21 +122,7 @@ class TraceJob:
     can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
     nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
     resize: bool = True  # its user lets it be resized
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds without training. A resize costs `checkpoint_s` + `requeue_s` + `start_s`; GPUs are held in the first
-    (the old ones) and the last (the new ones)."""
-
-    first_start_s: float = 30.0
-    checkpoint_s: float = 8.0
-    requeue_s: float = 2.0
-    start_s: float = 20.0
-
-    @property
-    def resize_s(self) -> float:
-        return self.checkpoint_s + self.requeue_s + self.start_s
+    costs: Costs | None = None  # of its own; None: the scenario's
 
 
 @dataclass(frozen=True)

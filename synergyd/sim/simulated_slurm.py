@@ -48,6 +48,9 @@ class SimulatedSlurm:
         self._released.pop(job_id, None)
         self._start_released(world)
 
+    def _costs_of(self, live: Live) -> Costs:
+        return live.job.costs or self._costs
+
     def moved(self, world: World, lifecycle: JobLifecycle, was: ResizeState) -> None:
         """A job's resize has gone on: what it waits for now is a tick at the right time."""
         if was is ResizeState.RELEASED:
@@ -65,7 +68,7 @@ class SimulatedSlurm:
         match instruction:
             case AskCheckpoint(restarts=restarts):
                 world.pause(world.jobs[job_id])
-                due_s = world.now_s + self._costs.checkpoint_s
+                due_s = world.now_s + self._costs_of(world.jobs[job_id]).checkpoint_s
                 world.at(due_s, ACTION, lambda: self._checkpoint_taken(world, job_id, restarts))
             case Requeue():
                 world.halt(world.jobs[job_id])
@@ -116,5 +119,6 @@ class SimulatedSlurm:
             del self._released[job_id]
             self.shapes[job_id] = target.shape
             grant = tuple((name, each) for name in target.nodes)
-            world.begin(live, grant, target.plan, self._costs.start_s if live.starts else self._costs.first_start_s)
+            costs = self._costs_of(live)
+            world.begin(live, grant, target.plan, costs.start_s if live.starts else costs.first_start_s)
             self._tell(world, JobObserved(job_id, live.job.submit_s, Observed("RUNNING", live.restarts)))

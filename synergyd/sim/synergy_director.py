@@ -124,6 +124,7 @@ class SynergyDirector:
             {i: self._progress(world, live) for i, live in world.jobs.items()},
             self.controller.durations.typical_s,
             caps=caps_beside(self.controller.jobs, self.settings),
+            restarts=self.controller.restarts.of(jobs.values(), self.controller.jobs, world.now_s),
         )
         self.decisions_s.append(time.perf_counter() - began)
         self._run(world, EpochDecided(decisions))

@@ -24,6 +24,7 @@ from synergyd.records import (
     Report,
     Sharing,
 )
+from synergyd.restarts import RestartTimes
 from synergyd.steering import Steering
 from synergyd.store.records import (
     EpochRecord,
@@ -106,6 +107,7 @@ _PROFILE = select(
     ProfileRow.model,
     ProfileRow.global_batch,
     ProfileRow.measured,
+    ProfileRow.restarts,
 )
 
 
@@ -129,6 +131,7 @@ def _profile(r: Row[Any]) -> Profile:
         model=None if r.model is None else decode(ModelSpec, r.model, f"profile {r.key}: model"),
         global_batch=r.global_batch,
         measured=tuple(decode(Measurement, item, f"profile {r.key}: measured") for item in r.measured or ()),
+        restarts=tuple(decode(RestartTimes, item, f"profile {r.key}: restarts") for item in r.restarts or ()),
     )
 
 

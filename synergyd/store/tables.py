@@ -36,6 +36,7 @@ class ProfileRow(Base):
     updated_s: Mapped[float] = mapped_column(Double)
     measured: Mapped[list[Any] | None] = mapped_column(Json)
     accepts: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    restarts: Mapped[list[Any] | None] = mapped_column(Json)
 
 
 class EpochRow(Base):

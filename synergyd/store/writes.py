@@ -206,6 +206,7 @@ def _profile(key: str, profile: Profile, updated_s: float) -> Row:
         "model": _json(profile.model),
         "global_batch": profile.global_batch,
         "measured": _json(profile.measured) or None,
+        "restarts": _json(profile.restarts) or None,
         "updated_s": _finite(updated_s, "updated_s"),
     }
 

@@ -27,9 +27,19 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
     "job_id": (1, 2**32), "stalled_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
+    "trained_s": (0, 1e9), "first_step_s": (0, 1e6), "checkpoint_s": (0, 1e6), "checkpoint_bytes": (0, 1e18),
 }  # fmt: skip
 _WHOLE = frozenset(
-    {"job_id", "restarts", "step", "tokens", "peak_memory_bytes", "checkpoint_step", "checkpoint_requests"}
+    {
+        "job_id",
+        "restarts",
+        "step",
+        "tokens",
+        "peak_memory_bytes",
+        "checkpoint_step",
+        "checkpoint_requests",
+        "checkpoint_bytes",
+    }
 )
 
 

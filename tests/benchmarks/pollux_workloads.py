@@ -67,7 +67,8 @@ def main() -> None:
         for name, value in mine.items():
             if isinstance(value, dict):
                 words = ["avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_queueing_s", "avg_idle_s"]
-                words += ["restarts_per_job", "worst_ftf", "unfair_share", "decision_ms_median", "wall_s"]
+                words += ["restarts_per_job", "most_restarts", "worst_restart_share", "worst_ftf", "unfair_share"]
+                words += ["decision_ms_median", "wall_s"]
                 print(
                     path.stem, name, " ".join(f"{w}={value[w]:.2f}" for w in words if value[w] is not None), flush=True
                 )

@@ -33,8 +33,17 @@ PEERS: dict[str, dict[str, dict[str, float]]] = {
     "arena": {"Crius": {"avg_jct_s": 2510.4, "p99_jct_s": 20496}, "FCFS": {"avg_jct_s": 7459}},
 }
 GOALS = {"morphling": {"avg_jct_s": 3000.0, "makespan_s": 55_000.0}, "arena": {"avg_jct_s": 2000.0}}
-WORDS = ("avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_queueing_s", "avg_idle_s", "restarts_per_job")
-MORE = ("worst_ftf", "unfair_share", "utilisation", "efficiency", "decision_ms_median", "wall_s")
+WORDS = (
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "avg_queueing_s",
+    "avg_idle_s",
+    "restarts_per_job",
+    "most_restarts",
+)
+MORE = ("worst_restart_share", "worst_ftf", "unfair_share", "utilisation", "efficiency", "decision_ms_median", "wall_s")
 
 
 def scenario_of(data: Path, kind: str) -> Scenario:

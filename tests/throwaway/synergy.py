@@ -34,7 +34,8 @@ def make_cluster(
     if plugin:
         cluster.job_submit = hook(cluster.state_dir)
     cluster.slurm_conf = (
-        f"#SYNERGY StateDir={cluster.state_dir} Epoch={epoch_s:g} RestartCost=5 CheckpointTimeout=60 MaxWeight=1000",
+        f"#SYNERGY StateDir={cluster.state_dir} Epoch={epoch_s:g} RestartCost=5 RestartShare=1 "
+        "CheckpointTimeout=60 MaxWeight=1000",
         *settings,
     )
     return cluster

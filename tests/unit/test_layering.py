@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 BASE = (
-    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.records synergyd.words "
+    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.words "
     "synergyd.steering synergyd.rates synergyd.link_names synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
@@ -30,7 +30,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.ordinary_file", ""),
     ("synergyd.constraint", ""),
     ("synergyd.node_needs", ""),
-    ("synergyd.records", "synergyd.node_needs"),
+    ("synergyd.restarts", ""),
+    ("synergyd.records", "synergyd.node_needs synergyd.restarts"),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
@@ -100,6 +101,7 @@ IMPURE = ("time", "datetime", "subprocess", "socket", "threading", "random", "os
 HEAVY = ("sqlalchemy", "alembic", "scipy", "rich", "prometheus_client", "numpy", "torch", "highspy")
 FORBIDDEN = {
     "synergyd.errors": (*IMPURE, *HEAVY),
+    "synergyd.restarts": (*IMPURE, *HEAVY),
     "synergyd.records": (*IMPURE, *HEAVY),
     "synergyd.constraint": (*IMPURE, *HEAVY),
     "synergyd.node_needs": (*IMPURE, *HEAVY),

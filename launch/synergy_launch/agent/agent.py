@@ -105,7 +105,7 @@ class Agent:
         self._monotonic, self._sleep = monotonic, sleep
         self._peak_memory, self._device_memory = peak_memory, device_memory
         self._timer = StepTimer()
-        self._mark = monotonic()
+        self._mark = self._began = monotonic()
         self._stop = False  # set by the SIGTERM handler
         self._signalled = False  # set by the SIGUSR2 handler
         self._acknowledged = 0
@@ -170,7 +170,7 @@ class Agent:
             f"global_batch={plan.global_batch} restarts={self.settings.restarts}"
         )
         self.status.enter("training")
-        self._mark = self._monotonic()
+        self._mark = self._began = self._monotonic()
         self.checkpointer.start(save, stage, checkpoint_interval, self._mark)
 
     # -- each step --------------------------------------------------------------------------------------------------
@@ -191,10 +191,13 @@ class Agent:
         self.checkpointer.trained(now - self._mark, self._timer.median_s)
         self._timer.add(now - self._mark)
         self._mark = now
+        if self.status["first_step_s"] is None:
+            self.status.update(first_step_s=now - self._began)
         own_s, noise_scale = figures.get("own_s"), figures.get("noise_scale")
         self.status.update(
             step=step,
             step_s=self._timer.median_s,
+            trained_s=now - self._began,
             loss=loss,
             tokens=figures.get("tokens"),
             noise_scale=noise_scale,

@@ -214,7 +214,7 @@ def attempt(action: Callable[[], _Result]) -> tuple[_Result | None, str]:
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all its ranks together: every method but `close` is collective."""
+    """The checkpoints of one run, seen by all its ranks together: every method but `close` and `size_bytes` is collective."""
 
     def __init__(self, directory: Path, ranks: Collectives, keep: int = 2) -> None:
         self.directory = directory
@@ -256,6 +256,15 @@ class Checkpoints:
         """Seals it and prunes older ones, when all ranks have written: by one rank alone. Raises OSError."""
         seal(folder, step, meta)
         prune(self.directory, self.keep)
+
+    def size_bytes(self, step: int) -> int | None:
+        """Of the checkpoint of `step`, all ranks' parts together; None on other ranks, and where it can't be read. Not collective."""
+        if self.ranks.rank != 0:
+            return None
+        try:
+            return sum(path.stat().st_size for path in _files(step_folder(self.directory, step)))
+        except OSError:
+            return None
 
     def _by_rank_0(self, action: Callable[[], Any]) -> Any:
         """Rank 0's result of `action` on every rank, or its error raised on every rank."""

@@ -126,7 +126,9 @@ class Checkpointer:
         """The checkpoint of `step` is good; it has held training up for `held_s` (None: all the time)."""
         assert self.store is not None
         self.schedule.saved(self._gpus, self._monotonic(), held_s)
-        self._status.update(checkpoint_step=step)
+        self._status.update(
+            checkpoint_step=step, checkpoint_s=self.schedule.held_s, checkpoint_bytes=self.store.size_bytes(step)
+        )
         held = f", training held up for {held_s:.2f} s" if held_s is not None else ""
         self._status.say(f"checkpoint of step {step} in {self.store.directory} ({self.schedule.save_s:.2f} s{held})")
 

@@ -129,6 +129,19 @@ class Log:
         """Median of the recent lines' seconds an iteration."""
         return statistics.median(self._recent) if self._recent else None
 
+    @property
+    def first_step_s(self) -> float | None:
+        """Seconds of the first iteration after the last start."""
+        return self._first.step_s if self._first is not None else None
+
+    @property
+    def trained_s(self) -> float | None:
+        """Seconds of training since the last start, by the iterations that were printed."""
+        first, step_s = self._first, self.step_s
+        if first is None or first.step_s is None or step_s is None or self.newest is None:
+            return None
+        return first.step_s + step_s * max(0, self.newest.iteration - first.iteration)
+
     def _take(self, text: str) -> LogLine | None:
         peak, saved, line = read_peak_bytes(text), read_saved(text), read_line(text)
         if peak:  # 0 where there is no GPU

@@ -170,6 +170,8 @@ class Supervisor:
             "step": newest.iteration,
             "step_s": self.log.step_s,
             "steps_between": self.log.every,
+            "trained_s": self.log.trained_s,
+            "first_step_s": self.log.first_step_s,
             "least_s": _SAVING_S,
             "loss": newest.loss,
             "grad_norm": newest.grad_norm,

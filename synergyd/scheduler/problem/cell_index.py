@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +62,17 @@ class CellIndex(tuple[Cell, ...]):
     @cached_property
     def best_goodput(self) -> float:
         return max((cell.goodput for cell in self), default=0.0)
+
+    @cached_property
+    def _falling(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """All Cells, best goodput first, and their goodputs below zero."""
+        order = tuple(sorted(range(len(self)), key=lambda i: (-self[i].goodput, i)))
+        return order, tuple(-self[i].goodput for i in order)
+
+    def above(self, goodput: float) -> frozenset[int]:
+        """Indices of the Cells with more goodput."""
+        order, falling = self._falling
+        return frozenset(order[: bisect_left(falling, -goodput)])
 
     @cached_property
     def sound(self) -> bool:

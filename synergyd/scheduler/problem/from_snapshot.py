@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from synergyd.node_needs import NO_ROOM, NodeNeeds
 from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.restarts import JobRestarts
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.node_limits import usable_gpus
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
+from synergyd.scheduler.problem.restart_bound import within_bound
 from synergyd.scheduler.problem.time_limits import finishing_first, time_discount
 from synergyd.scheduler.problem.utility import (
     find_asked,
@@ -41,7 +43,7 @@ def classify_job(
     no_cell_reason: str,
     current_plan: Plan | None,
     age_s: float,
-    restart_cost_s: float,
+    restarts: JobRestarts,
     progress: Progress = _UNKNOWN,
     weight: float = 1.0,
 ) -> JobRequest | UntouchedJob:
@@ -50,7 +52,7 @@ def classify_job(
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are not touched; those that wait for one request exactly that.
     """
     usable = _usable(cells, job.directive)
-    history = _History(age_s, progress, weight)
+    history = _History(age_s, progress, weight, restarts)
     untouched = _untouched(job, snapshot.time_s)
     if untouched:
         return _leave(job, usable, current_plan, untouched)
@@ -66,11 +68,12 @@ def classify_job(
             reason = no_cell_reason or "no plan is known that trains this model on these GPUs"
             return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
         cells_with_current, current = _with_current(usable, job, current_plan)
-        discount = restart_discount(age_s, job.restarts, restart_cost_s)
-        discount *= time_discount(job.time_left_s, restart_cost_s)
+        discount = restart_discount(age_s, job.restarts, restarts.cost.mean_s)
+        discount *= time_discount(job.time_left_s, restarts.cost.mean_s)
         further, kind = snapshot.cluster.keys, job.shape.gpu_type
         nodes = tuple(further.get((name, kind), name) for name in job.node_names) if further else job.node_names
-        return _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
+        request = _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
+        return within_bound(request)
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
@@ -310,6 +313,7 @@ class _History:
     age_s: float
     progress: Progress
     weight: float
+    restarts: JobRestarts
 
 
 def _request(
@@ -336,6 +340,7 @@ def _request(
         current=current,
         nodes=nodes,
         discount=discount,
+        restart=history.restarts,
         age_s=history.age_s,
         restarts=job.restarts,
         progress=history.progress,

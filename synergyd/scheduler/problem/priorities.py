@@ -107,7 +107,7 @@ def with_claims(
     for job in jobs:
         share = shares.get(id(job.cells), 0.0)
         relative = _relative(job, terms, share)
-        need = _deadline(job, now_s, settings.restart_cost_s) if settings.deadlines else (0.0, 0.0, "")
+        need = _deadline(job, now_s) if settings.deadlines else (0.0, 0.0, "")
         if need[0] and settings.deadline_share > 0:
             need = _within_share(job, need, settings.deadline_share * sum(capacity.values()) / len(jobs))
         goodput = 0.0 if job.current is None else job.cells[job.current].goodput
@@ -120,7 +120,7 @@ def with_claims(
                 if due > settings.fairness_bound:
                     need = _reachable(job, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
         left = job.progress.remaining
-        drag = settings.restart_cost_s / max(left, _LEAST_LEFT) if left is not None else 0.0
+        drag = job.restart.cost.mean_s / max(left, _LEAST_LEFT) if left is not None else 0.0
         factor = short.get(job.job_id, 1.0)
         if relative is not job.relative or need[0] or drag or factor != 1.0:
             job = replace(job, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
@@ -200,7 +200,7 @@ def _relative(job: JobRequest, terms: Objective, share: float) -> Sequence[float
     return RelativeGoodput(cells, base)
 
 
-def _deadline(job: JobRequest, now_s: float, restart_cost_s: float) -> tuple[float, float, str]:
+def _deadline(job: JobRequest, now_s: float) -> tuple[float, float, str]:
     """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros without a deadline, where the work
     left is not known, or where no Cell can meet it any more."""
     left, until = job.progress.remaining, job.deadline_s
@@ -208,7 +208,7 @@ def _deadline(job: JobRequest, now_s: float, restart_cost_s: float) -> tuple[flo
         return 0.0, 0.0, ""
     need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
     best = CellIndex.of(job.cells).best_goodput
-    later = until - now_s - restart_cost_s
+    later = until - now_s - job.restart.cost.mean_s
     anew = left / later if later > 0 else math.inf
     now = job.cells[job.current].goodput if job.current is not None else 0.0
     reachable = best >= (need if job.current is None else anew) or now >= need

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from synergyd.constraint import has_features
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.records import Cell
+from synergyd.restarts import JobRestarts, RestartCost
 
 
 class NodeFilter(NamedTuple):
@@ -40,6 +41,7 @@ class NodeFilter(NamedTuple):
 
 
 ANY_NODE = NodeFilter()
+NO_COST = JobRestarts(cost=RestartCost(mean_s=0.0))
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class JobRequest:
     deadline_s: float | None = None
     #: Slurm's account
     account: str = ""
+    #: what its next restart costs, and what those so far have; Cells that may not cost it one are among `banned`
+    restart: JobRestarts = NO_COST
     #: restart cost over the sequences left (s/sequence; 0: not known): near its end a restart costs a job too much
     drag: float = 0.0
     #: the factor in `weight` for how little is left to do (1: none)

@@ -91,6 +91,11 @@ def delayed(job: JobRequest, cost_s: float, delay_s: float, left_s: float | None
     return replace(job, discount=discount, drag=drag)
 
 
+def restart_cost_s(job: JobRequest, problem: Problem) -> float:
+    """Seconds that a restart of the job is expected to cost: its own, the setting's where nothing is known."""
+    return job.restart.cost.mean_s or problem.restart_cost_s
+
+
 def payback_s(now: float, then: float, cost_s: float) -> float:
     """Seconds of running at goodput `then` that make up for `cost_s` seconds without any, against going on at `now`."""
     return cost_s * now / (then - now) if then > now else math.inf

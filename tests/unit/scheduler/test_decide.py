@@ -55,7 +55,7 @@ def test_growth_is_in_place_and_names_its_payback() -> None:
     snap = snapshot([node("n0"), node("n1")], [job(1, nodes=("n1",), gpus=2)])
     found = run(snap, {1: GOOD})[1]
     assert (found.action, found.cell, found.node_names) == (Action.RESIZE, GOOD[2], ("n1",))
-    assert "+89 %" in found.why and "60 s restart is paid back in about 67 s" in found.why
+    assert "+89 %" in found.why and "a restart of this job costs 60 s (expected), paid back in about 67 s" in found.why
     assert gpus_free(found, snap)
 
 
@@ -73,7 +73,7 @@ def test_no_resize_for_less_than_its_restart() -> None:
     snap = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=2, submit_s=NOW - 600)])
     kept = run(snap, {1: flat})[1]
     assert (kept.action, kept.cell, kept.node_names) == (Action.KEEP, flat[1], ("n0",))
-    assert "gain of +1 % does not repay a 60 s restart" in kept.why
+    assert "gain of +1 % does not repay a restart at this job's age, which costs 60 s (expected)" in kept.why
     assert run(snap, {1: flat}, replace(SETTINGS, restart_cost_s=1.0))[1].action is Action.RESIZE
     # The same job after many restarts: its age is less than they cost.
     worn = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=2, submit_s=NOW - 600, restarts=10)])

@@ -9,6 +9,7 @@ import pytest
 
 from synergyd.errors import UsageError
 from synergyd.records import Action, Directive, JobState
+from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
@@ -20,6 +21,7 @@ from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
 
 PLAIN = Settings()
+RESTART = JobRestarts(cost=RestartCost(mean_s=60.0))
 ROOMS = (NodeCapacity("n0", "a100", 8),)
 
 
@@ -67,7 +69,7 @@ def test_what_does_not_count_as_it_is_said_is_told() -> None:
 
 def due(job_id: int, left: float, in_s: float, **changes: object) -> JobRequest:
     made = ask(job_id, cells(1.0, 1.8, 3.2), progress=Progress(remaining=left), deadline_s=NOW + in_s)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, restart=RESTART, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_every_key(folder: Path) -> None:
     loaded = load(
         folder,
         "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,debug Policy=sia\n"
-        "  #SYNERGY\tFairness=-2.5 RestartCost=90 Preemption=no # seconds\n"
+        "  #SYNERGY\tFairness=-2.5 RestartCost=90 RestartShare=0.05 Preemption=no # seconds\n"
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
@@ -84,6 +84,7 @@ def test_every_key(folder: Path) -> None:
         policy="sia",
         fairness=-2.5,
         restart_cost_s=90,
+        restart_share=0.05,
         preemption=False,
         dry_run=True,
         profile=Path("/etc/x.profile"),

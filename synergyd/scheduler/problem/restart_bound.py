@@ -1,0 +1,66 @@
+"""How much of its time a job may spend in restarts that Synergy chooses: the setting RestartShare. Pure.
+
+Of its whole life: what has passed since its first start, the restart itself, and what its own word says is left, at the goodput of
+the Cell that it would take, or at the present one where that is higher: it may come back to it. What is left is a belief. It counts
+half from the second restart on, so that only a first one may turn out to have been too much. A job that says nothing of its length
+has only what has passed: whenever it ends, that share of its life is the most that went.
+
+A Cell with less goodput needs room for two restarts, there and back: a job that could shrink for others and then not grow again
+would stay small on an idle cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.records import JobRequest
+
+_BELIEVED = 0.5  # of the time that is left, once a restart was spent: a job may be twice as fast as believed
+
+
+def within_bound(job: JobRequest) -> JobRequest:
+    """A running job with those Cells `banned` that a restart may not be spent on."""
+    if job.current is None or (most := _most(job, 2)) is None:
+        return job
+    cells = CellIndex.of(job.cells)
+    present = cells[job.current].goodput
+    banned: frozenset[int] = frozenset()
+    if present > most:
+        banned = cells.above(-1.0) - cells.above(present) - {job.current}
+    if (most := _most(job, 1)) is not None:
+        banned |= cells.above(-1.0) if present > most else cells.above(most)
+    return replace(job, banned=job.banned | banned) if banned else job
+
+
+def beyond_bound(job: JobRequest, index: int) -> str:
+    """Why cells[index] may not cost a running job a restart; "" where it may."""
+    if job.current is None:
+        return ""
+    goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
+    restarts = 2 if goodput < present else 1
+    most = _most(job, restarts)
+    if most is None or max(goodput, present) <= most:
+        return ""
+    spent = f" on top of {job.restart.lost_s:.0f} s so far" if job.restart.lost_s >= 1 else ""
+    back = ", and another to come back," if restarts == 2 else ""
+    return (
+        f"a restart of this job costs {job.restart.cost.words()}{back}{spent}: as {job.restart.share * 100:.0f} % of its time is the "
+        f"most that goes into restarts which Synergy chooses, that takes a life of {_needed_s(job, restarts) / 60:.0f} min"
+    )
+
+
+def _needed_s(job: JobRequest, restarts: int) -> float:
+    """The shortest life in which so many more restarts are within its share."""
+    return (job.restart.lost_s + restarts * job.restart.cost.mean_s) / job.restart.share
+
+
+def _most(job: JobRequest, restarts: int) -> float | None:
+    """The highest goodput at which what is left takes long enough; None where its life is long enough already."""
+    cost_s = job.restart.cost.mean_s
+    missing_s = _needed_s(job, restarts) - job.restart.life_s - restarts * cost_s
+    if cost_s <= 0 or missing_s <= 0:
+        return None
+    left = job.progress.remaining
+    believed = _BELIEVED if job.restart.lost_s else 1.0
+    return 0.0 if left is None or job.progress.refuted else believed * left / missing_s

@@ -1,0 +1,234 @@
+"""What the next restart of a job costs: from its own restarts, those of its program on the same storage, and the cluster's. Pure.
+
+Each phase's seconds are log-normal. A job's mean (of the logarithm) lies around its program's, that around the cluster's, and that
+around the setting RestartCost: a normal distribution at each level, so that the estimate is a mean weighted by precisions, of
+which few measurements weigh little and a job's own most. Widths are stated below. The checkpoint and the start may grow with
+the bytes that each GPU writes: the exponent is a ridge regression over a program's restarts, 0 until they show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from synergyd.records import Job, Profile
+from synergyd.restarts import PHASES, RestartCost, RestartTimes
+from synergyd.task.shared_profiles import program
+
+PREFIX = "restart:"  # of the keys of what is stored
+# One sigma of the logarithm: RestartCost is right to a factor of 2, programs differ by as much.
+_SETTING, _PROGRAM = math.log(2), math.log(2)
+# Jobs of one program differ by a fifth until they are seen to differ by more, and what that counts for, in jobs: many programs are
+# called `train`.
+_JOB, _JOB_COUNTS = 0.2, 2
+# One sigma of a job's restarts around their own mean before it is measured, and what that counts for, in restarts.
+_SPREAD, _SPREAD_COUNTS = 0.3, 4
+_FIRST = 0.5  # one sigma more: a first start is like a restart to a factor of 1.6
+_EXPONENT = 0.5  # one sigma of the exponent of the bytes per writer
+_CLIP = math.log(20.0)  # further from what the setting says is no restart's doing
+_LEAST_S = 0.05  # a phase that takes less counts as this
+# Shares of RestartCost: checkpoint, requeue, start, as in the simulator's costs (8, 2 and 20 s)
+_SHARES = (8 / 30, 2 / 30, 20 / 30)
+_GROW = ("checkpoint_s", "start_s")  # with the bytes per writer
+_KEPT, _PROGRAMS = 32, 10_000
+_GRID = 0.02  # of the cluster's mean: finer, each restart of any job would change what is believed of all
+
+
+class Normal(NamedTuple):
+    """Of a logarithm of seconds."""
+
+    mean: float
+    variance: float
+
+    def with_seen(self, seen: Iterable[Normal]) -> Normal:
+        """Its posterior after independent measurements, each with the variance of its own."""
+        precision = 1.0 / self.variance
+        total = precision * self.mean
+        for one in seen:
+            precision += 1.0 / one.variance
+            total += one.mean / one.variance
+        return Normal(total / precision, 1.0 / precision)
+
+    def wider(self, sigma: float) -> Normal:
+        return Normal(self.mean, self.variance + sigma * sigma)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One phase of a program's restarts: each job's own mean, the variance of a job's restarts around it, and one sigma of the jobs'
+    means around the program's."""
+
+    jobs: Mapping[int, Normal]
+    variance: float
+    apart: float
+
+
+def storage_of(path: str | None) -> str:
+    """What stands for the storage of a checkpoint folder: the first part of its path. "" where none is named."""
+    parts = [part for part in (path or "").split("/") if part]
+    return f"/{parts[0]}" if path and path.startswith("/") and parts else ""
+
+
+def key_of(job: Job) -> str:
+    """Of the restarts of a job's program on its storage."""
+    directive = job.directive
+    if directive is None:
+        return PREFIX + program(job.uid, job.name)
+    batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
+    mark = program(job.uid, job.name, directive.model, *batches, storage_of(directive.checkpoint))
+    return PREFIX + mark
+
+
+class RestartCosts:
+    """The restarts of each program, by key of the store; `learn` returns what to store. `prior_s`: the setting RestartCost."""
+
+    def __init__(self, prior_s: float) -> None:
+        self.prior_s = prior_s
+        self._known: dict[str, tuple[RestartTimes, ...]] = {}
+        self._means: dict[str, dict[str, Normal]] = {}  # by key and phase: what the program alone says of its mean
+        self._cluster: dict[str, Normal] = {}  # by phase; empty: to be worked out anew
+        self._coarse: tuple[Normal, ...] = ()
+        self._kept: dict[
+            int, tuple[object, RestartCost]
+        ] = {}  # by job, 0 for all that were not measured: of which state, and the estimate
+
+    def load(self, profiles: Mapping[str, Profile]) -> None:
+        """From the store of a daemon before this one."""
+        for key, profile in profiles.items():
+            if key.startswith(PREFIX):
+                self._keep(key, profile.restarts)
+
+    def learn(self, job: Job, times: RestartTimes) -> dict[str, Profile]:
+        """A restart of `job` was measured."""
+        key = key_of(job)
+        before = (t for t in self._known.get(key, ()) if (t.job_id, t.restarts) != (times.job_id, times.restarts))
+        kept = (*before, times)[-_KEPT:]
+        self._keep(key, kept)
+        return {key: Profile(samples=len(kept), restarts=kept)}
+
+    def forget(self, job_id: int) -> None:
+        """Of a job that has ended: what it has taught stays."""
+        self._kept.pop(job_id, None)
+
+    def cost(self, job: Job, bytes_per_writer: float | None = None) -> RestartCost:
+        """Of the next restart of `job`, whose checkpoint each GPU writes `bytes_per_writer` of. 0 where RestartCost is 0."""
+        if self.prior_s <= 0:
+            return RestartCost(mean_s=0.0)
+        key = key_of(job)
+        known, cluster = self._known.get(key, ()), self._of_cluster()
+        # of what nobody has measured all is believed alike
+        state, place = (known, cluster, bytes_per_writer if known else None), job.job_id if known else 0
+        kept = self._kept.get(place)
+        if kept is None or kept[0] != state:
+            kept = self._kept[place] = state, self._estimate(job.job_id, key, known, bytes_per_writer)
+        return kept[1]
+
+    def _estimate(
+        self, job_id: int, key: str, known: Sequence[RestartTimes], bytes_per_writer: float | None
+    ) -> RestartCost:
+        mean_s, variance_s, checkpoint = 0.0, 0.0, (0.0, 0.0)
+        for phase in PHASES:
+            found = _phase(known, phase, self._setting(phase).mean, bytes_per_writer)
+            others = [mean.wider(found.apart) for other, mean in found.jobs.items() if other != job_id]
+            own = [mean for other, mean in found.jobs.items() if other == job_id]
+            of_program = self._without(key, phase).wider(_PROGRAM).with_seen(others)
+            believed = of_program.wider(found.apart).with_seen(own)
+            seconds = math.exp(believed.mean + found.variance / 2)
+            spread_s = seconds * math.sqrt(math.expm1(believed.variance + found.variance))
+            mean_s, variance_s = mean_s + seconds, variance_s + spread_s**2
+            checkpoint = (seconds, spread_s) if phase == "checkpoint_s" else checkpoint
+        restarts = [t for t in known if not t.first]
+        own_count = sum(t.job_id == job_id for t in restarts)
+        return RestartCost(
+            mean_s=mean_s,
+            spread_s=math.sqrt(variance_s),
+            own=own_count,
+            others=len(restarts) - own_count,
+            checkpoint_s=checkpoint[0],
+            checkpoint_spread_s=checkpoint[1],
+        )
+
+    def _setting(self, phase: str) -> Normal:
+        """With the mean in seconds that the setting says, at the usual spread."""
+        share = _SHARES[PHASES.index(phase)]
+        return Normal(math.log(max(share * self.prior_s, _LEAST_S)) - _SPREAD**2 / 2, _SETTING**2)
+
+    def _of_cluster(self) -> tuple[Normal, ...]:
+        """By phase, on the grid: the mean of programs, by the setting and all that were measured."""
+        if not self._cluster:
+            self._cluster = {
+                phase: self._setting(phase).with_seen(
+                    means[phase].wider(_PROGRAM) for means in self._means.values() if phase in means
+                )
+                for phase in PHASES
+            }
+            self._coarse = tuple(
+                Normal(round(found.mean / _GRID) * _GRID, math.ceil(found.variance / _GRID) * _GRID)
+                for found in self._cluster.values()
+            )
+        return self._coarse
+
+    def _without(self, key: str, phase: str) -> Normal:
+        """The cluster's mean without what this program has added to it."""
+        own = self._means.get(key, {}).get(phase)
+        if own is None:
+            return self._of_cluster()[PHASES.index(phase)]
+        every, own = self._cluster[phase], own.wider(_PROGRAM)
+        precision = 1.0 / every.variance - 1.0 / own.variance
+        return Normal((every.mean / every.variance - own.mean / own.variance) / precision, 1.0 / precision)
+
+    def _keep(self, key: str, restarts: tuple[RestartTimes, ...]) -> None:
+        self._known.pop(key, None)
+        self._known[key] = restarts
+        means = {}
+        for phase in PHASES:
+            found = _phase(restarts, phase, self._setting(phase).mean, None)
+            jobs = [mean.wider(found.apart) for mean in found.jobs.values()]
+            if jobs:
+                means[phase] = jobs[0].with_seen(jobs[1:])
+        self._means[key], self._cluster = means, {}
+        while len(self._known) > _PROGRAMS:
+            oldest = next(iter(self._known))
+            del self._known[oldest], self._means[oldest]
+
+
+def _phase(known: Iterable[RestartTimes], phase: str, usual: float, bytes_per_writer: float | None) -> _Phase:
+    """What a program's restarts say of one phase, as if each GPU had written `bytes_per_writer`."""
+    seen: list[tuple[RestartTimes, float]] = []
+    for times in known:
+        if (seconds := getattr(times, phase)) is not None:
+            y = math.log(max(seconds, _LEAST_S))
+            seen.append((times, min(max(y, usual - _CLIP), usual + _CLIP)))
+    if phase in _GROW and bytes_per_writer:
+        seen = _at_bytes(seen, math.log(bytes_per_writer))
+    of_job: dict[int, list[tuple[float, bool]]] = {}
+    for times, y in seen:
+        of_job.setdefault(times.job_id, []).append((y, times.first))
+    off, count = 0.0, 0
+    for some in of_job.values():
+        own = [y for y, first in some if not first]
+        middle = sum(own) / len(own) if own else 0.0
+        off, count = off + sum((y - middle) ** 2 for y in own), count + max(0, len(own) - 1)
+    variance = (_SPREAD_COUNTS * _SPREAD**2 + off) / (_SPREAD_COUNTS + count)
+    jobs = {}
+    for job_id, some in of_job.items():
+        each = [Normal(y, variance + (_FIRST**2 if first else 0.0)) for y, first in some]
+        jobs[job_id] = each[0].with_seen(each[1:])
+    means = [mean.mean for mean in jobs.values()]
+    middle = sum(means) / len(means) if means else 0.0
+    between = _JOB_COUNTS * _JOB**2 + sum((mean - middle) ** 2 for mean in means)
+    return _Phase(jobs, variance, math.sqrt(between / (_JOB_COUNTS + max(0, len(means) - 1))))
+
+
+def _at_bytes(seen: Sequence[tuple[RestartTimes, float]], wanted: float) -> list[tuple[RestartTimes, float]]:
+    """The logarithms as they would be at `wanted`, the logarithm of the bytes per writer; unchanged where those are not known."""
+    known = [(math.log(t.bytes_per_writer), y) for t, y in seen if t.bytes_per_writer and not t.first]
+    if len(known) < 2:
+        return list(seen)
+    x_mean, y_mean = (sum(column) / len(known) for column in zip(*known, strict=True))
+    products = sum((x - x_mean) * (y - y_mean) for x, y in known)
+    squares = sum((x - x_mean) ** 2 for x, _ in known)
+    exponent = min(max(products / (squares + _SPREAD**2 / _EXPONENT**2), 0.0), 1.0)
+    return [(t, y + exponent * (wanted - math.log(t.bytes_per_writer)) if t.bytes_per_writer else y) for t, y in seen]

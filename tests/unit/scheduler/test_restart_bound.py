@@ -1,0 +1,117 @@
+"""No job spends more than its share of its life in restarts that Synergy chooses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from synergyd.records import Action, Decision, Job, Snapshot
+from synergyd.restarts import JobRestarts, RestartCost
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.problem.records import Progress
+from synergyd.settings import Settings
+from tests.unit.scheduler.builders import cells, job, node, snapshot
+
+SETTINGS = Settings(restart_cost_s=60.0)
+GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
+UNKNOWN = Progress()
+COST = RestartCost(mean_s=40.0, spread_s=12.0, own=3)
+MAY_GROW = job(1, nodes=("n1",), gpus=2)  # goodput 1.9 on 2 GPUs, 3.6 on 4
+
+
+def decided(
+    restarts: JobRestarts,
+    progress: Progress = UNKNOWN,
+    settings: Settings = SETTINGS,
+    policy: str = "",
+    runs: Job = MAY_GROW,
+    others: tuple[Job, ...] = (),
+) -> Decision:
+    told: Snapshot = snapshot([node("n1")], [runs, *others])
+    (found, *_) = decide(
+        told,
+        settings,
+        {j.job_id: GOOD for j in told.jobs},
+        {},
+        policy=policy_named(policy) if policy else None,
+        progress={1: progress},
+        restarts={1: restarts},
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "life_s", "left", "grows"),
+    [
+        (0.0, 100.0, None, False),  # 40 s of 140 s
+        (0.0, 361.0, None, True),  # 40 s of 401 s
+        (60.0, 900.0, None, False),
+        (60.0, 961.0, None, True),
+        # 360 s must be there, 100 have passed: what is left at the goodput to come, 3.6 sequences/s, must be the rest
+        (0.0, 100.0, 3.6 * 250, False),
+        (0.0, 100.0, 3.6 * 265, True),
+        # after one it counts half: of 1000 s, 300 have passed
+        (60.0, 300.0, 3.6 * 2 * 650, False),
+        (60.0, 300.0, 3.6 * 2 * 665, True),
+    ],
+)
+def test_a_restart_is_within_a_tenth_of_its_whole_life(
+    lost_s: float, life_s: float, left: float | None, grows: bool
+) -> None:
+    found = decided(JobRestarts(cost=COST, lost_s=lost_s, life_s=life_s), Progress(remaining=left))
+    assert (found.action is Action.RESIZE) == grows
+    if not grows:
+        assert "a restart of this job costs 40 s (measured, 3 restarts; +-12 s)" in found.why, found.why
+        assert "10 % of its time is the most that goes into restarts which Synergy chooses" in found.why, found.why
+        assert (f"on top of {lost_s:.0f} s so far" in found.why) == (lost_s > 0)
+
+
+@pytest.mark.parametrize(("life_s", "shrinks"), [(700.0, False), (721.0, True)])
+def test_a_shrink_leaves_room_for_the_way_back(life_s: float, shrinks: bool) -> None:
+    full, other = job(1, nodes=("n1",), gpus=4), job(2)
+    found = decided(JobRestarts(cost=COST, life_s=life_s), runs=full, others=(other,))
+    assert (found.action is Action.RESIZE) == shrinks
+    if not shrinks:
+        assert any("and another to come back" in a.why_not for a in found.alternatives), found.alternatives
+
+
+def test_what_a_refuted_job_says_is_left_is_no_life() -> None:
+    long = Progress(remaining=1e9)
+    assert decided(JobRestarts(cost=COST, life_s=100.0), long).action is Action.RESIZE
+    assert decided(JobRestarts(cost=COST, life_s=100.0), replace(long, refuted=True)).action is Action.KEEP
+
+
+def test_it_is_not_stopped_for_others_either() -> None:
+    waiting = tuple(job(i, gpus=1) for i in range(2, 6))
+    runs = replace(MAY_GROW, start_s=0.0)
+    for life_s in (100.0, 1e6):
+        found = decided(JobRestarts(cost=COST, lost_s=200.0, life_s=life_s), runs=runs, others=waiting)
+        assert life_s > 100 or (found.action is Action.KEEP and found.node_names == ("n1",))
+
+
+def test_the_share_is_the_admins_and_free_restarts_have_none() -> None:
+    young = JobRestarts(cost=COST, life_s=50.0)
+    assert decided(young).action is Action.KEEP
+    assert decided(young, settings=replace(SETTINGS, restart_share=1.0)).action is Action.RESIZE
+    assert decided(replace(young, cost=RestartCost(mean_s=0.0))).action is Action.RESIZE
+
+
+def test_what_goes_back_to_plain_jobs_is_not_held_back() -> None:
+    full = replace(job(1, nodes=("n1",), gpus=4), gives_back="jobs wait")
+    assert full.directive is not None
+    full = replace(full, directive=replace(full.directive, max_gpus=2))
+    found = decided(JobRestarts(cost=COST, life_s=1.0), runs=full)
+    assert found.action is Action.RESIZE and "Gives back" in found.why
+
+
+def test_other_policies_go_by_their_own_rules() -> None:
+    young = JobRestarts(cost=COST, life_s=1.0, lost_s=1e6)
+    assert decided(young, policy="optimus").action is decided(replace(young, lost_s=0.0), policy="optimus").action
+
+
+def test_its_own_cost_counts_and_not_the_setting() -> None:
+    dear = replace(SETTINGS, restart_cost_s=86_000.0)
+    assert decided(JobRestarts(cost=COST), settings=dear).action is Action.RESIZE
+    assert decided(JobRestarts(cost=replace(COST, mean_s=86_000.0))).action is Action.KEEP
