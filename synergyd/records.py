@@ -7,6 +7,7 @@ standard library is used, so that a compute node can load this module.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -297,6 +298,9 @@ class Job:
     cut_s: float | None = None  # when a reservation takes its nodes while it runs
     barred: tuple[str, ...] = ()  # nodes that it must not start on, for reservations
     barred_why: str = ""  # sentences, each with a blank before it
+    shun: tuple[str, ...] = ()  # nodes that it takes last: it hung there, or they hold its other nodes up
+    slowed: float = 1.0  # by its slowest node: times that its ranks there take for the same work
+    idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step
 
 
 @dataclass(frozen=True)
@@ -394,6 +398,12 @@ class Report:
     rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
     #: of this incarnation's latest run that failed within its first steps
     failure: EarlyFailure | None = None
+    #: of each of `slow_nodes`: its ranks' own time for a step over their peers'
+    slow_times: tuple[float, ...] = ()
+    #: for so long its processes on this node have used next to no CPU time, and its GPUs nothing
+    idle_s: float | None = None
+    #: the launcher alone reports: the training program has said nothing yet
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -463,3 +473,4 @@ class Snapshot:
     cluster: Cluster
     jobs: tuple[Job, ...]
     profiles: dict[int, Profile] = field(default_factory=dict)
+    penalties: Mapping[str, float] = field(default_factory=dict)  # of bad nodes, by name: 0 to 1

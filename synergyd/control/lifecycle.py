@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from synergyd.control.hangs import NO_HANGS, Hangs
 from synergyd.control.instructions import Instruction, Target
 from synergyd.control.launch_failure import NO_FAILURES, LaunchFailures, Started
 from synergyd.control.start_refusal import Refusal, Rung
@@ -55,6 +56,10 @@ class ResizeTimes:
     restart_delay_s: float = 2.0
     # so long before a time limit ends a job, its last checkpoint is asked for
     lead_s: float = 420.0
+    # without a step for so long at the least a run counts as hung; 0: never
+    hang_s: float = 0.0
+    # a job that has done nothing for so long is restarted on its smallest size; 0: never
+    idle_s: float = 0.0
 
 
 def times_of(settings: Settings) -> ResizeTimes:
@@ -66,6 +71,8 @@ def times_of(settings: Settings) -> ResizeTimes:
         release_timeout_s=max(60.0, 2 * settings.epoch_s),
         # time limits are looked at once an epoch
         lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
+        hang_s=settings.hang_timeout_s,
+        idle_s=settings.idle_reclaim_s,
     )
 
 
@@ -102,6 +109,7 @@ class JobLifecycle:
     returns: int = 0  # times that it came back from a plan that failed
     failure: tuple[int, int] = (-1, 0)  # (incarnation, its run) whose failure was heard of last
     ran: Target | None = None  # the latest size and plan that got past the first steps
+    hangs: Hangs = NO_HANGS
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,8 @@ class Observer:
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
             jobs.append(held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job)
-        return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
+        penalties = controller.watch.nodes.penalties(now_s)
+        return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
 
     def beyond_limits(self, update: Update) -> str:
         """Which limit of Slurm the job would be beyond with this size, as things are now: of a daemon that writes in its own name,

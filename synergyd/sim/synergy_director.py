@@ -30,6 +30,7 @@ from synergyd.control.events import (
     SnapshotTaken,
 )
 from synergyd.control.lifecycle import times_of
+from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.records import Cell, Cluster, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.decide import decide
@@ -177,7 +178,7 @@ class SynergyDirector:
                             moved.append(output)
                     case TellBatch(job_id=job_id, plan=plan):
                         world.replan(world.jobs[job_id], plan)
-                    case Learnt() | ParkAgain():
+                    case Learnt() | ParkAgain() | RememberNodes() | DrainNode():
                         pass
                     case _:
                         queue.append(Answered(self._slurm.carry_out(world, output)))

@@ -54,6 +54,7 @@ _RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)  # of `scontrol show job`
 _ADMIN_COMMENT = re.compile(r"^   AdminComment=(.*)", re.MULTILINE)
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
 _STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
 
@@ -237,6 +238,11 @@ class CommandLine:
     def requeue(self, job: int | str) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
         self._write("scontrol", "requeue", "incomplete", _named(job))
+
+    def drain(self, node: str, reason: str) -> None:
+        if not _NODE.match(node) or any(not c.isprintable() for c in reason):
+            raise SlurmError("scontrol update", f"{node!r}, {reason!r} are no node and reason", transient=False)
+        self._write("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
     def signal(self, job: int | str, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
