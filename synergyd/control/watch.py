@@ -79,7 +79,9 @@ class Watch:
             return []
         hangs = replace(life.hangs, pause_s=max(life.hangs.pause_s, self.pauses.get(_program(job), 0.0)))
         speaks = report is not None and report.restarts == job.restarts
-        stalled_s = hung_s(hangs, report, tracked.heard_s, now_s, times.hang_s) if report is not None and speaks else None
+        stalled_s = (
+            hung_s(hangs, report, tracked.heard_s, now_s, times.hang_s) if report is not None and speaks else None
+        )
         if stalled_s is None:
             idle_s = idle_of(tracked, job, now_s)
             return self._idle(tracked, job, idle_s, now_s, times) if idle_s is not None else []

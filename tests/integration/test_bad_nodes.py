@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from synergyd.cli import status as status_cli
 from synergyd.store.store import open_store
-from tests.integration.daemon_site import explain, sizes, status, until_beat, until_steps
+from tests.integration.daemon_site import AS_NOBODY, explain, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job, sick_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import Synergyd, make_cluster
@@ -27,7 +28,9 @@ WHOLE_NODE = "min_gpus=2 max_gpus=2 tp=1 pp=1"
 def cluster() -> Iterator[SlurmCluster]:
     """Four nodes with two GPUs each."""
     settings = ("#SYNERGY HangTimeout=2 IdleReclaim=2 DrainSlow=no",)
-    with make_cluster([NodeGroup("cpu", 4, 2)], epoch_s=1, settings=settings) as made:
+    made = make_cluster([NodeGroup("cpu", 4, 2)], epoch_s=1, settings=settings)
+    made.slurm_conf = tuple(line.replace("CheckpointTimeout=60", "CheckpointTimeout=3") for line in made.slurm_conf)
+    with made:
         (made.folder / "light").mkdir()
         (made.folder / "light").chmod(0o777)
         yield made
@@ -52,6 +55,15 @@ def submit(cluster: SlurmCluster, how: str, directive: str, *options: str, **mor
     )
 
 
+def until(cluster: SlurmCluster, condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """As cluster.wait_for, and tells what the daemon logged meanwhile."""
+    try:
+        cluster.wait_for(condition, timeout_s, what)
+    except RuntimeError:
+        log = (cluster.folder / "log" / "synergyd.log").read_text()
+        raise RuntimeError(f"waiting for {what}\n{log[-4000:]}") from None
+
+
 def bad_nodes(cluster: SlurmCluster) -> dict[str, Any]:
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
         return {node.name: node for node in status_cli.collect(store).bad_nodes}
@@ -67,8 +79,8 @@ def node_of(cluster: SlurmCluster, job_id: int) -> str:
 
 def test_a_run_that_hangs_is_started_again_elsewhere_and_completes(cluster: SlurmCluster, daemon: Synergyd) -> None:
     job = submit(cluster, "hangs", WHOLE_NODE, steps=30)
-    cluster.wait_for(lambda: "hangs on" in light_job.output(cluster, job), 60, "its hang\n" + daemon.tail())
-    cluster.wait_for(lambda: cluster.state(job) == "COMPLETED", 90, "its end\n" + daemon.tail())
+    until(cluster, lambda: "hangs on" in light_job.output(cluster, job), 60, "its hang")
+    until(cluster, lambda: cluster.state(job) == "COMPLETED", 90, "its end")
     first = re.search(r"hangs on (\S+)", light_job.output(cluster, job))
     assert first is not None and light_job.output(cluster, job).count("hangs on") == 1
     shown = cluster.run("scontrol", "show", "job", str(job)).stdout
@@ -78,15 +90,15 @@ def test_a_run_that_hangs_is_started_again_elsewhere_and_completes(cluster: Slur
 
 def test_gpus_of_a_job_that_does_nothing_are_taken_back(cluster: SlurmCluster, daemon: Synergyd) -> None:
     job = submit(cluster, "idle", "min_gpus=1 max_gpus=2 tp=1 pp=1")
-    cluster.wait_for(lambda: sizes(cluster, job) == [2], 60, "its start\n" + daemon.tail())
-    cluster.wait_for(
-        lambda: "the GPUs of this job do nothing" in light_job.output(cluster, job), 30, "a word to its owner"
+    until(cluster, lambda: sizes(cluster, job) == [2], 60, "its start")
+    until(
+        cluster, lambda: "the GPUs of this job do nothing" in light_job.output(cluster, job), 30, "a word to its owner"
     )
     # its checkpoint is waited for: CheckpointTimeout
-    cluster.wait_for(lambda: sizes(cluster, job) == [1], 120, "it to shrink\n" + daemon.tail())
+    until(cluster, lambda: sizes(cluster, job) == [1], 120, "it to shrink")
     told = story(cluster, job)
     assert "its GPUs do nothing" in told and "so it goes on with its smallest size" in told
-    cluster.wait_for(lambda: "idle for" in status(cluster)[job]["action"], 30, "status to say so")
+    until(cluster, lambda: "idle for" in status(cluster)[job]["action"], 30, "status to say so")
 
 
 def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: SlurmCluster, daemon: Synergyd) -> None:
@@ -94,11 +106,19 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     until_steps(cluster, own)
     assert "n1" not in bad_nodes(cluster)
     cluster.run("scancel", str(own))
-    other = submit(cluster, "slow", WIDE, "--nodelist=n1", **NOBODY)
-    cluster.wait_for(lambda: "n1" in bad_nodes(cluster), 60, "the penalty\n" + daemon.tail())
+    # another user's, who can't read this Python: it only sleeps, and its owner reports
+    script = f"#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 -o /dev/null\n#SYNERGY global_batch=8 micro_batch=1 {WIDE}\nsleep 300\n"
+    other = cluster.sbatch(script, "--nodelist=n1", **NOBODY)
+    until(cluster, lambda: sizes(cluster, other) == [4], 60, "its start")
+    code = (
+        "from synergyd.wire.report import send; from synergyd.records import Report\n"
+        f"send(Report({other}, 0, 5, step_s=0.1, slow_nodes=('n1',), slow_times=(1.5,)), '127.0.0.1:{cluster.port + 90}')"
+    )
+    cluster.run(*AS_NOBODY, sys.executable, "-c", code)
+    until(cluster, lambda: "n1" in bad_nodes(cluster), 60, "the penalty")
     assert bad_nodes(cluster)["n1"].why == f"slow under jobs {own}, {other}"
     cluster.run("scancel", str(other))
-    cluster.wait_for(lambda: cluster.state(other) == "CANCELLED", 60, "its end")
+    until(cluster, lambda: cluster.state(other) == "CANCELLED", 60, "its end")
     daemon.kill()  # the next one knows from the store
 
     def drained() -> list[str]:
@@ -117,12 +137,12 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     conf.write_text(conf.read_text().replace("DrainSlow=no", "DrainSlow=yes"))
     last = Synergyd(cluster)
     try:
-        cluster.wait_for(drained, 60, "the drain\n" + last.tail())
+        until(cluster, drained, 60, "the drain")
         assert [re.sub(r"drain\w+", "drained", line) for line in drained()] == [
             f"n1|drained|synergy: slow under jobs {own}, {other}"
         ]
-        cluster.wait_for(lambda: bad_nodes(cluster)["n1"].drained, 30, "the daemon to see that")
+        until(cluster, lambda: bad_nodes(cluster)["n1"].drained, 30, "the daemon to see that")
         cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
-        cluster.wait_for(lambda: "n1" not in bad_nodes(cluster), 30, "the node to be forgiven\n" + last.tail())
+        until(cluster, lambda: "n1" not in bad_nodes(cluster), 30, "the node to be forgiven")
     finally:
         last.stop()

@@ -14,7 +14,7 @@ from synergy_launch.agent.agent import Agent
 
 from tests.throwaway import light_job
 
-STEPS = 5  # before it hangs
+STEPS = 20  # before it hangs: its status, which is written twice a second, then tells how long a step takes
 
 
 def main() -> int:
