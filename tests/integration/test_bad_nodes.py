@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from synergyd.cli import status as status_cli
 from synergyd.store.store import open_store
+from synergyd.views import status as status_view
 from tests.integration.daemon_site import AS_NOBODY, explain, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job, sick_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
@@ -66,7 +66,7 @@ def until(cluster: SlurmCluster, condition: Callable[[], object], timeout_s: flo
 
 def bad_nodes(cluster: SlurmCluster) -> dict[str, Any]:
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-        return {node.name: node for node in status_cli.collect(store).bad_nodes}
+        return {node.name: node for node in status_view.collect(store).bad_nodes}
 
 
 def story(cluster: SlurmCluster, job_id: int) -> str:
