@@ -316,7 +316,7 @@ class StoreContract(LeadershipContract):
             writes = len(seen)
             store.remembered()
             counts.append((writes, len(seen) - writes))
-        assert counts == [(13, 5), (13, 5)]
+        assert counts == [(14, 6), (14, 6)]
 
     # What is not taken
 
