@@ -14,6 +14,7 @@ WORDS = {
     "Unwanted": "target given up",
     "Acknowledged": "checkpoint acknowledged",
     "PlanFailed": "plan failed",
+    "Hung": "hung",
     "Tick": "time-out",
     "Observed PENDING": "seen pending",
     "Observed RUNNING": "seen running",
@@ -74,6 +75,7 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Unwanted", r.Unwanted("cause")
     yield "Acknowledged", r.Acknowledged(0, 1)
     yield "PlanFailed", r.PlanFailed(other, "story")
+    yield "Hung", r.Hung(("n1",), "story")
     yield "Tick", r.Tick()
     if life.state is r.ResizeState.RELEASED:  # what Slurm's reason is asked about
         yield "Not started", r.Observed("PENDING", reason="BadConstraints")

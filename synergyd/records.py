@@ -7,6 +7,7 @@ standard library is used, so that a compute node can load this module.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -307,6 +308,9 @@ class Job:
     barred_why: str = ""  # sentences, each with a blank before it
     slurm_name: str = ""  # where that is not its id: 123_4, 123_[5-9], 123+1
     placed_by_slurm: bool = False  # its nodes are Slurm's choice, a component's of a heterogeneous job
+    shun: tuple[str, ...] = ()  # nodes that it takes last: it hung there, or they hold its other nodes up
+    slowed: float = 1.0  # by its slowest node: times that its ranks there take for the same work
+    idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step
 
 
 @dataclass(frozen=True)
@@ -416,6 +420,12 @@ class Report:
     checkpoint_s: float | None = None
     #: of the newest checkpoint
     checkpoint_bytes: int | None = None
+    #: of each of `slow_nodes`: its ranks' own time for a step over their peers'
+    slow_times: tuple[float, ...] = ()
+    #: for so long its processes on this node have used next to no CPU time, and its GPUs nothing
+    idle_s: float | None = None
+    #: the launcher alone reports: the training program has said nothing yet
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -485,3 +495,4 @@ class Snapshot:
     cluster: Cluster
     jobs: tuple[Job, ...]
     profiles: dict[int, Profile] = field(default_factory=dict)
+    penalties: Mapping[str, float] = field(default_factory=dict)  # of bad nodes, by name: 0 to 1

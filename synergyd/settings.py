@@ -254,6 +254,35 @@ class Settings:
             "never: see Policy.",
         ),
     )
+    hang_timeout_s: float = field(
+        default=1800.0,
+        metadata=_about(
+            "HangTimeout",
+            duration(0, 604800, "0 (never) to 7 days, such as 30m"),
+            "A run without a step for so long counts as hung. It is started again from its last checkpoint, elsewhere if that "
+            "can be, at most three times a job. It is given longer where it has paused for longer before and went on (an "
+            "evaluation), where its steps are long, and before its first step. 0: it is only told.",
+        ),
+    )
+    idle_reclaim_s: float = field(
+        default=0.0,
+        metadata=_about(
+            "IdleReclaim",
+            duration(0, 604800, "0 (never) to 7 days, such as 60m"),
+            "A job that has used no CPU time and no GPU for so long, and has made no step since its start, is restarted on the "
+            "smallest size that it can have. Its owner is told before. 0: it is only told.",
+        ),
+    )
+    drain_slow: bool = field(
+        default=False,
+        metadata=_about(
+            "DrainSlow",
+            FLAG,
+            "yes: a node where jobs of two users were slow or hung, or that Slurm has lost twice, within hours, is drained with a "
+            "Reason that begins with synergy:. At most a tenth of the nodes is so at a time, one at least, and none "
+            "within a day after somebody has taken it back. no: it is only taken last.",
+        ),
+    )
     dry_run: bool = field(
         default=False, metadata=_about("DryRun", FLAG, "yes: decide, store and explain, but change no job.")
     )

@@ -1,4 +1,4 @@
-"""A shape, a plan, a job's size and several jobs in words: as explanations, stories and errors say them."""
+"""A shape, a plan, a job's size, a time span and several jobs in words: as explanations, stories and errors say them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def plan_words(plan: Plan) -> str:
 def size_words(shape: Shape, plan: Plan | None = None, nodes: Sequence[str] = ()) -> str:
     """What a job has or is to have: `4 a100 GPUs on n1 (tp 2, pp 1, dp 2, micro-batch 1, global batch 8)`."""
     return shape_words(shape, nodes) + (f" ({plan_words(plan)})" if plan is not None else "")
+
+
+def span_words(seconds: float) -> str:
+    """`90 s`, `45 min`."""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def job_words(jobs: Sequence[int]) -> str:

@@ -68,5 +68,8 @@ def table(data: StatusJson) -> Table:
         )
         made.add_row(*(Text(c) for c in cells))
     made.caption = "GPUS: has/asked for at sbatch. GOODPUT: predicted, against the size asked for."
+    for node in data.bad_nodes:
+        drained = ", drained" if node.drained else ""
+        made.caption += "\n" + one_line(f"bad node {node.name}: penalty {node.penalty:.2f}{drained}, {node.why}", 200)
     made.caption_justify = "left"
     return made

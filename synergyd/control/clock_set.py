@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from synergyd.control.hangs import SHUN_S
 from synergyd.control.launch_failure import AVOID_S, LIFTS
 from synergyd.control.lifecycle import JobLifecycle, ResizeTimes
 from synergyd.control.resize import longest_retry_s
@@ -23,6 +24,8 @@ def set_clock(tracked: Tracked, by_s: float) -> list[Output]:
     before = tracked.lifecycle
     tracked.lifecycle = moved(before, by_s)
     tracked.heard_s = _moved(tracked.heard_s, by_s)
+    if tracked.idle is not None:
+        tracked.idle = (*tracked.idle[:2], tracked.idle[2] + by_s)
     if tracked.claim is not None:
         tracked.claim = replace(tracked.claim, heard_s=tracked.claim.heard_s + by_s)
     return [] if tracked.lifecycle == before else [Remember(tracked.lifecycle, before.state, "ClockSet")]
@@ -32,9 +35,10 @@ def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
     """`life` as it would be, had the clock always been as it is now."""
     failures = replace(life.failures, until_s=_moved(life.failures.until_s, by_s))
     times: dict[str, Any] = {name: _moved(getattr(life, name), by_s) for name in TIMES}
+    hangs = replace(life.hangs, until_s=_moved(life.hangs.until_s, by_s))
     refusals = tuple(replace(r, at_s=_moved(r.at_s, by_s)) for r in life.refusals)
     kept: dict[str, Any] = {"moves": life.moves.clock_set(by_s), "restart": life.restart.moved(by_s)}
-    return replace(life, failures=failures, refusals=refusals, **kept, **times)
+    return replace(life, failures=failures, refusals=refusals, hangs=hangs, **kept, **times)
 
 
 def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifecycle:
@@ -49,6 +53,7 @@ def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifec
         retry_after_s=min(life.retry_after_s, now_s + longest_retry_s(life, limits)),
         failures=failures,
         restart=life.restart.not_after(now_s),
+        hangs=replace(life.hangs, until_s=min(life.hangs.until_s, now_s + SHUN_S)),
     )
 
 

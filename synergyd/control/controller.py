@@ -32,6 +32,7 @@ from synergyd.control.events import (
     EpochDecided,
     GpuTimeKnown,
     HealthReviewed,
+    Hung,
     JobObserved,
     NodesRead,
     Observed,
@@ -67,7 +68,9 @@ from synergyd.control.restart_account import followed
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_time import put_off_until_s
 from synergyd.control.starts import advance
-from synergyd.control.tracked import Entry, Learnt, Output, ParkAgain, Remember, Tracked
+from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
+from synergyd.control.waiting import keep_waiting
+from synergyd.control.watch import Watch
 from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
@@ -93,6 +96,7 @@ class Controller:
     shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
     failed_plans: FailedPlans = field(default_factory=FailedPlans)
     power_ups: PowerUps = field(default_factory=PowerUps)
+    watch: Watch = field(default_factory=Watch)
     log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
     _unseen: dict[int, Tracked] = field(default_factory=dict)  # read back from a store, not in the queue so far
     _cluster: Cluster = field(default_factory=lambda: Cluster(()))
@@ -148,6 +152,8 @@ class Controller:
 
     def as_decided_about(self, job: Job, now_s: float) -> Job:
         """The job as an epoch may decide about it."""
+        if (tracked := self.jobs.get(job.job_id)) is not None:
+            tracked.form = job.fixed
         return as_decided_about(job, self.jobs.get(job.job_id), now_s)
 
     def plans(self) -> dict[int, Plan]:
@@ -205,14 +211,14 @@ class Controller:
             case BatchReviewed():
                 return review_batch(self.jobs.get(event.job_id), event)
             case HealthReviewed():
-                jobs = self.jobs.values()
-                return [o for t in jobs for o in (*review_health(t, now_s), *self._review_time(t, now_s))]
+                return self._review(event.drains, now_s)
             case Answered(answer=answer):
                 return self._answered(answer, now_s)
             case ClockSet(by_s=by_s):
                 self.power_ups.set_clock(by_s)
                 for unseen in self._unseen.values():
                     set_clock(unseen, by_s)
+                self.watch.nodes.set_clock(by_s)
                 return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
             case Ticked(job_id=job_id):
                 tick = self.jobs[job_id].tick(self._cluster) if job_id in self.jobs else Tick()
@@ -224,7 +230,7 @@ class Controller:
         for job_id, tracked in self.jobs.items():
             tracked.report, tracked.profile, tracked.heard_s, tracked.checkpoints = None, None, 0.0, (0, 0)
             self._unseen[job_id] = tracked
-        self.jobs = {}
+        self.jobs, self.watch = {}, Watch()
 
     def restore(
         self,
@@ -281,7 +287,7 @@ class Controller:
         return put_off_until_s(written, restarts, eligible_s, None, now_s) is not None
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
-        outputs = [o for t in self.jobs.values() for o in t.lose_nodes(up, now_s)]
+        outputs = [o for t in self.jobs.values() for o in self.watch.lost(t, up, now_s)]
         for job_id in self.in_transit:
             if lost := self.jobs[job_id].lost_target(up):
                 outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
@@ -294,7 +300,8 @@ class Controller:
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
-        return [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
+        found = [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
+        return [*found, *self.watch.look(self._cluster.nodes, now_s)]
 
     def _reported(self, event: Reported, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None
@@ -303,6 +310,10 @@ class Controller:
             return []  # it has left, or is not known yet: its next report comes soon
         if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
             return []  # of an incarnation that has ended, or that Slurm has not shown yet
+        if latest.silent:
+            tracked.take_idle(latest, now_s)
+            return []
+        before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
         outputs: list[Output] = []
         learnt: dict[str, Profile] = {}
@@ -316,6 +327,7 @@ class Controller:
         follows = follow_up(tracked, event, self.failed_plans)
         costs, told = self.restarts.measure(tracked, latest, now_s)
         outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *told]
+        outputs += self.watch.reported(tracked, before, heard_s, now_s)
         if follows.event is not None:
             outputs += self._advance(latest.job_id, follows.event, now_s)
         return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
@@ -358,22 +370,7 @@ class Controller:
         return [*self._keep_waiting(tracked, job, now_s), *wakes(decision, self._cluster)]
 
     def _keep_waiting(self, tracked: Tracked, job: Job, now_s: float) -> list[Output]:
-        """A job that waits for a decision must not start by itself; its first parking stamps its own size too."""
-        if tracked.lifecycle.state is not ResizeState.QUEUED or job.fixed or job.begin_s is not None:
-            return []
-        soon_s = now_s + max(30.0, 2 * self.epoch_s)
-        if (
-            job.state is not JobState.PENDING
-            or tracked.requeuing
-            or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s)
-        ):
-            return []
-        park_s, life = self.times.park_s, tracked.lifecycle
-        again = tracked.parked == job.restarts
-        return [
-            tracked.puts_off(now_s + park_s),
-            ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s, life.walltime.grant),
-        ]
+        return keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
 
     def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
         if tracked is None or tracked.blocked is None:
@@ -405,9 +402,17 @@ class Controller:
         wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
         return self._advance(job.job_id, wanted, now_s)
 
-    def _review_time(self, tracked: Tracked, now_s: float) -> list[Output]:
-        answer = review_time(tracked, now_s, self.restarts.lead_s(tracked))
-        return self._advance(tracked.lifecycle.job_id, answer, now_s) if isinstance(answer, Wanted) else answer
+    def _review(self, drains: bool, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for job_id, tracked in self.jobs.items():
+            outputs += review_health(tracked, now_s)
+            for found in (
+                review_time(tracked, now_s, self.restarts.lead_s(tracked)),
+                self.watch.review(tracked, now_s, self.times),
+            ):
+                for one in found:
+                    outputs += self._advance(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]
+        return outputs + self.watch.drains(now_s, drains)
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from synergyd.control.lifecycle import JobLifecycle
+from synergyd.control.node_paces import SLOW
 from synergyd.control.tracked import Tracked
+from synergyd.control.watch import idle_of
 from synergyd.records import MAX_RETURNS, Job, JobState
+from synergyd.words import span_words
+
+MOST_SLOWED = 10.0  # what a report may say at the most
 
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
@@ -18,12 +23,15 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
     lifecycle = tracked.lifecycle
     if now_s < lifecycle.failures.until_s:
         job = replace(job, avoid=tuple(n for n in lifecycle.failures.nodes if n not in job.node_names))
+    job = _as_watched(job, tracked, now_s)
     if job.state is JobState.PENDING:
         job = replace(job, begin_s=tracked.begin_s)
         if lifecycle.left and job.directive is not None:
             return replace(job, directive=None, directive_error=_left(lifecycle))
     if job.directive is None:
         return job
+    if job.idle_s is not None and not job.fixed:
+        return replace(job, fixed=f"it has used no CPU time and no GPU for {span_words(job.idle_s)}, and made no step")
     if lifecycle.returns >= MAX_RETURNS and not job.fixed:
         return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")
     if job.state is JobState.PENDING and tracked.out_of_plans and not job.fixed:
@@ -42,6 +50,20 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         words = f"Slurm did not start it on {', '.join(last.nodes)} (its reason: {last.reason or 'none'})"
         return replace(job, fixed=f"{words}; tried again when these nodes have changed")
     return job
+
+
+def _as_watched(job: Job, tracked: Tracked, now_s: float) -> Job:
+    """With the nodes that it takes last: where it hung, and those that hold its other nodes up."""
+    report, hangs = tracked.report, tracked.lifecycle.hangs
+    shun = set(hangs.nodes) if now_s < hangs.until_s else set[str]()
+    if report is not None and report.restarts == job.restarts and len(job.node_names) > 1:
+        times = dict(zip(report.slow_nodes, report.slow_times, strict=False))
+        slow = {name: times.get(name, SLOW) for name in report.slow_nodes if name in job.node_names}
+        if slow:
+            shun |= slow.keys()
+            job = replace(job, slowed=min(MOST_SLOWED, max(1.0, *slow.values())))
+    idle_s = idle_of(tracked, job, now_s)
+    return replace(job, shun=tuple(sorted(shun)), idle_s=idle_s) if shun or idle_s is not None else job
 
 
 def _left(lifecycle: JobLifecycle) -> str:

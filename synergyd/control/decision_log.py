@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from synergyd.control.lifecycle import JobLifecycle
-from synergyd.records import Decision, JobState, Plan, Report, Snapshot
+from synergyd.records import Decision, Job, JobState, Plan, Report, Snapshot
+from synergyd.words import span_words
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
 _NUMBER = re.compile(r"\d[\d.,]*")
@@ -63,7 +64,7 @@ class JobStatus:
     wanted_gpus: int = 0
     #: names of the nodes that the last epoch decided for it
     wanted_nodes: tuple[str, ...] = ()
-    #: what comes next: the decision, or where its resize stands
+    #: what comes next: the decision, where its resize stands, or for how long it has done nothing
     action: str = ""
     #: why the last epoch decided so
     why: str = ""
@@ -107,7 +108,7 @@ def present(
             asked_gpus=job.asked.gpus,
             wanted_gpus=decision.cell.shape.gpus if decision and decision.cell else 0,
             wanted_nodes=decision.node_names if decision else (),
-            action=decision.action.value if decision else "",
+            action=_action(job, decision),
             why=decision.why if decision else "",
             relative_goodput=decision.relative_goodput if decision else None,
             plan=plan,
@@ -120,3 +121,9 @@ def present(
             account=job.account,
             slurm_name=job.slurm_name,
         )
+
+
+def _action(job: Job, decision: Decision | None) -> str:
+    if job.idle_s is not None:
+        return f"idle for {span_words(job.idle_s)}"
+    return decision.action.value if decision else ""

@@ -96,7 +96,15 @@ class PlanFailed:
     story: str
 
 
-ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick | PlanFailed
+@dataclass(frozen=True)
+class Hung:
+    """The running job's steps have stopped for good on these nodes. `story`: what is done."""
+
+    nodes: tuple[str, ...]
+    story: str
+
+
+ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick | PlanFailed | Hung
 
 # -- all jobs ------------------------------------------------------------------------------------------------------
 
@@ -207,7 +215,10 @@ class BatchReviewed:
 
 @dataclass(frozen=True)
 class HealthReviewed:
-    """An epoch has passed: running jobs are looked at for steps that stopped, slow nodes and silence."""
+    """An epoch has passed: running jobs are looked at for steps that stopped, slow nodes and silence. `drains`: bad nodes may be
+    drained."""
+
+    drains: bool = False
 
 
 @dataclass(frozen=True)

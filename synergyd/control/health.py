@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synergyd.records import Report
+from synergyd.words import span_words
 
 SILENT_S = 300.0
 _SILENT_STEPS = 20.0
@@ -27,7 +28,7 @@ def warnings(report: Report, received_s: float, now_s: float) -> tuple[HealthWar
     found = []
     if report.stalled_s is not None:
         usual = f"; a step usually takes {report.step_s:.3g} s" if report.step_s else ""
-        text = f"no step since step {report.step}, for {_span(report.stalled_s)}{usual}: it may hang"
+        text = f"no step since step {report.step}, for {span_words(report.stalled_s)}{usual}: it may hang"
         found.append(HealthWarning("stalled", text))
     for node in report.slow_nodes:
         found.append(
@@ -35,10 +36,6 @@ def warnings(report: Report, received_s: float, now_s: float) -> tuple[HealthWar
         )
     silent = now_s - received_s
     if report.stalled_s is None and silent > max(SILENT_S, _SILENT_STEPS * (report.step_s or 0.0)):
-        text = f"no report for {_span(silent)}: its launcher or its node may be gone"
+        text = f"no report for {span_words(silent)}: its launcher or its node may be gone"
         found.append(HealthWarning("silent", text))
     return tuple(found)
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from synergyd.control.hangs import NO_HANGS, Hangs
 from synergyd.control.instructions import Instruction, Target
 from synergyd.control.launch_failure import NO_FAILURES, LaunchFailures, Started
 from synergyd.control.moves import NO_MOVES, Moves
@@ -59,6 +60,10 @@ class ResizeTimes:
     lead_s: float = 420.0
     # what a restart is expected to take before any was measured
     restart_cost_s: float = 60.0
+    # without a step for so long at the least a run counts as hung; 0: never
+    hang_s: float = 0.0
+    # a job that has done nothing for so long is restarted on its smallest size; 0: never
+    idle_s: float = 0.0
 
 
 def times_of(settings: Settings) -> ResizeTimes:
@@ -71,6 +76,8 @@ def times_of(settings: Settings) -> ResizeTimes:
         # time limits are looked at once an epoch
         lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
         restart_cost_s=settings.restart_cost_s,
+        hang_s=settings.hang_timeout_s,
+        idle_s=settings.idle_reclaim_s,
     )
 
 
@@ -110,6 +117,7 @@ class JobLifecycle:
     slurm_name: str = ""  # where that is not its id
     moves: Moves = NO_MOVES
     restart: RestartAccount = NO_RESTARTS
+    hangs: Hangs = NO_HANGS
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     QUEUED --wanted--> HELD --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
     RUNNING --wanted--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> HELD ...
     RUNNING --preempted--> CHECKPOINTING --acknowledged--> REQUEUING --pending--> QUEUED
+    RUNNING --hung--> REQUEUING --pending--> QUEUED
 
 HELD is not Slurm's hold: the job is parked behind a start time in the future, which passes by itself. So a daemon that
 dies here costs a delay, and the job then runs as a plain Slurm job; nothing is ever held for ever.
@@ -19,6 +20,7 @@ from dataclasses import replace
 from synergyd.control.events import (
     Acknowledged,
     CarriedOut,
+    Hung,
     Observed,
     PlanFailed,
     Preempted,
@@ -28,6 +30,7 @@ from synergyd.control.events import (
     Unwanted,
     Wanted,
 )
+from synergyd.control.hangs import SHUN_S
 from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
 from synergyd.control.lifecycle import (
     STARTING,
@@ -67,6 +70,8 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
             return _unwanted(life, event, now_s)
         case PlanFailed():
             return _plan_failed(life, event, now_s)
+        case Hung():
+            return _hung(life, event, now_s)
         case Acknowledged():
             return _acknowledged(life, event, now_s)
         case CarriedOut():
@@ -206,6 +211,14 @@ def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
     if life.state is not ResizeState.RUNNING:
         return Step(life)
     back = replace(life, target=event.fallback, origin=None, cause="its plan failed", stopping=False)
+    return _to_requeuing(back, now_s, event.story)
+
+
+def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
+    if life.state is not ResizeState.RUNNING:
+        return Step(life)  # one whose checkpoint is awaited is requeued without it
+    hangs = replace(life.hangs, count=life.hangs.count + 1, nodes=event.nodes, until_s=now_s + SHUN_S)
+    back = replace(life, target=None, origin=None, stopping=True, cause="its steps had stopped", hangs=hangs)
     return _to_requeuing(back, now_s, event.story)
 
 

@@ -43,7 +43,7 @@ def review_health(tracked: Tracked, now_s: float) -> list[Output]:
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
 
 
-def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output] | Wanted:
+def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output | Wanted]:
     """A checkpoint is asked for in time before Slurm ends the job, or it is restarted where its limit begins anew.
 
     Only an incarnation that has reported can be asked. A second checkpoint is asked for only where the end was put off.
@@ -60,7 +60,7 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output] |
     if life.walltime.goes_on and by_limit and not job.paused:
         present = Target(job.shape, job.node_names, life.plan)
         cause, asked = "its time limit begins anew", Target(job.asked)
-        return Wanted(present, cause, tracked.checkpoints_taken, present, asked, due=True)
+        return [Wanted(present, cause, tracked.checkpoints_taken, present, asked, due=True)]
     restarts, before_s = tracked.saved
     if restarts == job.restarts and due < before_s + lead_s:
         return []

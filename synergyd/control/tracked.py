@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.credibility import LengthClaim, follow
 from synergyd.control.events import Tick
-from synergyd.control.instructions import Instruction
+from synergyd.control.instructions import Instruction, Target
 from synergyd.control.launch_failure import after_loss
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
@@ -16,6 +16,7 @@ from synergyd.control.lifecycle import (
     ResizeState,
     validate,
 )
+from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.start_refusal import has_room, still_refused
 from synergyd.control.start_time import after_writing
 from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile, Report
@@ -57,7 +58,7 @@ class Learnt:
     profiles: Mapping[str, Profile]
 
 
-Output = Remember | Learnt | Instruction | TellBatch | ParkAgain
+Output = Remember | Learnt | Instruction | TellBatch | ParkAgain | RememberNodes | DrainNode
 
 
 @dataclass(kw_only=True)
@@ -106,6 +107,14 @@ class Tracked:
     out_of_plans: bool = False
     #: the incarnation whose story says that its reports can't be learnt from
     unlearnt: int | None = None
+    #: (restarts, seconds for which it had done nothing, when its launcher said so)
+    idle: tuple[int, float, float] | None = None
+    #: the least that it could have, where idle jobs are shrunk
+    smallest: Target | None = None
+    #: why it keeps its size whatever happens, "" if it may change it
+    form: str = ""
+    #: (restarts, what its story says of it last: it hung, or does nothing)
+    told: tuple[int, str] = (0, "")
 
     def validate(self) -> str:
         """What may never be of one job, and is; "" where all is well."""
@@ -124,10 +133,14 @@ class Tracked:
         return ""
 
     def take_report(self, report: Report, heard_s: float) -> None:
+        self.take_idle(report, heard_s)
         low = self.job.directive.global_batch if self.job is not None and self.job.directive is not None else None
         self.claim = follow(self.claim, report, low[0] if low else None, heard_s)
         self.report, self.heard_s = report, heard_s
         self.count_checkpoints(report.restarts, report.checkpoint_requests)
+
+    def take_idle(self, report: Report, heard_s: float) -> None:
+        self.idle = None if report.idle_s is None else (report.restarts, report.idle_s, heard_s)
 
     def count_checkpoints(self, restarts: int, count: int) -> None:
         # a second launcher in one script counts from 0 again

@@ -10,14 +10,16 @@ from pathlib import Path
 from synergyd.control.events import Answered, Refused
 from synergyd.control.instructions import Park, Split, Update
 from synergyd.control.lifecycle import ResizeState
+from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Plan
 from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.job_forms import Forms
 from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
-from synergyd.store.records import StoredEvent, StoredLifecycle, StoredReport
+from synergyd.store.records import StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.wire.codec import encode
 
 log = logging.getLogger("synergyd")
@@ -54,6 +56,11 @@ class Executor:
                 self.batches[job_id, restarts] = plan
             case ParkAgain(job_id=job_id, park_s=park_s):
                 self._again.setdefault(park_s, []).append(job_id)
+            case RememberNodes(records=records):
+                now_s = self.clock()
+                self.store.put_nodes([StoredNode(r.name, encode(r), now_s) for r in records])
+            case DrainNode():
+                self._drain(output)
             case _:
                 self.store.flush()  # what is intended is stored before it is done
                 lifts = self.beyond(output) if isinstance(output, Update) else ""
@@ -110,6 +117,16 @@ class Executor:
             remove_plan(self.state_dir, job_id)
             return
         self.store.put_lifecycles([StoredLifecycle(job_id, lifecycle.submit_s, state, encode(lifecycle), now_s)])
+
+    def _drain(self, output: DrainNode) -> None:
+        """No job depends on it: a daemon that may not write to nodes goes on without."""
+        self.store.flush()  # what is intended is stored before it is done
+        try:
+            self.actuator.slurm.drain(output.name, output.reason)
+        except (SlurmError, DeniedError) as error:
+            log.warning("node %s could not be drained: %s", output.name, error)
+        else:
+            log.warning("node %s drained: %s", output.name, output.reason)
 
     def _tell(self, job_id: int, problem: str) -> None:
         if problem and problem != self._problem:

@@ -25,6 +25,7 @@ from synergyd.control.events import (
 from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.move_limits import caps_beside
 from synergyd.control.tracked import Remember
+from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.day_time import DayTime
@@ -176,6 +177,8 @@ class Daemon:
         found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
         for job_id, offered in found.items():
             self.controller.jobs[job_id].out_of_plans = offered.all_failed
+            if self.settings.idle_reclaim_s:
+                self.controller.jobs[job_id].smallest = smallest_of(offered.cells)
         return found
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
@@ -192,7 +195,7 @@ class Daemon:
             uids = {j.job_id: j.uid for j in snapshot.jobs}
             inbox.answers = {key: (uids[key[0]], plan) for key, plan in self.executor.batches.items()}
         if acts:
-            self._run(HealthReviewed())
+            self._run(HealthReviewed(drains=self.settings.drain_slow))
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))

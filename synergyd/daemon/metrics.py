@@ -52,6 +52,9 @@ class PrometheusMetrics:
         }
         self._links, self._links_told = names, ArbiterCounts()
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
+        self._nodes = Gauge(
+            "synergy_node_penalty", "Of nodes where jobs have fared badly lately, 0 to 1", ["node"], registry=registry
+        )
         self._refused = Counter("synergy_reports_refused", "Reports turned away", ["cause"], registry=registry)
         self._refused_told: dict[str, int] = {}
         self._job_metrics = JobMetrics(registry)
@@ -79,6 +82,9 @@ class PrometheusMetrics:
         for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)
         self._job_metrics.epoch(daemon, record.started_s)
+        self._nodes.clear()
+        for name, penalty in daemon.controller.watch.nodes.penalties(record.started_s + record.duration_s).items():
+            self._nodes.labels(name).set(penalty)
         self._lag.set(daemon.tools.store.lag)
         outages = daemon.tools.store.outages
         self._outages.inc(outages - self._outages_told)

@@ -184,7 +184,8 @@ class Observer:
             if tracked is not None:
                 job = settled(job, tracked.lifecycle.moves, self.settings, now_s, minute)
             jobs.append(job)
-        return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles)
+        penalties = controller.watch.nodes.penalties(now_s)
+        return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
 
     def beyond_limits(self, update: Update) -> str:
         """Which limit of Slurm the job would be beyond with this size, as things are now: of a daemon that writes in its own name,

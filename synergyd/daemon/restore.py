@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from dataclasses import replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.lifecycle import JobLifecycle, validate
+from synergyd.control.node_health import NodeRecord
 from synergyd.errors import SynergyError
 from synergyd.store.records import Remembered
 from synergyd.wire.codec import Checks, decode
@@ -27,9 +30,18 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
     profiles = {
         int(text): remembered.profiles[key] for key, (kind, _, text) in keys.items() if kind == "job" and text.isdigit()
     }
+    controller.watch.nodes.load(_node_records(remembered))
     controller.shared_profiles.load(remembered.profiles)
     controller.failed_plans.load(remembered.profiles)
     controller.restarts.costs.load(remembered.profiles)
     controller.restore(
         lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}, now_s
     )
+
+
+def _node_records(remembered: Remembered) -> Iterator[NodeRecord]:
+    for name, stored in remembered.nodes.items():
+        try:
+            yield replace(decode(NodeRecord, stored.payload, "node"), name=name)
+        except SynergyError as error:
+            log.warning("node %s: %s; taken as new", name, error)

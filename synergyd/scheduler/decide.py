@@ -11,6 +11,8 @@ from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.restarts import JobRestarts, RestartCost
+from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
+from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.give_back import as_resize, give_back
@@ -119,7 +121,7 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
-    answer = solve(problem, policy)
+    answer = weigh_bad_nodes(solve(problem, policy), problem, policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
         leaves = {node.name: node.leaf for node in problem.nodes}
@@ -147,7 +149,7 @@ def decide(
         found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
         note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
-        note += leaked if found.action is Action.WAIT else ""
+        note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
         decisions.append(replace(found, why=found.why + note) if note else found)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
     as_held = around_reservations(
@@ -263,6 +265,16 @@ def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
     if placement.failed or by_turns.objective > repaired.objective:
         return EpochAnswer(problem, by_turns, nodes)
     return EpochAnswer(problem, repaired, placement)
+
+
+def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> EpochAnswer:
+    """`answer` to `problem`; where it brings jobs to bad nodes, and all are worth more without those nodes, the answer without."""
+    by_rule = policy.sizes_fixed or policy.rule
+    if by_rule or not newly_on_bad(answer.problem, answer.allocation, answer.placement):
+        return answer
+    spared = solve(without_bad_nodes(problem), policy)
+    answers = [(a.problem, a.allocation, a.placement) for a in (answer, spared)]
+    return spared if worth(*answers[1]) > worth(*answers[0]) else answer
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:

@@ -31,6 +31,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.lifecycle import times_of
 from synergyd.control.move_limits import caps_beside, settled
+from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.records import Cell, Cluster, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.decide import decide
@@ -184,7 +185,7 @@ class SynergyDirector:
                             moved.append(output)
                     case TellBatch(job_id=job_id, plan=plan):
                         world.replan(world.jobs[job_id], plan)
-                    case Learnt() | ParkAgain():
+                    case Learnt() | ParkAgain() | RememberNodes() | DrainNode():
                         pass
                     case _:
                         queue.append(Answered(self._slurm.carry_out(world, output)))

@@ -116,6 +116,10 @@ class SlurmWriter(Protocol):
         """Has Slurm power up nodes that are powered down."""
         ...
 
+    def drain(self, node: str, reason: str) -> None:
+        """Lets no new job start on a node. Raises SlurmError, DeniedError."""
+        ...
+
     def signal(self, job: int | str, name: str) -> None:
         """Sends a signal to all processes of the job's steps, not to its batch shell."""
         ...

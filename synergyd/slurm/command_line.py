@@ -56,8 +56,8 @@ NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: N
 _RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)  # of `scontrol show job`
 _ADMIN_COMMENT = re.compile(r"^   AdminComment=(.*)", re.MULTILINE)
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
 
@@ -272,6 +272,11 @@ class CommandLine:
             raise SlurmError("scontrol update", f"{', '.join(nodes)!r} are no names of nodes", transient=False)
         # what is denied for nodes says nothing of this user's rights over jobs: no DeniedError
         self._run("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP", start=self._writing)
+
+    def drain(self, node: str, reason: str) -> None:
+        if not _NODE.match(node) or any(not c.isprintable() for c in reason):
+            raise SlurmError("scontrol update", f"{node!r}, {reason!r} are no node and reason", transient=False)
+        self._write("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
     def signal(self, job: int | str, name: str) -> None:
         # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.

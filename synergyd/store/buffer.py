@@ -20,6 +20,7 @@ from synergyd.store.records import (
     Remembered,
     StoredEvent,
     StoredLifecycle,
+    StoredNode,
     StoredReport,
 )
 from synergyd.store.store import Store
@@ -137,6 +138,10 @@ class BufferedStore:
         for x in reports:
             self._put(("report", x.report.job_id), Changes(reports=(x,), term=self._term()))
 
+    def put_nodes(self, nodes: Iterable[StoredNode]) -> None:
+        for x in nodes:
+            self._put(("node", x.name), Changes(nodes=(x,), term=self._term()))
+
     def set_paused(self, job_id: int, paused: bool, at_s: float) -> None:
         self._put(("paused", job_id), Changes(paused=((job_id, paused, at_s),)))
 
@@ -152,7 +157,7 @@ class BufferedStore:
     # Talks with the database
 
     def refresh(self) -> bool:
-        """Writes what waits, then reads lifecycles, profiles, flags and reports (five statements).
+        """Writes what waits, then reads lifecycles, profiles, flags, reports, steering and nodes (six statements).
 
         False, and everything as it was, if the database is away. Raises UsageError only at the first opening.
         """
@@ -275,6 +280,7 @@ class _Memory:
         self._paused = set(read.paused)
         self._no_directive = set(read.no_directive)
         self._reports = dict(read.reports)
+        self._nodes = dict(read.nodes)
         self._unreadable = read.unreadable
         self._steering = dict(read.steering)
 
@@ -288,6 +294,8 @@ class _Memory:
             self._profiles[key] = profile
         for report in change.reports:
             self._reports[report.report.job_id] = report
+        for node in change.nodes:
+            self._nodes[node.name] = node
         for job_id, on, _ in change.paused:
             (self._paused.add if on else self._paused.discard)(job_id)
         for job_id, submit_s, _ in change.no_directive:
@@ -300,6 +308,7 @@ class _Memory:
             frozenset(self._paused),
             frozenset(self._no_directive),
             dict(self._reports),
+            dict(self._nodes),
             self._unreadable,
             dict(self._steering),
         )

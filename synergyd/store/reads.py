@@ -34,6 +34,7 @@ from synergyd.store.records import (
     StoredDecision,
     StoredEvent,
     StoredLifecycle,
+    StoredNode,
     StoredReport,
 )
 from synergyd.store.tables import (
@@ -43,6 +44,7 @@ from synergyd.store.tables import (
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
+    NodeRow,
     OwnerRow,
     ProfileRow,
     ReportRow,
@@ -55,7 +57,7 @@ T = TypeVar("T")
 
 
 def remembered(connection: Connection) -> Remembered:
-    """Five statements: flags, lifecycles, profiles, reports, steering.
+    """Six statements: flags, lifecycles, profiles, reports, steering, nodes.
 
     A row that can't be read is left out and named, so that one job's bad row does not stop the others.
     """
@@ -68,6 +70,7 @@ def remembered(connection: Connection) -> Remembered:
         no_directive=frozenset((job_id, submit_s) for job_id, flag, submit_s in flags if flag == NO_DIRECTIVE),
         reports=_readable(connection.execute(_REPORT), "job_id", _report, unreadable),
         steering=_readable(connection.execute(_STEERING), "job_id", _steering, unreadable),
+        nodes=nodes(connection),
         unreadable=tuple(unreadable),
     )
 
@@ -301,6 +304,11 @@ def recording(connection: Connection) -> Recording:
 
 def _first_cell(r: Row[Any]) -> Cell:
     return decode(Cell, r.cell, f"job {r.job_id}: stored decision: cell")
+
+
+def nodes(connection: Connection) -> dict[str, StoredNode]:
+    rows = connection.execute(select(NodeRow.name, NodeRow.payload, NodeRow.updated_s))
+    return {r.name: StoredNode(r.name, r.payload, r.updated_s) for r in rows}
 
 
 def leader(connection: Connection) -> LeaderRecord | None:

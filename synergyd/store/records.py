@@ -87,6 +87,15 @@ class StoredReport:
 
 
 @dataclass(frozen=True)
+class StoredNode:
+    """What is remembered of a node, and since when."""
+
+    name: str
+    payload: Mapping[str, object]  # JSON-able
+    updated_s: float
+
+
+@dataclass(frozen=True)
 class LeaderRecord:
     """Who leads or led last; `pid` is 0 after a clean release."""
 
@@ -106,6 +115,7 @@ class Remembered:
     paused: frozenset[int] = frozenset()
     no_directive: frozenset[tuple[int, float]] = frozenset()  # (job id, submit time)
     reports: Mapping[int, StoredReport] = field(default_factory=dict)
+    nodes: Mapping[str, StoredNode] = field(default_factory=dict)  # by name
     unreadable: tuple[str, ...] = ()  # one line for each profile or report that could not be read back
     steering: Mapping[int, Steering] = field(default_factory=dict)
 
@@ -136,7 +146,7 @@ class Changes:
     """What one transaction writes: history in order, then the new state of what has a state.
 
     `term` is the writer's leadership term; if the database shows a later one, somebody else leads, and lifecycles,
-    profiles and reports are left as that leader wrote them (history is still added). None: not checked.
+    profiles, reports and nodes are left as that leader wrote them (history is still added). None: not checked.
     """
 
     history: tuple[Keyed, ...] = ()
@@ -147,4 +157,5 @@ class Changes:
     paused: tuple[tuple[int, bool, float], ...] = ()  # job, paused or not, when
     no_directive: tuple[tuple[int, float, float], ...] = ()  # job, submit time, when
     steering: tuple[tuple[int, Steering, float], ...] = ()  # job, what holds now, when
+    nodes: tuple[StoredNode, ...] = ()
     term: int | None = None

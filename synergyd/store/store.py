@@ -27,9 +27,10 @@ from synergyd.store.records import (
     StoredDecision,
     StoredEvent,
     StoredLifecycle,
+    StoredNode,
     StoredReport,
 )
-from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, OwnerRow, ProfileRow, ReportRow
+from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, NodeRow, OwnerRow, ProfileRow, ReportRow
 
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
@@ -101,13 +102,13 @@ class Store:
         """Writes `changes` in one transaction; returns the rows of state left out since somebody else leads.
 
         History under a write key that is already there is not written again, so that a transaction whose end was not
-        heard can be tried again. At most 11 statements plus 3 an epoch, however many jobs (deletes: one per 500 jobs).
+        heard can be tried again. At most 12 statements plus 3 an epoch, however many jobs (deletes: one per 500 jobs).
         """
         with self._writing() as connection:
             return writes.apply(connection, changes)
 
     def remembered(self) -> Remembered:
-        """All that an epoch starts from, in five statements."""
+        """All that an epoch starts from, in six statements."""
         with self._reading() as connection:
             return reads.remembered(connection)
 
@@ -233,6 +234,14 @@ class Store:
         with self._reading() as connection:
             return reads.reports(connection)
 
+    def put_nodes(self, nodes: Iterable[StoredNode]) -> None:
+        self.apply(Changes(nodes=tuple(nodes)))
+
+    def nodes(self) -> dict[str, StoredNode]:
+        """What is remembered of bad nodes, by name."""
+        with self._reading() as connection:
+            return reads.nodes(connection)
+
     def leader(self) -> LeaderRecord | None:
         """Who leads, or led last; None if nobody ever did."""
         with self._reading() as connection:
@@ -243,8 +252,8 @@ class Store:
     def prune(self, older_than_s: float) -> int:
         """Deletes history from before the instant `older_than_s` (seconds since 1970); returns the rows deleted.
 
-        Epochs with their decisions (not counted one by one), events, reports, `job:`, `like:` and `failed:` profiles and marks of
-        scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
+        Epochs with their decisions (not counted one by one), events, reports, nodes, `job:`, `like:` and `failed:` profiles and marks
+        of scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
         """
         deleted = 0
         old = (
@@ -279,6 +288,7 @@ class Store:
                 delete(OwnerRow).where(
                     OwnerRow.seen_s < older_than_s, ~exists().where(LifecycleRow.job_id == OwnerRow.job_id)
                 ),
+                delete(NodeRow).where(NodeRow.updated_s < older_than_s),
                 delete(JobFlagRow).where(JobFlagRow.flag == writes.NO_DIRECTIVE, JobFlagRow.at_s < older_than_s),
             ):
                 deleted += connection.execute(statement).rowcount

@@ -186,3 +186,13 @@ class StandbyRow(Base):
     pid: Mapped[int] = mapped_column(BigInteger)
     beat: Mapped[int] = mapped_column(BigInteger)
     acknowledged: Mapped[int] = mapped_column(BigInteger)
+
+
+class NodeRow(Base):
+    """What is remembered of a node where jobs have fared badly (synergyd.control.node_health.NodeRecord)."""
+
+    __tablename__ = "nodes"
+
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    updated_s: Mapped[float] = mapped_column(Double)

@@ -21,6 +21,7 @@ from synergyd.store.records import (
     RefusedError,
     StoredEvent,
     StoredLifecycle,
+    StoredNode,
     StoredReport,
 )
 from synergyd.store.tables import (
@@ -31,6 +32,7 @@ from synergyd.store.tables import (
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
+    NodeRow,
     OwnerRow,
     ProfileRow,
     ReportRow,
@@ -76,12 +78,19 @@ def apply(connection: Connection, changes: Changes) -> int:
     _paused(connection, changes.paused)
     upsert(connection, SteeringRow, [_steering(*x) for x in changes.steering])
     if fenced:
-        return len(changes.lifecycles) + len(changes.gone) + len(changes.profiles) + len(changes.reports)
+        return (
+            len(changes.lifecycles)
+            + len(changes.gone)
+            + len(changes.profiles)
+            + len(changes.reports)
+            + len(changes.nodes)
+        )
     upsert(connection, LifecycleRow, [_lifecycle(x) for x in changes.lifecycles])
     delete_jobs(connection, LifecycleRow, changes.gone)
     delete_jobs(connection, SteeringRow, changes.gone)
     upsert(connection, ProfileRow, [_profile(*x) for x in changes.profiles])
     upsert(connection, ReportRow, [_report(x) for x in changes.reports])
+    upsert(connection, NodeRow, [_node(x) for x in changes.nodes])
     return 0
 
 
@@ -214,6 +223,10 @@ def _profile(key: str, profile: Profile, updated_s: float) -> Row:
 def _report(x: StoredReport) -> Row:
     received_s = _finite(x.received_s, "received_s")
     return {"job_id": x.report.job_id, "payload": _json(x.report), "received_s": received_s}
+
+
+def _node(x: StoredNode) -> Row:
+    return {"name": clean(x.name), "payload": _json(x.payload), "updated_s": _finite(x.updated_s, "updated_s")}
 
 
 def _paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) -> None:

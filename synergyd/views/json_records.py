@@ -16,6 +16,20 @@ FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not 
 
 
 @dataclass(frozen=True, kw_only=True)
+class BadNode:
+    """A node where jobs have fared badly lately."""
+
+    #: its name in Slurm
+    name: str
+    #: 0 to 1, fading: jobs get it last
+    penalty: float
+    #: in words
+    why: str
+    #: Synergy drained it, and nobody has taken it back
+    drained: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatusJson:
     """`synergyctl status --json`: the jobs of the last epoch, or the one that was asked for."""
 
@@ -27,6 +41,8 @@ class StatusJson:
     dry_run: bool
     #: by job id
     jobs: tuple[JobStatus, ...] = ()
+    #: the worst first
+    bad_nodes: tuple[BadNode, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

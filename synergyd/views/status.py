@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from synergyd.control.decision_log import JobStatus
+from synergyd.control.node_health import NodeRecord
 from synergyd.errors import UsageError
 from synergyd.store.store import Store
-from synergyd.views.json_records import StatusJson
+from synergyd.views.json_records import BadNode, StatusJson
 from synergyd.wire.codec import decode
 
 NEXT = {
@@ -34,4 +36,14 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
         rows.append(row)
     if only is not None and not rows:
         raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
-    return StatusJson(epoch_s=epoch.started_s, dry_run=epoch.dry_run, jobs=tuple(rows))
+    return StatusJson(epoch_s=epoch.started_s, dry_run=epoch.dry_run, jobs=tuple(rows), bad_nodes=_bad_nodes(store))
+
+
+def _bad_nodes(store: Store) -> tuple[BadNode, ...]:
+    now_s, found = time.time(), []
+    for stored in store.nodes().values():
+        record = decode(NodeRecord, stored.payload, "stored node")
+        if (penalty := record.penalty(now_s)) or record.drained:
+            shown = BadNode(name=stored.name, penalty=penalty, why=record.words(now_s), drained=record.drained)
+            found.append(shown)
+    return tuple(sorted(found, key=lambda n: (-n.penalty, n.name)))

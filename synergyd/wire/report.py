@@ -21,12 +21,13 @@ FAILURES = ("memory", "killed", "nccl", "cuda", "hang", "exit")
 _MAX_RUNS = 100
 _MAX_ANSWER = 4096
 _MAX_NODES = 16
+_MAX_RATIO = 1000.0  # of a slow node's time over the others'
 _MAX_SIZE = 10_000_000  # of a model, in each direction
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
-    "job_id": (1, 2**32), "stalled_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
+    "job_id": (1, 2**32), "stalled_s": (0, 1e9), "idle_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
     "trained_s": (0, 1e9), "first_step_s": (0, 1e6), "checkpoint_s": (0, 1e6), "checkpoint_bytes": (0, 1e18),
 }  # fmt: skip
 _WHOLE = frozenset(
@@ -85,6 +86,9 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     accepts = said if isinstance(said, dict) else {}
     precision, note, nodes = accepts.get("precision"), data.get("note"), data.get("slow_nodes")
     names = nodes[:_MAX_NODES] if isinstance(nodes, list) else []
+    names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
+    times = data.get("slow_times")
+    known = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
     return {
         "accepts": {
             **{name: accepts.get(name) is True for name in ("vpp", "cp", "ep")},
@@ -93,8 +97,14 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "resharding": data.get("resharding") is True,
         "rebatching": data.get("rebatching") is True,
         "note": one_line(note[:300], 300) if isinstance(note, str) else "",
-        "slow_nodes": [name for name in names if isinstance(name, str) and _NODE.match(name)],
+        "slow_nodes": names,
+        "slow_times": times if known else [],
+        "silent": data.get("silent") is True,
     }
+
+
+def _is_ratio(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1.0 <= value <= _MAX_RATIO
 
 
 def _harmless(report: Report) -> Report:

@@ -207,7 +207,8 @@ class Agent:
         )
         self.status.log_step(self.plan)
         if self.stragglers is not None and own_s is not None and self.stragglers.add(own_s):
-            self.status.update(slow_nodes=sorted(self.stragglers.slow))
+            slow = sorted(self.stragglers.slow.items())
+            self.status.update(slow_nodes=[node for node, _ in slow], slow_times=[times for _, times in slow])
         request, stop, due = self._agree(noise_scale)
         due = due or self.checkpointer.due_by_step(step)
         if stop:  # as `_end` will decide, which saves if there is time

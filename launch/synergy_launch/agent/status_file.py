@@ -49,6 +49,7 @@ class StatusFile:
             "resharding": False,
             "rebatching": False,
             "slow_nodes": [],
+            "slow_times": [],
             "model": None,
             "accepts": settings.accepts,
             "state": "starting",

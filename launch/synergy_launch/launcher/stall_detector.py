@@ -11,7 +11,7 @@ _UNKNOWN_S = 1800.0  # for loading and the first steps, whose time is unknown
 _SAVING_S = 1800.0
 
 
-def allowed_s(status: Mapping[str, Any]) -> float | None:
+def allowed_s(status: Mapping[str, Any], shortest_s: float = LEAST_S) -> float | None:
     """Seconds that may pass without a finished step in this state; None where none is expected."""
     state = status.get("state")
     if state == "checkpointing":
@@ -22,7 +22,7 @@ def allowed_s(status: Mapping[str, Any]) -> float | None:
     known = isinstance(step_s, int | float) and not isinstance(step_s, bool) and step_s > 0
     # a training script's own log may have a line only every so many steps
     steps = STEPS + _positive(status.get("steps_between"))
-    return max(LEAST_S, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if known else _UNKNOWN_S
+    return max(shortest_s, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if known else _UNKNOWN_S
 
 
 def _positive(value: object) -> float:
@@ -30,9 +30,10 @@ def _positive(value: object) -> float:
 
 
 class StallDetector:
-    """Watches one process's status. Clock: seconds, monotonic."""
+    """Watches one process's status. Clock: seconds, monotonic. `shortest_s`: what is told at the least."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, shortest_s: float = LEAST_S) -> None:
+        self._shortest_s = shortest_s
         self._seen: object = None
         self._since = now_s
         self._told = 0.0
@@ -42,7 +43,7 @@ class StallDetector:
         moved = (status.get("step"), status.get("state"), status.get("checkpoint_requests"))
         if moved != self._seen:
             self._seen, self._since, self._told = moved, now_s, 0.0
-        limit, idle = allowed_s(status), now_s - self._since
+        limit, idle = allowed_s(status, self._shortest_s), now_s - self._since
         if limit is None or idle < limit:
             return None
         if idle >= 2 * self._told:

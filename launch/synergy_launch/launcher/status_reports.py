@@ -10,17 +10,20 @@ from typing import Any
 import click
 
 from synergy_launch.agent import run_folder
+from synergy_launch.agent.settings import number_of
+from synergy_launch.launcher import idleness
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.idleness import Idleness
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
-from synergy_launch.launcher.stall_detector import StallDetector
+from synergy_launch.launcher.stall_detector import LEAST_S, StallDetector
 from synergy_launch.megatron_lm.supervisor import Supervisor
 from synergyd.records import EarlyFailure, Plan
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import status_to_report
 
 ASK_AGAIN_S = 15.0
-_URGENT = ("checkpoint_requests", "state", "note", "stalled_s", "failure")
+_URGENT = ("checkpoint_requests", "state", "note", "stalled_s", "failure", "idle_s")
 
 
 class StatusReports:
@@ -44,7 +47,10 @@ class StatusReports:
         self._reports = allocation.node_rank in reporting_nodes and allocation.job_id is not None
         self._daemon_uid = plan_file.by if plan_file else None
         self._sent: dict[str, object] = {}  # the status that was offered last
-        self._stall = StallDetector(time.monotonic())
+        stall_s = number_of(os.environ, "SYNERGY_STALL_S", float, LEAST_S)
+        self._stall = StallDetector(time.monotonic(), stall_s)
+        idle_s = number_of(os.environ, "SYNERGY_IDLE_S", float, idleness.LEAST_S)
+        self._idle = Idleness(time.monotonic(), idle_s)
         self._every_s = ASK_AGAIN_S
         self._ask_at = time.monotonic() + self._every_s
         self._reporter = self._reporter_to(plan_file.report) if self._reports and plan_file else None
@@ -92,12 +98,25 @@ class StatusReports:
             status = {**(status or {}), "failure": self._failure.number}
         if status is not None and stall is not None:
             status["stalled_s"] = stall.check(status, time.monotonic())
+        if stall is not None:
+            status = self._with_idle(status)
         if status is None or status == self._sent or job_id is None:
             return
         before, self._sent = self._sent, status
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
         urgent = first_speed or any(status.get(key) != before.get(key) for key in _URGENT)
         reporter.offer(status_to_report(status, job_id, restarts, self._failure), urgent=urgent)
+
+    def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any] | None:
+        """With what is seen from outside of a run that does nothing; of one without a word of its own that alone."""
+        moved = None if status is None else (status.get("step"), status.get("state"))
+        idle_s = self._idle.check(moved, time.monotonic())
+        if idle_s is not None and not self._sent.get("idle_s"):
+            text = f"no CPU time and no GPU used for {idle_s:.0f} s: the GPUs of this job do nothing"
+            click.echo(f"synergy-launch: {text}", err=True)
+        if status is None:
+            return {"silent": True, "idle_s": idle_s} if idle_s is not None or self._sent.get("silent") else None
+        return {**status, "idle_s": idle_s}
 
 
 def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:

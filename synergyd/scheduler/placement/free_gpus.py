@@ -25,6 +25,7 @@ class FreeGpus:
         self._nodes = tuple(nodes)
         self._order = {node.name: i for i, node in enumerate(self._nodes)}
         self.free = {node.name: node.free for node in self._nodes}
+        self._bad = {node.name: node.penalty for node in self._nodes if node.penalty > 0}
         # by the node's own name: its types of GPUs share it. Below nothing where a job that stays has more than was to give
         self._room = {node.host or node.name: node.room for node in self._nodes if node.room is not None}
         self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
@@ -37,17 +38,20 @@ class FreeGpus:
         own: Collection[str] = (),
         wanted: Mapping[str, int] | None = None,
         needs: NodeNeeds = GPUS_ONLY,
+        shun: Collection[str] = (),
     ) -> tuple[str, ...] | None:
         """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free and what a job needs beside them, or None.
 
         All of one partition, the filter's required nodes among them, inside one leaf switch where that is possible. Nodes in
         `own` come first, then those that fewest others want (`wanted`), those that fewest partitions share, the tightest fit,
-        the first in order.
+        the first in order. Nodes of `shun` and those with a penalty are taken only where the others are too few.
         """
         if shape.nodes > 1 and "," in node_filter.partition:
             each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
-            found = [names for f in each if (names := self.pick(shape, f, own, wanted, needs)) is not None]
-            return max(found, key=lambda names: sum(name in own for name in names), default=None)
+            found = [names for f in each if (names := self.pick(shape, f, own, wanted, needs, shun)) is not None]
+            return max(
+                found, key=lambda names: (-self._badness(names, shun), sum(n in own for n in names)), default=None
+            )
         wanted = wanted or {}
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         nodes = self._open_to(shape.gpu_type, node_filter)
@@ -67,11 +71,27 @@ class FreeGpus:
             if not len(node_filter.required) == len(must) <= shape.nodes:
                 return None
             fit = [entry for entry in fit if entry not in must]
+        if self._bad or shun:
+            fit = self._better(fit, shape.nodes - len(must), shun)
         if shape.nodes == 1:
             return (self._nodes[min(must or fit)[-1]].name,)
         fit.sort()
         chosen = sorted(i for *_, i in [*must, *self._near(fit, shape.nodes - len(must))])
         return tuple(self._nodes[i].name for i in chosen)
+
+    def _better(self, fit: list[_Fit], nodes: int, shun: Collection[str]) -> list[_Fit]:
+        """Those of `fit` that are no bad nodes; with the least bad ones where the others are fewer than `nodes`."""
+        bad = {entry: badness for entry in fit if (badness := self._badness((self._nodes[entry[-1]].name,), shun))}
+        good = [entry for entry in fit if entry not in bad]
+        return good + sorted(bad, key=lambda entry: (bad[entry], entry))[: max(0, nodes - len(good))]
+
+    def better(self, names: list[str], nodes: int, shun: Collection[str]) -> list[str]:
+        """Those of `names` that are no bad nodes; all of them where those are fewer than `nodes`."""
+        good = [name for name in names if not self._badness((name,), shun)] if self._bad or shun else names
+        return good if len(good) >= nodes else names
+
+    def _badness(self, names: Iterable[str], shun: Collection[str]) -> float:
+        return sum(self._bad.get(name, 0.0) + (name.partition(":")[0] in shun) for name in names)
 
     def _host(self, i: int) -> str:
         return self._nodes[i].host or self._nodes[i].name

@@ -212,10 +212,11 @@ class _LinkAwareSearch:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
-                names = self.free_gpus.pick(cell.shape, job.node_filter, own, needs=job.needs)
+                names = self.free_gpus.pick(cell.shape, job.node_filter, own, needs=job.needs, shun=job.shun)
                 node_sets = [] if names is None else [names]
             else:
                 fits = self.free_gpus.fitting(cell.shape, job.node_filter, job.needs)
+                fits = self.free_gpus.better(fits, cell.shape.nodes, job.shun)
                 node_sets = least_loaded_nodes(fits, cell.shape.nodes, own, self.load, self.leaf, self.free_gpus.free)
                 node_sets = [names for names in node_sets if job.node_filter.allows(names, self.partitions)]
             for names in node_sets:

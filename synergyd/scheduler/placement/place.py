@@ -26,6 +26,7 @@ class PlacementRequest:
     nodes: tuple[str, ...] = ()
     stay: bool = False
     needs: NodeNeeds = GPUS_ONLY
+    shun: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def place(
     )
     for request in changing:
         homes.subtract(request.nodes)
-        names = free_gpus.pick(request.shape, request.node_filter, frozenset(request.nodes), homes, request.needs)
+        names = free_gpus.pick(
+            request.shape, request.node_filter, frozenset(request.nodes), homes, request.needs, request.shun
+        )
         if names is None:
             failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(request.needs)
             if spanned is not None and request.shape.nodes > 1:
@@ -81,7 +84,7 @@ def place(
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
     """The placement requests of an allocation."""
     return [
-        PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay, job.needs)
+        PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay, job.needs, job.shun)
         for job, cell, stay in ((problem.jobs[i], cell, stay) for i, cell, stay in allocation.taken(problem))
     ]
 

@@ -34,7 +34,9 @@ class TrialPlacement:
         placed: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
             job, shape = self._jobs[i], self._jobs[i].cells[changes[i]].shape
-            names = self.free_gpus.pick(shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes, job.needs)
+            names = self.free_gpus.pick(
+                shape, job.node_filter, (*self.nodes[i], *job.nodes), self._homes, job.needs, job.shun
+            )
             if names is None:
                 break
             self.free_gpus.take(names, shape.gpus_per_node, job.needs)

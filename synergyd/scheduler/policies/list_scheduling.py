@@ -34,7 +34,7 @@ def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int])
                 break
             if cell in job.banned:
                 continue
-            names = free_gpus.pick(job.cells[cell].shape, job.node_filter, job.nodes, homes, job.needs)
+            names = free_gpus.pick(job.cells[cell].shape, job.node_filter, job.nodes, homes, job.needs, job.shun)
             if names is not None:
                 free_gpus.take(names, gpus, job.needs)
                 choice[i] = cell

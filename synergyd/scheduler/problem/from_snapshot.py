@@ -119,6 +119,8 @@ def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[Nod
             key = further.get((node.name, node.gpu_type), node.name)
             held = own.get(key, [])
             capacity = _capacity(node, held, key)
+            if penalty := snapshot.penalties.get(node.name):
+                capacity = replace(capacity, penalty=penalty)
             capacities.append(usable_gpus(capacity, needs, sum(gpus for gpus, _ in held)))
     return tuple(capacities)
 
@@ -346,4 +348,14 @@ def _request(
         progress=history.progress,
         deadline_s=job.directive.deadline_s if job.directive else None,
         account=job.account,
+        shun=frozenset(job.shun),
+        slowed=1.0 if current is None else _slowed(job, cells[current]),
     )
+
+
+def _slowed(job: Job, cell: Cell) -> float:
+    """Times that its slowest node makes its steps longer: what they send between nodes takes no longer."""
+    if job.slowed <= 1.0 or cell.step_s <= 0:
+        return 1.0
+    sends = min(1.0, cell.sync_s / cell.step_s)
+    return 1.0 / (sends + (1.0 - sends) / job.slowed)

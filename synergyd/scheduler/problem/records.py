@@ -67,6 +67,8 @@ class NodeCapacity:
     shut: int = 0
     #: the node's own name where `name` tells its types of GPUs apart
     host: str = ""
+    #: 0 to 1: how bad jobs have fared there lately
+    penalty: float = 0.0
 
     @property
     def untouched(self) -> bool:
@@ -146,6 +148,10 @@ class JobRequest:
     stoppable: bool = False
     #: limits of this job alone; Cells beyond them are among `banned`
     own_limits: tuple[UsageLimit, ...] = ()
+    #: nodes that it takes last
+    shun: frozenset[str] = frozenset()
+    #: times that its slowest node makes its steps longer, as long as it stays there
+    slowed: float = 1.0
 
     def gpus(self, index: int | None) -> int:
         """On its Cell `index`; None: it waits."""

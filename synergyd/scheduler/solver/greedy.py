@@ -28,7 +28,7 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
         job = problem.jobs[i]
         if choice[i] is not None or not left.allows(job, None, column.cell):
             continue
-        names = free_gpus.pick(job.cells[column.cell].shape, job.node_filter, needs=job.needs)
+        names = free_gpus.pick(job.cells[column.cell].shape, job.node_filter, needs=job.needs, shun=job.shun)
         if names is not None:
             free_gpus.take(names, column.gpus_per_node, job.needs)
             left.change(job, None, column.cell)
@@ -67,7 +67,7 @@ def greedy_on_nodes(
         if before:
             free_gpus.give(before[0], before[1].gpus_per_node, job.needs)
         shape = job.cells[column.cell].shape
-        names = free_gpus.pick(shape, job.node_filter, before[0] if before else (), needs=job.needs)
+        names = free_gpus.pick(shape, job.node_filter, before[0] if before else (), needs=job.needs, shun=job.shun)
         if names is not None:
             left.change(job, choice[i], column.cell)
             held[i], choice[i], gains[i] = (names, shape), column.cell, column.gain

@@ -169,6 +169,7 @@ def test_status_without_an_epoch(url: str) -> None:
         "epoch_s": None,
         "dry_run": False,
         "jobs": [],
+        "bad_nodes": [],
     }
 
 

@@ -36,6 +36,7 @@ from synergyd.control.lifecycle import (
     ResizeState,
     ResizeTimes,
 )
+from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.records import (
     Action,
@@ -169,7 +170,7 @@ class World:
                             self.stored.pop(lifecycle.job_id, None)
                         elif not self.forget:  # else the store is away
                             self.stored[lifecycle.job_id] = lifecycle
-                    case Learnt() | TellBatch() | ParkAgain():
+                    case Learnt() | TellBatch() | ParkAgain() | RememberNodes() | DrainNode():
                         assert not isinstance(output, ParkAgain) or output.job_id != PLAIN
                     case _:
                         if (answer := self.send(output)) is not None:

@@ -57,6 +57,7 @@ class FakeSlurm:
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
     woken: list[str] = field(default_factory=list)  # nodes that were asked to power up
     reserved: str = ""  # as scontrol shows reservations
+    drained: dict[str, str] = field(default_factory=dict)  # reason by node
     ran_s: dict[int, float] = field(default_factory=dict)  # by job: seconds of all incarnations that ended
     _ends: dict[int, tuple[float, bool]] = field(default_factory=dict)
     _revoked: dict[int, float] = field(default_factory=dict)
@@ -139,6 +140,10 @@ class FakeSlurm:
         job_id = self.named(job)
         self._write("release", str(job_id))
         self.set(job_id, priority=100, reason="None")
+
+    def drain(self, node: str, reason: str) -> None:
+        self._write("drain", node, reason)
+        self.drained[node] = reason
 
     def signal(self, job: int | str, name: str) -> None:
         job_id = self.named(job)

@@ -69,6 +69,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
+        "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
@@ -99,6 +100,9 @@ def test_every_key(folder: Path) -> None:
         restart_delay_s=3,
         park_s=3600,
         max_growth=2,
+        hang_timeout_s=1200,
+        idle_reclaim_s=3600,
+        drain_slow=True,
         objective="sia",
         fairness_bound=1.5,
         short_first=0.25,

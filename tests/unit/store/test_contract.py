@@ -24,7 +24,7 @@ from synergyd.records import (
 )
 from synergyd.steering import Steering
 from synergyd.store import connect, schema
-from synergyd.store.records import Changes, EpochRecord, Keyed, RefusedError, StoredEvent, StoredReport
+from synergyd.store.records import Changes, EpochRecord, Keyed, RefusedError, StoredEvent, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.store.tables import Base
 from tests.unit.store.leadership_contract import LeadershipContract
@@ -226,7 +226,10 @@ class StoreContract(LeadershipContract):
         store.set_paused(5, True, 1.0)
         store.add_no_directive([(7, 100.0)], 3.0)
         store.put_reports([StoredReport(REPORT, 1.0)])
+        store.put_nodes([StoredNode("n1", {"name": "n1"}, 1.0), StoredNode("n2", {}, 2.0)])
+        store.put_nodes([StoredNode("n1", {"name": "n1", "drained": True}, 3.0)])
         read = store.remembered()
+        assert read.nodes["n1"] == StoredNode("n1", {"name": "n1", "drained": True}, 3.0) == store.nodes()["n1"]
         assert read.lifecycles == {1: lifecycle(1)}
         assert read.profiles == {"job:1": PROFILE}
         assert (read.paused, read.no_directive) == (frozenset({5}), frozenset({(7, 100.0)}))
@@ -255,7 +258,9 @@ class StoreContract(LeadershipContract):
         store.put_profiles({k: PROFILE for k in ("job:1", "job:2", "like:1", "model:m/a100")}, 1.0)
         store.add_no_directive([(7, 1.0)], 1.0)
         store.set_paused(3, True, 1.0)
-        assert store.prune(440.0) == 440 + 1 + 1 + 2 + 1
+        store.put_nodes([StoredNode("n1", {}, 1.0), StoredNode("n2", {}, 500.0)])
+        assert store.prune(440.0) == 440 + 1 + 1 + 2 + 1 + 1
+        assert list(store.nodes()) == ["n2"]
         assert [d.at_s for d in store.decisions_of(1, 100)] == [float(s) for s in range(449, 439, -1)]
         assert len(store.story(1)) == 1 and [e.event for e in store.story(2)] == ["c"]
         assert set(store.profiles()) == {"job:1", "model:m/a100"} and set(store.reports()) == {1}
@@ -304,13 +309,14 @@ class StoreContract(LeadershipContract):
                     reports=tuple(StoredReport(replace(REPORT, job_id=j), 1.0) for j in jobs),
                     paused=((1, True, 1.0), (2, False, 1.0)),
                     no_directive=tuple((j, 1.0, 1.0) for j in jobs),
+                    nodes=tuple(StoredNode(f"n{j}", {"marks": []}, 1.0) for j in jobs),
                     term=1,
                 )
             )
             writes = len(seen)
             store.remembered()
             counts.append((writes, len(seen) - writes))
-        assert counts == [(13, 5), (13, 5)]
+        assert counts == [(14, 6), (14, 6)]
 
     # What is not taken
 

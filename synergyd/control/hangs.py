@@ -1,0 +1,59 @@
+"""Runs that hang: how long a job may go without a step before it is started again elsewhere, and how often. Pure.
+
+A healthy run may pause for an evaluation. How long is learnt from its reports: a pause that ended is no hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from synergyd.records import Report
+
+MAX_HANGS = 3  # of one job: what hangs once more is its script
+STEPS = 20.0  # twice what its launcher calls a stall
+LONGER = 2.0  # times the longest pause that ended
+# Taken last for so long: the one in whose place it is started has mostly been seen to by then.
+SHUN_S = 3600.0
+_FIRST = 2.0  # times the least time, for a run that has no step yet
+# The launcher tells of a stall in strides that double: its last word is at least half of what the stall is by now.
+_HEARD = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hangs:
+    """Of one job. `count`: times that it was started again since its steps had stopped."""
+
+    count: int = 0
+    #: where the last one was, not taken again before `until_s` where others are free
+    nodes: tuple[str, ...] = ()
+    until_s: float = 0.0
+    #: the longest pause between two steps that ended, seconds
+    pause_s: float = 0.0
+
+
+NO_HANGS = Hangs()
+
+
+def longest_s(hangs: Hangs, report: Report, least_s: float) -> float:
+    """So long a pause is no hang yet. `least_s`: the setting; loading and the first step may take longer."""
+    least_s *= 1.0 if report.step_s else _FIRST
+    return max(least_s, STEPS * (report.step_s or 0.0), LONGER * hangs.pause_s)
+
+
+def after_report(hangs: Hangs, before: Report | None, heard_s: float, now: Report, now_s: float) -> Hangs:
+    """What is known of pauses after the report `now`, which followed `before`, heard at `heard_s`."""
+    if before is None or before.stalled_s is None or before.restarts != now.restarts:
+        return hangs
+    if now.stalled_s is not None or now.step <= before.step:
+        return hangs
+    return replace(hangs, pause_s=max(hangs.pause_s, before.stalled_s + max(0.0, now_s - heard_s)))
+
+
+def hung_s(hangs: Hangs, report: Report, heard_s: float, now_s: float, least_s: float) -> float | None:
+    """Seconds without a step, where that is a hang; None where it is not. Only the launcher's own word counts: its silence may be
+    the network's."""
+    if not least_s or report.stalled_s is None:
+        return None
+    longest = longest_s(hangs, report, least_s)
+    stalled_s = report.stalled_s + max(0.0, now_s - heard_s)
+    return stalled_s if stalled_s >= longest and report.stalled_s >= _HEARD * longest else None

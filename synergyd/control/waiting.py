@@ -1,0 +1,27 @@
+"""A job that waits for a decision must not start by itself. Pure."""
+
+from __future__ import annotations
+
+from synergyd.control.instructions import Park
+from synergyd.control.lifecycle import ResizeState
+from synergyd.control.tracked import Output, ParkAgain, Tracked
+from synergyd.records import Job, JobState
+
+
+def keep_waiting(tracked: Tracked, job: Job, now_s: float, park_s: float, epoch_s: float) -> list[Output]:
+    """Puts its start off where it might start before the epoch after next; its first parking stamps its own size too."""
+    if tracked.lifecycle.state is not ResizeState.QUEUED or job.fixed or job.begin_s is not None:
+        return []
+    soon_s = now_s + max(30.0, 2 * epoch_s)
+    if (
+        job.state is not JobState.PENDING
+        or tracked.requeuing
+        or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s)
+    ):
+        return []
+    again = tracked.parked == job.restarts
+    grant = tracked.lifecycle.walltime.grant
+    return [
+        tracked.puts_off(now_s + park_s),
+        ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s, grant),
+    ]

@@ -1,0 +1,162 @@
+"""Nodes and runs that go wrong, as reports and Slurm show them, and what is done about it. Pure, over node_health and hangs.
+
+A run whose steps have stopped is started again on other nodes. One whose GPUs do nothing is told so; with IdleReclaim it
+is restarted on its smallest size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from synergyd.control.events import Hung, Wanted
+from synergyd.control.hangs import MAX_HANGS, after_report, hung_s
+from synergyd.control.instructions import Target
+from synergyd.control.lifecycle import ResizeState, ResizeTimes
+from synergyd.control.node_health import HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
+from synergyd.control.node_paces import NodePaces
+from synergyd.control.tracked import Output, Remember, Tracked
+from synergyd.records import Cell, Job, JobState, Node, Report
+from synergyd.scheduler.problem.utility import smallest
+from synergyd.task.shared_profiles import program
+from synergyd.words import span_words
+
+_PROGRAMS = 10_000
+# A run that has used CPUs for longer than this since its start may have done all of its work, without a word to its launcher.
+_BEGINS_S = 300.0
+_NAMED = 4  # nodes named in a sentence
+
+
+@dataclass
+class Watch:
+    """One for all jobs. `pauses`: the longest healthy ones, seconds, by program."""
+
+    nodes: NodeHealth = field(default_factory=NodeHealth)
+    paces: NodePaces = field(default_factory=NodePaces)
+    pauses: dict[str, float] = field(default_factory=dict)
+
+    def reported(self, tracked: Tracked, before: Report | None, heard_s: float, now_s: float) -> list[Output]:
+        """The job has just reported; `before`: its report of before, heard at `heard_s`."""
+        report, job, life = tracked.report, tracked.job, tracked.lifecycle
+        if report is None or job is None or job.state is not JobState.RUNNING or job.restarts != report.restarts:
+            return []
+        outputs: list[Output] = []
+        hangs = after_report(life.hangs, before, heard_s, report, now_s)
+        if hangs != life.hangs:
+            tracked.lifecycle = replace(life, hangs=hangs)
+            outputs.append(Remember(tracked.lifecycle, life.state, "Paused"))
+            self.pauses[_program(job)] = max(hangs.pause_s, self.pauses.get(_program(job), 0.0))
+            if len(self.pauses) > _PROGRAMS:
+                del self.pauses[next(iter(self.pauses))]
+        changed: list[NodeRecord] = []
+        if len(job.node_names) > 1:
+            for name in set(report.slow_nodes) & set(job.node_names):
+                changed += self.nodes.mark(SLOW, name, job.uid, job.job_id, now_s)
+        elif tracked.began is not None and report.step_s is not None and report.stalled_s is None and job.node_names:
+            run = _program(job), replace(report.plan, recompute="") if report.plan else None, job.shape
+            step_s = tracked.alone(report).step_s or 0.0
+            slow = self.paces.add(run, job.node_names[0], step_s, report.step - tracked.began[2])
+            if slow:
+                changed += self.nodes.mark(SLOW, job.node_names[0], job.uid, job.job_id, now_s)
+            elif slow is False:
+                changed += self.nodes.acquit(SLOW, job.node_names[0])
+        return outputs + _kept(changed)
+
+    def lost(self, tracked: Tracked, up: frozenset[str], now_s: float) -> list[Output]:
+        """Nodes that Slurm took the job off just now, since they can't take jobs any more. `up`: those that can."""
+        found = tracked.lose_nodes(up, now_s)
+        names = sorted(set(tracked.job.node_names) - up) if found and tracked.job is not None else []
+        return [*found, *_kept(self.nodes.lose(names, tracked.lifecycle.job_id, now_s))]
+
+    def look(self, nodes: Iterable[Node], now_s: float) -> list[Output]:
+        """The nodes as Slurm shows them now."""
+        return _kept(self.nodes.look(nodes, now_s))
+
+    def review(self, tracked: Tracked, now_s: float, times: ResizeTimes) -> list[Output | Wanted | Hung]:
+        """An epoch has passed: has the job hung, or does it do nothing?"""
+        job, report, life = tracked.job, tracked.report, tracked.lifecycle
+        if job is None or life.state is not ResizeState.RUNNING or job.state is not JobState.RUNNING:
+            return []
+        hangs = replace(life.hangs, pause_s=max(life.hangs.pause_s, self.pauses.get(_program(job), 0.0)))
+        speaks = report is not None and report.restarts == job.restarts
+        stalled_s = (
+            hung_s(hangs, report, tracked.heard_s, now_s, times.hang_s) if report is not None and speaks else None
+        )
+        if stalled_s is None:
+            idle_s = idle_of(tracked, job, now_s)
+            return self._idle(tracked, job, idle_s, now_s, times) if idle_s is not None else []
+        if hangs.count and not set(hangs.nodes) & set(job.node_names):
+            changed = self.nodes.take_back(job.job_id)
+        else:
+            changed = [
+                r
+                for name in job.node_names
+                for r in self.nodes.mark(HUNG, name, job.uid, job.job_id, now_s, 1.0 / len(job.node_names))
+            ]
+        found: list[Output | Wanted | Hung] = [*_kept(changed)]
+        if hangs.count >= MAX_HANGS:
+            text = f"it hung {MAX_HANGS} times before: it is not started again once more"
+            return found + _told(tracked, job, "left alone", text)
+        if why := "it is paused" if job.paused else tracked.form:
+            return found + _told(tracked, job, "hung", f"it hangs, and is not started again: {why}")
+        where = ", ".join(job.node_names[:_NAMED]) + (" and more" if len(job.node_names) > _NAMED else "")
+        text = f"no step for {span_words(stalled_s)}: started again from its last checkpoint, on other nodes than {where} if it can be"
+        return [*found, Hung(job.node_names, f"{text} ({hangs.count + 1} of {MAX_HANGS})")]
+
+    def drains(self, now_s: float, wanted: bool) -> list[Output]:
+        """Nodes to be drained, where that is `wanted`."""
+        self.nodes.forget_faded(now_s)
+        found: list[RememberNodes | DrainNode] = self.nodes.drains(now_s) if wanted else []
+        return [*found]
+
+    def _idle(
+        self, tracked: Tracked, job: Job, idle_s: float, now_s: float, times: ResizeTimes
+    ) -> list[Output | Wanted | Hung]:
+        text = f"no CPU time and no GPU used for {span_words(idle_s)}, and no step since its start: its GPUs do nothing"
+        found = _told(tracked, job, "idle", text)
+        least = tracked.smallest
+        reclaims = times.idle_s and idle_s >= times.idle_s and not job.paused and not tracked.form
+        silent = tracked.report is None or tracked.report.restarts != job.restarts
+        begun = silent and job.start_s is not None and now_s - job.start_s - idle_s > _BEGINS_S
+        if not reclaims or begun or least is None or least.shape.gpus >= job.shape.gpus:
+            return found
+        present = Target(job.shape, job.node_names, tracked.lifecycle.plan)
+        cause = f"its GPUs did nothing for {span_words(idle_s)}, so it goes on with its smallest size"
+        return [*found, Wanted(least, cause, tracked.checkpoints_taken, present, Target(job.asked))]
+
+
+def idle_of(tracked: Tracked, job: Job, now_s: float) -> float | None:
+    """Seconds for which the running job has done nothing, where it has made no step since its start; None where it does."""
+    report, began = tracked.report, tracked.began
+    if tracked.idle is None or tracked.idle[0] != job.restarts or job.state is not JobState.RUNNING:
+        return None
+    speaks = report is not None and report.restarts == job.restarts
+    if report is not None and speaks and (report.step_s is not None or (began and report.step > began[2])):
+        return None
+    _, idle_s, heard_s = tracked.idle
+    return idle_s + max(0.0, now_s - heard_s)
+
+
+def smallest_of(cells: Sequence[Cell]) -> Target | None:
+    """The size with the fewest GPUs, with its best plan; None where there is none."""
+    if not cells:
+        return None
+    cell = cells[smallest(cells)]
+    return Target(cell.shape, (), cell.plan)
+
+
+def _told(tracked: Tracked, job: Job, kind: str, text: str) -> list[Output | Wanted | Hung]:
+    """A line for the job's story, once an incarnation."""
+    if tracked.told == (job.restarts, kind):
+        return []
+    tracked.told = (job.restarts, kind)
+    return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,))]
+
+
+def _kept(records: Iterable[NodeRecord]) -> list[Output]:
+    last = {record.name: record for record in records}
+    return [RememberNodes(tuple(last.values()))] if last else []
+
+
+def _program(job: Job) -> str:
+    return program(job.uid, job.name)

@@ -1,0 +1,232 @@
+"""Runs that hang or do nothing, and nodes that jobs find slow: what the controller makes of their reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from synergyd.control.controller import Controller
+from synergyd.control.events import ClockSet, HealthReviewed, JobObserved, NodesRead, Observed, Reported, SnapshotTaken
+from synergyd.control.hangs import MAX_HANGS, Hangs, hung_s, longest_s
+from synergyd.control.instructions import AskCheckpoint, Requeue, Target
+from synergyd.control.lifecycle import ResizeState, ResizeTimes
+from synergyd.control.node_health import DrainNode, RememberNodes
+from synergyd.control.tracked import Output, Remember
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot
+
+HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
+PLAN = Plan(tp=2, dp=2, global_batch=8)
+JOB = Job(
+    1, "gpt-7", "u", 1000, "", JobState.RUNNING, "", 0.0, 0.0, None, 0, HAS, ASKED, ("n1",), directive=Directive()
+)
+WIDE = replace(JOB, shape=Shape("a100", 2, 4), node_names=("n1", "n2"))
+TIMES = ResizeTimes(hang_s=1800.0, idle_s=3600.0)
+NODES = tuple(Node(f"n{i}", "a100", 4) for i in range(1, 4))
+
+
+def running(*jobs: Job, at_s: float = 100.0) -> Controller:
+    controller = Controller(TIMES, 60.0)
+    see(controller, *jobs, at_s=at_s)
+    return controller
+
+
+def see(controller: Controller, *jobs: Job, at_s: float = 100.0) -> None:
+    for job in jobs:
+        controller.handle(JobObserved(job.job_id, 0.0, Observed(job.state.value, job.restarts)), at_s - 1)
+    seen = tuple(controller.as_decided_about(job, at_s) for job in jobs)
+    controller.handle(SnapshotTaken(Snapshot(at_s, Cluster(NODES), seen), 60.0), at_s)
+
+
+def tell(controller: Controller, at_s: float, step: int = 50, job_id: int = 1, **said: Any) -> list[Output]:
+    restarts = controller.jobs[job_id].lifecycle.restarts
+    report = Report(job_id, restarts, step, plan=PLAN, **{"step_s": 1.0, **said})
+    return controller.handle(Reported((report,), restarts), at_s)
+
+
+def review(controller: Controller, at_s: float, drains: bool = False) -> list[Output]:
+    return controller.handle(HealthReviewed(drains), at_s)
+
+
+def told(outputs: list[Output]) -> str:
+    return "\n".join(line for o in outputs if isinstance(o, Remember) for line in o.story)
+
+
+# -- hangs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_hangs_is_requeued_and_decided_about_anew() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0)
+    tell(controller, 1300.0, stalled_s=1200.0)
+    assert Requeue(1, 0) not in review(controller, 1800.0)
+    outputs = review(controller, 1900.0)
+    assert Requeue(1, 0) in outputs and AskCheckpoint(1, 0) not in outputs
+    assert "no step for 30 min: started again from its last checkpoint, on other nodes than n1" in told(outputs)
+    life = controller.jobs[1].lifecycle
+    assert (life.state, life.hangs.count, life.stopping) == (ResizeState.REQUEUING, 1, True)
+    controller.handle(JobObserved(1, 0.0, Observed("PENDING", 1)), 1910.0)
+    assert controller.jobs[1].lifecycle.state is ResizeState.QUEUED
+    waits = replace(JOB, state=JobState.PENDING, restarts=1, node_names=())
+    assert controller.as_decided_about(waits, 1910.0).shun == ("n1",)
+    assert controller.as_decided_about(waits, 1910.0 + 3600.0).shun == ()
+
+
+def test_a_long_evaluation_that_ended_is_no_hang_the_next_time() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0)
+    tell(controller, 1600.0, stalled_s=1500.0)
+    tell(controller, 1700.0, step=51)  # it went on
+    assert controller.jobs[1].lifecycle.hangs.pause_s == 1600.0
+    tell(controller, 4000.0, step=51, stalled_s=3000.0)
+    assert Requeue(1, 0) not in review(controller, 4100.0)  # 3100 s: within twice its longest pause
+    assert Requeue(1, 0) in review(controller, 4300.0)
+
+
+def test_runs_of_one_program_share_the_longest_pause() -> None:
+    controller = running(JOB, replace(JOB, job_id=2, name="gpt-8", node_names=("n2",)))
+    tell(controller, 1600.0, stalled_s=1500.0)
+    tell(controller, 1700.0, step=51)
+    tell(controller, 4000.0, job_id=2, stalled_s=3000.0)
+    assert Requeue(2, 0) not in review(controller, 4100.0)
+
+
+def test_silence_is_no_hang() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0, stalled_s=60.0)
+    assert Requeue(1, 0) not in review(controller, 100_000.0)
+
+
+def test_bounds_of_a_hang() -> None:
+    report = Report(1, 0, 5, step_s=200.0, stalled_s=2000.0)
+    assert longest_s(Hangs(), report, 1800.0) == 4000.0  # 20 steps
+    assert longest_s(Hangs(), replace(report, step_s=None), 1800.0) == 3600.0  # nothing is known of its steps
+    assert hung_s(Hangs(), report, 0.0, 1000.0, 1800.0) is None
+    assert hung_s(Hangs(), report, 0.0, 2000.0, 1800.0) == 4000.0
+    assert hung_s(Hangs(), report, 0.0, 9000.0, 0.0) is None  # never
+
+
+def test_after_some_hangs_a_job_is_left_alone() -> None:
+    controller = running(JOB)
+    life = controller.jobs[1].lifecycle
+    controller.jobs[1].lifecycle = replace(life, hangs=Hangs(count=MAX_HANGS))
+    tell(controller, 100.0, stalled_s=2000.0)
+    outputs = review(controller, 200.0)
+    assert Requeue(1, 0) not in outputs and "not started again once more" in told(outputs)
+    assert told(review(controller, 260.0)) == ""  # said once
+
+
+def test_a_job_that_may_not_be_requeued_is_not() -> None:
+    for job in (replace(JOB, fixed="it may not be requeued (--no-requeue)"), replace(JOB, paused=True)):
+        controller = running(job)
+        tell(controller, 100.0, stalled_s=2000.0)
+        outputs = review(controller, 200.0)
+        assert Requeue(1, 0) not in outputs and "it hangs, and is not started again" in told(outputs)
+
+
+def test_hangs_of_two_users_mark_the_node_and_a_second_hang_elsewhere_clears_it() -> None:
+    other = replace(JOB, job_id=2, uid=1001)
+    controller = running(JOB, other)
+    for job_id in (1, 2):
+        tell(controller, 100.0, job_id=job_id, stalled_s=2000.0)
+    kept = [o for o in review(controller, 200.0) if isinstance(o, RememberNodes)]
+    assert {r.name for o in kept for r in o.records} == {"n1"}
+    assert controller.watch.nodes.penalties(200.0)["n1"] > 0.9
+    moved = replace(other, restarts=1, node_names=("n2",))
+    see(controller, replace(JOB, state=JobState.PENDING, restarts=1, node_names=()), moved, at_s=300.0)
+    controller.handle(JobObserved(2, 0.0, Observed("PENDING", 1)), 300.0)
+    see(controller, moved, at_s=310.0)
+    tell(controller, 310.0, job_id=2, stalled_s=2000.0)
+    review(controller, 320.0)
+    assert controller.watch.nodes.penalties(320.0) == {}
+
+
+# -- slow nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_slow_nodes_of_two_users_get_a_penalty_and_are_drained_where_that_is_wanted() -> None:
+    controller = running(WIDE, replace(WIDE, job_id=2, uid=1001))
+    tell(controller, 100.0, slow_nodes=("n2",), slow_times=(1.5,))
+    assert controller.watch.nodes.penalties(100.0) == {}
+    outputs = tell(controller, 110.0, job_id=2, slow_nodes=("n2", "n9"), slow_times=(1.5, 2.0))
+    assert controller.watch.nodes.penalties(110.0).keys() == {"n2"}
+    assert any(isinstance(o, RememberNodes) for o in outputs)
+    assert not any(isinstance(o, DrainNode) for o in review(controller, 120.0))
+    assert [o.name for o in review(controller, 120.0, drains=True) if isinstance(o, DrainNode)] == ["n2"]
+
+
+def test_a_job_with_a_straggler_takes_that_node_last() -> None:
+    controller = running(WIDE)
+    tell(controller, 100.0, slow_nodes=("n2",), slow_times=(1.5,))
+    job = controller.as_decided_about(WIDE, 110.0)
+    assert (job.shun, job.slowed) == (("n2",), 1.5)
+    # of a launcher before this one, which does not say how slow
+    tell(controller, 120.0, slow_nodes=("n2",))
+    assert controller.as_decided_about(WIDE, 130.0).slowed == 1.2
+    # a report of an incarnation before, or of nodes that it does not hold
+    assert controller.as_decided_about(replace(WIDE, restarts=1), 130.0).shun == ()
+    assert controller.as_decided_about(replace(WIDE, node_names=("n1", "n3")), 130.0).shun == ()
+
+
+def test_a_job_alone_on_a_node_is_compared_with_runs_like_it() -> None:
+    like = replace(JOB, job_id=2, name="gpt-8", node_names=("n2",))
+    controller = running(JOB, like)
+    for job_id, step_s in ((1, 1.0), (2, 1.4)):
+        tell(controller, 100.0, step=0, job_id=job_id, step_s=step_s)
+        tell(controller, 200.0, step=60, job_id=job_id, step_s=step_s)
+    assert [m.uid for m in controller.watch.nodes.records["n2"].marks] == [1000]
+
+
+def test_a_node_that_slurm_lost_under_a_job_is_marked() -> None:
+    controller = running(JOB)
+    controller.handle(JobObserved(1, 0.0, Observed("PENDING", 1)), 200.0)
+    outputs = controller.handle(NodesRead(frozenset({"n2", "n3"})), 200.0)
+    assert any(isinstance(o, RememberNodes) for o in outputs)
+    assert controller.watch.nodes.penalties(200.0) == {"n1": 0.5}
+
+
+# -- jobs that do nothing --------------------------------------------------------------------------------------------------
+
+
+def silent(controller: Controller, at_s: float, idle_s: float | None) -> list[Output]:
+    return controller.handle(Reported((Report(1, 0, 0, idle_s=idle_s, silent=True),), 0), at_s)
+
+
+def test_a_job_that_does_nothing_is_told_and_goes_on_smaller() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
+    assert silent(controller, 400.0, 300.0) == []
+    assert controller.reports == {}  # nobody could be asked for a checkpoint
+    outputs = review(controller, 400.0)
+    assert "its GPUs do nothing" in told(outputs)
+    assert controller.as_decided_about(JOB, 400.0).idle_s == 300.0
+    assert told(review(controller, 460.0)) == ""
+    outputs = review(controller, 3800.0)
+    assert AskCheckpoint(1, 0) in outputs and "its GPUs did nothing" in told(outputs)
+    target = controller.jobs[1].lifecycle.target
+    assert target is not None and target.shape.gpus == 1
+
+
+def test_a_job_that_has_worked_is_not_taken_for_one_that_never_did() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1))
+    silent(controller, 10_000.0, 4000.0)  # 6000 s of CPU time before: it may be done
+    outputs = review(controller, 10_000.0)
+    assert AskCheckpoint(1, 0) not in outputs and "its GPUs do nothing" in told(outputs)
+    tell(controller, 10_010.0, step=10, idle_s=4000.0)  # it makes steps
+    assert controller.as_decided_about(JOB, 10_020.0).idle_s is None
+    assert "its GPUs do nothing" not in told(review(controller, 10_020.0))
+
+
+def test_a_job_of_its_smallest_size_keeps_it() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(HAS)
+    silent(controller, 4000.0, 3900.0)
+    assert AskCheckpoint(1, 0) not in review(controller, 4000.0)
+
+
+def test_the_clock_moves_what_is_watched() -> None:
+    controller = running(WIDE, replace(WIDE, job_id=2, uid=1001))
+    for job_id in (1, 2):
+        tell(controller, 100.0, job_id=job_id, slow_nodes=("n2",))
+    controller.handle(ClockSet(86_400.0), 86_500.0)
+    assert controller.watch.nodes.penalties(86_500.0)["n2"] > 0.99
