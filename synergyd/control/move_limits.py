@@ -36,7 +36,7 @@ def settled(job: Job, moves: Moves, settings: Settings, now_s: float, minute: in
 
 def needs_change(job: Job) -> bool:
     """Is a change of the running job more than a gain: a reservation cuts it short, or it holds GPUs that others have a right to?"""
-    return job.cut_s is not None or job.gives_back
+    return job.cut_s is not None or bool(job.gives_back)
 
 
 def quiet_until(spans: Iterable[tuple[int, int]], minute: int) -> int | None:

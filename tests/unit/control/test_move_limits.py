@@ -40,7 +40,7 @@ def test_in_quiet_hours_only_a_need_changes_a_running_job() -> None:
     assert "06:00" in settled(RUNS, NO_MOVES, QUIET, NOW_S, NIGHT).fixed
     assert settled(RUNS, NO_MOVES, QUIET, NOW_S, EVENING) == RUNS
     assert settled(RUNS, NO_MOVES, Settings(), NOW_S, NOON) == RUNS
-    for needed in (replace(RUNS, cut_s=NOW_S + 60), replace(RUNS, gives_back=True)):
+    for needed in (replace(RUNS, cut_s=NOW_S + 60), replace(RUNS, gives_back="others have a right to them")):
         assert settled(needed, NO_MOVES, QUIET, NOW_S, NOON) == needed
     waits = replace(RUNS, state=JobState.PENDING, node_names=())
     assert settled(waits, NO_MOVES, QUIET, NOW_S, NOON) == waits
@@ -54,7 +54,7 @@ def test_after_so_many_changes_within_a_day_a_job_is_left_alone() -> None:
     assert fixed == "it was resized 2 times within a day (MaxResizesPerDay=2); again in 10 min"
     assert settled(RUNS, moves, TWICE, NOW_S + 600, NOON) == RUNS
     assert settled(RUNS, moves, Settings(max_resizes_per_day=3), NOW_S, NOON) == RUNS
-    assert settled(replace(RUNS, gives_back=True), moves, TWICE, NOW_S, NOON).fixed == ""
+    assert settled(replace(RUNS, gives_back="others have a right to them"), moves, TWICE, NOW_S, NOON).fixed == ""
 
 
 def test_a_life_remembers_changes_that_were_begun_and_what_its_checkpoint_took() -> None:
@@ -86,7 +86,9 @@ def test_what_is_under_way_counts_with_the_rates_of_its_checkpoints() -> None:
     checkpoint_gib = parameters(model) * 14 / 2**30
     assert 80 < checkpoint_gib < 100
     writes = JobLifecycle(1, 0.0, ResizeState.CHECKPOINTING, NOW_S, target=LARGE, moves=Moves((), 10.0))
-    known = Tracked(lifecycle=writes, profile=Profile(model=model), job=replace(RUNS, gives_back=True))
+    known = Tracked(
+        lifecycle=writes, profile=Profile(model=model), job=replace(RUNS, gives_back="others have a right to them")
+    )
     by_name = Tracked(lifecycle=replace(writes, job_id=2, state=ResizeState.RUNNING), job=replace(RUNS, job_id=2))
     named = replace(by_name, job=replace(RUNS, job_id=2, directive=Directive(model="Llama2-7B")))
     unknown = Tracked(lifecycle=replace(writes, job_id=3, moves=NO_MOVES), profile=Profile(model=model))
