@@ -70,6 +70,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
         "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes\n"
+        "#SYNERGY MaxResizes=3 MaxCheckpointGiBps=20 MaxResizesPerDay=6 QuietHours=08:00-18:00 RestPort=9103\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
@@ -103,6 +104,11 @@ def test_every_key(folder: Path) -> None:
         hang_timeout_s=1200,
         idle_reclaim_s=3600,
         drain_slow=True,
+        max_resizes=3,
+        max_checkpoint_gibps=20,
+        max_resizes_per_day=6,
+        quiet_hours=((480, 1080),),
+        rest_port=9103,
         objective="sia",
         fairness_bound=1.5,
         short_first=0.25,
@@ -145,6 +151,14 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY peak_tflops=3", "unknown key peak_tflops; write GpuType=NAME peak_tflops=... on one line"),
         ("#SYNERGY Epoch=0", "Epoch=0 is not right; Epoch takes 1 s to 1 day, such as 60, 60s or 5m"),
         ("#SYNERGY Epoch=5weeks", "Epoch=5weeks is not right; "),
+        (
+            "#SYNERGY MaxResizes=-1",
+            "MaxResizes=-1 is not right; MaxResizes takes a whole number to 99999, 0 for no bound",
+        ),
+        (
+            "#SYNERGY QuietHours=8-18",
+            "QuietHours=8-18 is not right; QuietHours takes spans of the day with commas between",
+        ),
         ("#SYNERGY Fairness=2", "Fairness=2 is not right; "),
         ("#SYNERGY Fairness=nan", "Fairness=nan is not right; "),
         ("#SYNERGY DryRun=maybe", "DryRun=maybe is not right; DryRun takes yes or no"),
@@ -302,7 +316,7 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     assert {setting.field for setting in SETTINGS} < set(loaded.origins)
     # without a line: all, this host, built in, none, no weights, no limits
     free: dict[str, object] = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
-    free |= {"qos_weights": {}, "account_limits": {}, "partition_limits": {}}
+    free |= {"quiet_hours": (), "qos_weights": {}, "account_limits": {}, "partition_limits": {}}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()
     assert shown == {name: value for name, value in vars(Settings()).items() if name != "database"}
