@@ -10,8 +10,9 @@ priors first, then the most probable values after its measured steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +24,8 @@ from synergyd.task.model.hardware import GpuFigures
 
 _EFFICIENCY = 0.3  # of peak, for code that is not tuned
 _NOISE = 0.03  # one sigma of a measured step, relative
+_MISFIT = 0.05  # one sigma of what the formula misses, relative, at the least
+_MEDIAN = 0.6745  # median of |x| over sigma of a normal distribution
 _STEP = 1.5e-8  # of a forward difference, relative: the root of the rounding error
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
@@ -104,30 +107,81 @@ def _steps(theta: Floats, terms: Floats) -> Floats:
     return np.asarray((passes - 1) * grad + both)
 
 
-@lru_cache(maxsize=512)
-def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> ThroughputModel:
+@dataclass(frozen=True)
+class ThroughputPrior:
+    """What is believed of a job's constants before its first step: normal on their logarithms (gamma: log-odds), (7,) each."""
+
+    mean: tuple[float, ...] = tuple(_PRIOR._theta().tolist())
+    sigma: tuple[float, ...] = tuple(_SIGMA.tolist())
+
+
+PRIOR = ThroughputPrior()
+
+
+@dataclass(frozen=True)
+class ThroughputFit:
+    """The most probable constants and what the measurements leave open of them.
+
+    `theta` (7,) and `covariance` (7, 7) of the logarithms (gamma: log-odds), `information` (7, 7): the measurements' own part of
+    the covariance's inverse. `misfit`: one sigma of what the formula misses at the measurements, relative.
+    """
+
+    model: ThroughputModel
+    theta: Floats = field(compare=False)
+    covariance: Floats = field(compare=False)
+    information: Floats = field(compare=False)
+    misfit: float = 0.0
+
+    def sigmas(self, gpu: GpuFigures, counts: Ints) -> Floats:
+        """One sigma of log(measured / predicted) of the steps that `ThroughputModel.steps_s` predicts, (N,): the further a step is
+        from what was measured, the more the open constants matter."""
+        gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
+        slopes = _log_slopes(self.theta, _columns(np.array(gpu_figures, dtype=np.float64), counts))
+        return np.asarray(np.sqrt(np.einsum("nk,kl,nl->n", slopes, self.covariance, slopes) + self.misfit**2))
+
+
+def _log_slopes(theta: Floats, terms: Floats) -> Floats:
+    """(N, 7): change of the logarithm of each step with each constant's."""
+    step = 1e-4
+    further = np.vstack([theta, theta + step * np.eye(len(theta))])
+    at = np.log(_steps(further.T[..., None], terms))
+    return np.asarray(((at[1:] - at[0]) / step).T)
+
+
+def fitted(
+    measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...], prior: ThroughputPrior = PRIOR
+) -> ThroughputModel:
+    """The job's constants after its measured steps, see `fit`."""
+    return fit(measured, gpus, prior).model
+
+
+@lru_cache(maxsize=2048)
+def fit(
+    measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...], prior: ThroughputPrior = PRIOR
+) -> ThroughputFit:
     """The job's constants after its measured steps; `gpus[i]` are the figures of the type that `measured[i]` ran on.
 
-    Most probable values: normal priors on the logarithms around `ThroughputModel()`, and a robust loss on log(measured /
-    predicted), so that an odd measurement moves them little. Without measurements the priors.
+    Most probable values: normal priors on the logarithms, and a robust loss on log(measured / predicted), so that an odd
+    measurement moves them little. Without measurements the priors. What is left open of them is Laplace's approximation there.
     """
     points = [
         (gpu, m.shape, m.plan.dp, m.plan.micro_batch, m.plan.micro_batches)
         for m, gpu in zip(measured, gpus, strict=True)
         if m.step_s > 0 and m.plan.micro_batches > 0
     ]
+    start, sigma = np.array(prior.mean), np.array(prior.sigma)
     if not points:
-        return _PRIOR
+        model = _PRIOR if prior == PRIOR else _model(start)
+        return ThroughputFit(model, start, np.diag(sigma**2), np.zeros((len(start), len(start))), _MISFIT)
     terms = _terms(points)
     wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
-    start = _PRIOR._theta()
 
     def residuals(theta: Floats) -> Floats:
         """(N + 7,), or (M, N + 7) of M sets of constants (M, 7)."""
         off = (np.log(_steps(theta.T[..., None] if theta.ndim == 2 else theta, terms)) - wanted) / _NOISE
         # soft-L1 of the measurements alone: the priors stay quadratic
         robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
-        return np.concatenate([robust, (theta - start) / _SIGMA], axis=-1)
+        return np.concatenate([robust, (theta - start) / sigma], axis=-1)
 
     def slopes(theta: Floats) -> Floats:
         """(N + 7, 7): all forward differences at once."""
@@ -135,8 +189,18 @@ def fitted(measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...]) -> T
         at = residuals(np.vstack([theta, further]))
         return np.asarray(((at[1:] - at[0]) / (further - theta).diagonal()[:, None]).T)
 
-    best_theta = least_squares(residuals, start, slopes, max_nfev=200).x
-    *positive, odds = (float(v) for v in best_theta)
+    theta = least_squares(residuals, start, slopes, max_nfev=200).x
+    off = np.log(_steps(theta, terms)) - wanted
+    misfit = math.hypot(_MISFIT, float(np.median(np.abs(off))) / _MEDIAN)
+    jacobian = _log_slopes(theta, terms)
+    weight = 1 / (misfit**2 * np.sqrt(1 + (off / misfit) ** 2))
+    information = (jacobian * weight[:, None]).T @ jacobian
+    covariance = np.linalg.inv(information + np.diag(1 / sigma**2))
+    return ThroughputFit(_model(theta), theta, covariance, information, misfit)
+
+
+def _model(theta: Floats) -> ThroughputModel:
+    *positive, odds = (float(v) for v in theta)
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-odds))
     return ThroughputModel(*[float(np.exp(v)) for v in positive] + [float(gamma)])
