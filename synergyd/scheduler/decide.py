@@ -9,6 +9,7 @@ from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
+from synergyd.scheduler.exploration import explore, trial_words
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.give_back import as_resize, give_back
 from synergyd.scheduler.placement.link_aware import place_link_aware
@@ -108,7 +109,10 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
-    answer = solve(problem, policy)
+    answer, tried = solve(problem, policy), None
+    if not policy.rule and not policy.sizes_fixed and (trial := explore(answer.problem, answer.allocation)) is not None:
+        allocation, placement, tried = trial
+        answer = EpochAnswer(answer.problem, allocation, placement)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
         leaves = {node.name: node.leaf for node in problem.nodes}
@@ -135,6 +139,8 @@ def decide(
             decisions.append(replace(left, why=left.why + job.barred_why))
             continue
         found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
+        if tried == by_id[job.job_id] and found.action is Action.RESIZE:
+            found = replace(found, why=trial_words(answer.problem, answer.allocation, tried))
         note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else ""

@@ -16,7 +16,6 @@ from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from synergyd.records import Measurement, Shape
 from synergyd.task.model.arrays import Floats, Ints
@@ -26,7 +25,7 @@ _EFFICIENCY = 0.3  # of peak, for code that is not tuned
 _NOISE = 0.03  # one sigma of a measured step, relative
 _MISFIT = 0.05  # one sigma of what the formula misses, relative, at the least
 _MEDIAN = 0.6745  # median of |x| over sigma of a normal distribution
-_STEP = 1.5e-8  # of a forward difference, relative: the root of the rounding error
+_ITERATIONS, _DAMPED = 100, 1e8  # of the fit: steps at most, and the damping at which none helps
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
@@ -176,20 +175,7 @@ def fit(
     terms = _terms(points)
     wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
 
-    def residuals(theta: Floats) -> Floats:
-        """(N + 7,), or (M, N + 7) of M sets of constants (M, 7)."""
-        off = (np.log(_steps(theta.T[..., None] if theta.ndim == 2 else theta, terms)) - wanted) / _NOISE
-        # soft-L1 of the measurements alone: the priors stay quadratic
-        robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
-        return np.concatenate([robust, (theta - start) / sigma], axis=-1)
-
-    def slopes(theta: Floats) -> Floats:
-        """(N + 7, 7): all forward differences at once."""
-        further = theta + np.diag(_STEP * np.maximum(1.0, np.abs(theta)))
-        at = residuals(np.vstack([theta, further]))
-        return np.asarray(((at[1:] - at[0]) / (further - theta).diagonal()[:, None]).T)
-
-    theta = least_squares(residuals, start, slopes, max_nfev=200).x
+    theta = _most_probable(terms, wanted, start, sigma)
     off = np.log(_steps(theta, terms)) - wanted
     misfit = math.hypot(_MISFIT, float(np.median(np.abs(off))) / _MEDIAN)
     jacobian = _log_slopes(theta, terms)
@@ -197,6 +183,35 @@ def fit(
     information = (jacobian * weight[:, None]).T @ jacobian
     covariance = np.linalg.inv(information + np.diag(1 / sigma**2))
     return ThroughputFit(_model(theta), theta, covariance, information, misfit)
+
+
+def _most_probable(terms: Floats, wanted: Floats, start: Floats, sigma: Floats) -> Floats:
+    """The constants of least cost, (7,), by Levenberg and Marquardt's steps: soft-L1 of the measurements, the priors quadratic."""
+    precision = 1 / sigma**2
+
+    def cost(theta: Floats) -> tuple[float, Floats]:
+        with np.errstate(over="ignore", invalid="ignore"):  # a step too far, which is not taken
+            off = (np.log(_steps(theta, terms)) - wanted) / _NOISE
+        return float(2 * np.sum(np.sqrt(1 + off**2) - 1) + precision @ (theta - start) ** 2), off
+
+    theta, damping = start, 1e-2
+    best, off = cost(theta)
+    for _ in range(_ITERATIONS):
+        slopes = _log_slopes(theta, terms) / _NOISE
+        weight = 1 / np.sqrt(1 + off**2)
+        normal = (slopes * weight[:, None]).T @ slopes + np.diag(precision)
+        gradient = slopes.T @ (weight * off) + precision * (theta - start)
+        before = best
+        while damping < _DAMPED:
+            trial = theta - np.linalg.solve(normal + damping * np.diag(normal.diagonal()), gradient)
+            value, there = cost(trial)
+            if np.isfinite(value) and value < best:
+                theta, best, off, damping = trial, value, there, max(damping / 9, 1e-9)
+                break
+            damping *= 4
+        if before - best < 1e-7 * (1 + best):
+            break
+    return theta
 
 
 def _model(theta: Floats) -> ThroughputModel:

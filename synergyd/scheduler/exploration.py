@@ -1,0 +1,101 @@
+"""GPUs that nobody wants are used to find out: a job tries a larger size whose goodput is uncertain.
+
+The trial of a Cell of expected goodput g, one sigma s, is worth what comes after it: the job stays there if it is better, else it
+goes back to its goodput now, at the cost of a restart. With log X normal, mean g, and k = restart factor x goodput now
+(knowledge gradient: Frazier, Powell, Dayanik 2008),
+
+    E[max(X, k)] = g F((ln(g / k) + s^2 / 2) / s) + k F((ln(k / g) + s^2 / 2) / s)        F: the standard normal's distribution
+
+A trial is made where that, with the restart factor of going there, is more than the goodput now. So it pays its two restarts by
+what is known of the job's age and length, and ends once the size was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.utility import allocation as allocation_of
+from synergyd.scheduler.problem.utility import beyond_growth, restart_factor
+from synergyd.words import shape_words, size_words
+
+_REACH = 2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
+_TRIES = 4  # placements tried an epoch
+
+
+def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement, int] | None:
+    """The allocation with one running job (its index is the last of the answer) on a size that it tries, on GPUs that the
+    allocation leaves free; None where no trial is worth it. Every other job keeps what it was given."""
+    idle: Counter[str] = Counter(problem.capacity())
+    for _, cell, _ in allocated.taken(problem):
+        idle[cell.shape.gpu_type] -= cell.shape.gpus
+    if not any(free > 0 for free in idle.values()) or any(choice is None for choice in allocated.choice):
+        return None  # a job that waits wants them
+    trials: list[tuple[float, int, int]] = []
+    for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
+        if choice is not None and choice == job.current and i not in allocated.moved:
+            found = _trials(job, choice, idle).items()
+            trials += [(-gain, i, index) for index, gain in found if not beyond_growth(job, index, problem.terms)]
+    for _, i, index in sorted(trials)[:_TRIES]:
+        choices = list(allocated.choice)
+        choices[i] = index
+        tried = within_limits(problem, allocation_of(problem, choices, allocated.moved))
+        if tried.choice != tuple(choices):
+            continue
+        placement = place(problem.nodes, requests_of(problem, tried), problem.spanned)
+        if not placement.failed:
+            return tried, placement, i
+    return None
+
+
+def trial_worth(goodput: float, sigma: float, fallback: float) -> float:
+    """E[max(X, fallback)] of log-normal X of mean `goodput` and one sigma `sigma` of its logarithm."""
+    if sigma <= 0:
+        return max(goodput, fallback)
+    ratio = math.log(goodput / fallback)
+    return goodput * _normal(ratio / sigma + sigma / 2) + fallback * _normal(sigma / 2 - ratio / sigma)
+
+
+def trial_words(problem: Problem, allocated: Allocation, index: int) -> str:
+    """Why jobs[index] changes its size."""
+    job, choice = problem.jobs[index], allocated.choice[index]
+    now, then = job.cells[job.current or 0], job.cells[choice or 0]
+    return (
+        f"Tries {size_words(then.shape, then.plan)} on GPUs that nobody else wants, from {shape_words(now.shape)}: its goodput there, "
+        f"predicted as {then.goodput:.3g} sequences/s after {now.goodput:.3g}, is uncertain by {then.uncertainty:.0%}."
+    )
+
+
+def _normal(z: float) -> float:
+    return 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, float]:
+    """Index of each Cell worth a trial -> logarithm of the gain."""
+    now = job.cells[current]
+    if job.need > now.goodput or now.goodput <= 0 or job.discount <= 0:
+        return {}
+    found: dict[int, float] = {}
+    for own in CellIndex.of(job.cells).by_shape.values():
+        index = own[0]
+        cell = job.cells[index]
+        more = cell.shape.gpus - now.shape.gpus
+        if cell.shape.gpu_type != now.shape.gpu_type or not 0 < more <= min(
+            idle[now.shape.gpu_type], (_REACH - 1) * now.shape.gpus
+        ):
+            continue
+        if index in job.banned or cell.goodput <= 0:
+            continue
+        # what is uncertain of both moves both
+        sigma = math.sqrt(max(cell.uncertainty**2 - now.uncertainty**2, 0.0))
+        factor = restart_factor(job, index)
+        if factor <= 0:
+            continue
+        worth = factor * trial_worth(cell.goodput, sigma, factor * now.goodput)
+        if worth > now.goodput:
+            found[index] = math.log(worth / now.goodput) * job.weight
+    return found
