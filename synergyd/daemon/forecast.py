@@ -57,7 +57,17 @@ class Forecast:
     ) -> CellsOrWhy:
         """All Cells of one job on this cluster that `bans` allow; `present` is the plan it runs with."""
         profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (job.directive, job.asked, job.shape, job.partition, kinds(job, cluster), profile, present, bans, self._prior)
+        key = (
+            job.directive,
+            job.asked,
+            job.shape,
+            job.partition,
+            kinds(job, cluster),
+            profile,
+            present,
+            bans,
+            self._prior,
+        )
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]

@@ -23,7 +23,9 @@ from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import beyond_growth, restart_factor
 from synergyd.words import shape_words, size_words
 
-_REACH = 2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
+_REACH = (
+    2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
+)
 _TRIES = 4  # placements tried an epoch
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
-from synergyd.task import unknown_model
+from synergyd.task import plan_distance, unknown_model
 from synergyd.task.asked_size import at_least_linear
 from synergyd.task.cell_search import rank, uncertainty
 from synergyd.task.learning import level, refined
@@ -250,8 +250,12 @@ class JobPlanner:
                 speed=1.0 if measured else speed,
             )
         best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
-        sigma = uncertainty(gpu.uncertainty, samples)
-        return [_at_speed(cell, speed, sigma) for cell in best]
+        on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)
+        if samples and not on_type:  # reports of which no plan is known
+            sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
+        else:
+            sigmas = plan_distance.sigmas(model, self._figures(gpu_type), profile.measured, best)
+        return [_at_speed(cell, speed, sigma) for cell, sigma in zip(best, sigmas, strict=True)]
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""

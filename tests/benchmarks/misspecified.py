@@ -86,7 +86,12 @@ def main() -> None:
     seeds = [int(seed) for seed in args.seeds.split(",")]
     names = args.policy.split(",")
     found: list[dict[str, Any]] = []
-    print(f"{'compute':>8} {'network':>8}", *(f"{name:>9}" for name in names), f"{'told':>9} {'loss':>7} restarts", flush=True)
+    print(
+        f"{'compute':>8} {'network':>8}",
+        *(f"{name:>9}" for name in names),
+        f"{'told':>9} {'loss':>7} restarts",
+        flush=True,
+    )
     for compute in args.compute:
         for network in args.network:
             runs = {n: [measured(args.jobs, args.hours, s, compute, network, n) for s in seeds] for n in names}

@@ -28,9 +28,7 @@ _GRID = 0.1  # of the prior's mean: Cells are made anew only where it has moved 
 _SIGMA_GRID = 0.05
 
 
-def prior_of(
-    programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str], GpuFigures]
-) -> ThroughputPrior:
+def prior_of(programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str], GpuFigures]) -> ThroughputPrior:
     """The prior after what each of `programs` measured (the latest last); `figures` by GPU type. PRIOR where none has."""
     known = [some for some in programs if some][-_PROGRAMS:]
     fits = [fit(some, tuple(figures(m.shape.gpu_type) for m in some)) for some in known]

@@ -31,7 +31,9 @@ def planner(job: Job, *measured: Measurement) -> JobPlanner:
 
 def started(job: Job, *measured: Measurement) -> int:
     """On how many GPUs of the empty cluster."""
-    (decision,) = decide(Snapshot(0.0, FORTY, (job,)), Settings(), {job.job_id: planner(job, *measured).cells(FORTY)}, {})
+    (decision,) = decide(
+        Snapshot(0.0, FORTY, (job,)), Settings(), {job.job_id: planner(job, *measured).cells(FORTY)}, {}
+    )
     assert decision.action is Action.START and decision.cell is not None
     return decision.cell.shape.gpus
 
@@ -56,7 +58,9 @@ def test_what_was_measured_there_outweighs_what_was_asked_for() -> None:
 
 
 def cell(gpus: int, goodput: float, pp: int = 1) -> Cell:
-    return Cell(Shape("a100", 1, gpus), Plan(pp=pp, dp=gpus // pp, global_batch=8), goodput, 1.0, goodput, 8 / goodput, 0)
+    return Cell(
+        Shape("a100", 1, gpus), Plan(pp=pp, dp=gpus // pp, global_batch=8), goodput, 1.0, goodput, 8 / goodput, 0
+    )
 
 
 def test_rates_by_hand() -> None:
