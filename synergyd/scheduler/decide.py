@@ -9,8 +9,8 @@ from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
-from synergyd.scheduler.exploration import explore, trial_words
 from synergyd.scheduler.explain import ExplanationContext, explain
+from synergyd.scheduler.exploration import explore, trial_words
 from synergyd.scheduler.give_back import as_resize, give_back
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable

@@ -19,7 +19,6 @@ import numpy as np
 
 from synergyd.records import Cell, Measurement, Shape
 from synergyd.task.fit.measured_runs import MeasuredRun, read_files
-
 from synergyd.task.learning import level, refined
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.hardware import figures
