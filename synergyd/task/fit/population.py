@@ -52,7 +52,7 @@ def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:
             inverse = np.linalg.inv(one.information + own)
             information = own - own @ inverse @ own
             off = inverse @ (h + own @ mean) - mean
-            weight = 1 / np.sqrt(1 + off @ own @ off / len(off))
+            weight = 1 / (1 + off @ own @ off / len(off))
             precision += weight * information
             linear += weight * (own @ inverse @ h)
         covariance = np.linalg.inv(precision)

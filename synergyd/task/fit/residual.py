@@ -45,7 +45,7 @@ class PlanFeatures:
         return PlanFeatures(*(getattr(self, name)[index] for name in NAMES))
 
 
-def shape_columns(plans: PlanArrays, seq: int | Ints, hidden: int | Ints) -> Floats:
+def shape_columns(plans: PlanArrays, seq: int | Floats, hidden: int | Floats) -> Floats:
     """`PlanFeatures.shape` of plans."""
     nodes = np.maximum(1.0, plans.tp * plans.pp * plans.dp * plans.cp / plans.local)
     tokens = plans.micro_batch * seq / plans.cp

@@ -184,7 +184,7 @@ def fit(
     for _ in range(3):
         weight = 1 / (misfit**2 * np.sqrt(1 + (off / misfit) ** 2))
         information = (jacobian * weight[:, None]).T @ jacobian
-        covariance = np.linalg.inv(information + precision)
+        covariance: Floats = np.linalg.inv(information + precision).astype(np.float64)
         # the constants take up a part of what the formula misses: what they are free to fit counts as not measured
         free = len(off) - float(np.trace(covariance @ information))
         missed = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
