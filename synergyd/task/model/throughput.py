@@ -11,7 +11,7 @@ priors first, then the most probable values after its measured steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 
@@ -132,13 +132,20 @@ class ThroughputFit:
     covariance: Floats = field(compare=False)
     information: Floats = field(compare=False)
     misfit: float = 0.0
+    #: (GPU type, GPUs, nodes, replicas, micro-batch, passes) that were measured -> log(predicted / measured)
+    known: Mapping[tuple[str, int, int, int, int, int], float] = field(default_factory=dict)
 
     def sigmas(self, gpu: GpuFigures, counts: Ints) -> Floats:
         """One sigma of log(measured / predicted) of the steps that `ThroughputModel.steps_s` predicts, (N,): the further a step is
         from what was measured, the more the open constants matter."""
         gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
         slopes = _log_slopes(self.theta, _columns(np.array(gpu_figures, dtype=np.float64), counts))
-        return np.asarray(np.sqrt(np.einsum("nk,kl,nl->n", slopes, self.covariance, slopes) + self.misfit**2))
+        sigma = np.sqrt(np.einsum("nk,kl,nl->n", slopes, self.covariance, slopes) + self.misfit**2)
+        for i, (gpus, nodes, replicas, micro_batch, passes) in enumerate(counts.T.tolist() if self.known else ()):
+            off = self.known.get((gpu.gpu_type, gpus, nodes, replicas, micro_batch, passes))
+            if off is not None:
+                sigma[i] = math.hypot(_NOISE, off)
+        return np.asarray(sigma)
 
 
 def _log_slopes(theta: Floats, terms: Floats) -> Floats:
@@ -189,7 +196,9 @@ def fit(
         free = len(off) - float(np.trace(covariance @ information))
         missed = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
         misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + missed) / (_MISFIT_STEPS + max(free, 0.0)))
-    return ThroughputFit(_model(theta), theta, covariance, information, misfit)
+    keys = [(gpu.gpu_type, shape.gpus, shape.nodes, *rest) for gpu, shape, *rest in points]
+    known = dict(zip(keys, off.tolist(), strict=True))
+    return ThroughputFit(_model(theta), theta, covariance, information, misfit, known)
 
 
 def _most_probable(terms: Floats, wanted: Floats, start: Floats, sigma: Floats) -> Floats:
