@@ -1,8 +1,8 @@
 """GPUs that nobody wants are used to find out: a job tries a larger size whose goodput is uncertain.
 
 The trial of a Cell of expected goodput g, one sigma s, is worth what comes after it: the job stays there if it is better, else it
-goes back to its goodput now, at the cost of a restart. With log X normal, mean g, and k = restart factor x goodput now
-(knowledge gradient: Frazier, Powell, Dayanik 2008),
+goes back to its goodput now, at the cost of a restart and of the time tried. With log X normal, mean g, and k = goodput now x what
+that leaves (knowledge gradient: Frazier, Powell, Dayanik 2008),
 
     E[max(X, k)] = g F((ln(g / k) + s^2 / 2) / s) + k F((ln(k / g) + s^2 / 2) / s)        F: the standard normal's distribution
 
@@ -97,7 +97,8 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
         factor = restart_factor(job, index)
         if factor <= 0:
             continue
-        worth = factor * trial_worth(cell.goodput, sigma, factor * now.goodput)
+        # back by a restart, and after an epoch at the tried size, which may be as slow as a restart
+        worth = factor * trial_worth(cell.goodput, sigma, factor**2 * now.goodput)
         if worth > now.goodput:
             found[index] = math.log(worth / now.goodput) * job.weight
     return found
