@@ -196,7 +196,7 @@ def fit(
         free = len(off) - float(np.trace(covariance @ information))
         missed = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
         misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + missed) / (_MISFIT_STEPS + max(free, 0.0)))
-    keys = [(gpu.gpu_type, shape.gpus, shape.nodes, *rest) for gpu, shape, *rest in points]
+    keys = [(gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes) for gpu, shape, dp, micro, passes in points]
     known = dict(zip(keys, off.tolist(), strict=True))
     return ThroughputFit(_model(theta), theta, covariance, information, misfit, known)
 
