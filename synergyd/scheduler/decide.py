@@ -10,7 +10,7 @@ from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
 from synergyd.scheduler.explain import ExplanationContext, explain
-from synergyd.scheduler.exploration import explore, trial_words
+from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
 from synergyd.scheduler.give_back import as_resize, give_back
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
@@ -110,9 +110,12 @@ def decide(
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
     answer, tried = solve(problem, policy), None
-    if not policy.rule and not policy.sizes_fixed and (trial := explore(answer.problem, answer.allocation)) is not None:
-        allocation, placement, tried = trial
-        answer = EpochAnswer(answer.problem, allocation, placement)
+    if not policy.rule and not policy.sizes_fixed:
+        if (started := start_as_asked(answer.problem, answer.allocation)) is not None:
+            answer = EpochAnswer(answer.problem, *started)
+        if (trial := explore(answer.problem, answer.allocation)) is not None:
+            allocation, placement, tried = trial
+            answer = EpochAnswer(answer.problem, allocation, placement)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
         leaves = {node.name: node.leaf for node in problem.nodes}

@@ -26,15 +26,15 @@ from synergyd.words import shape_words, size_words
 _REACH = (
     2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
 )
+# a size that was measured is surer than this (its steps vary by 3 %), a prior is not (20 % and more)
+_MEASURED = 0.1
 _TRIES = 4  # placements tried an epoch
 
 
 def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement, int] | None:
     """The allocation with one running job (its index is the last of the answer) on a size that it tries, on GPUs that the
     allocation leaves free; None where no trial is worth it. Every other job keeps what it was given."""
-    idle: Counter[str] = Counter(problem.capacity())
-    for _, cell, _ in allocated.taken(problem):
-        idle[cell.shape.gpu_type] -= cell.shape.gpus
+    idle = _idle(problem, allocated)
     if not any(free > 0 for free in idle.values()) or any(choice is None for choice in allocated.choice):
         return None  # a job that waits wants them
     trials: list[tuple[float, int, int]] = []
@@ -45,13 +45,46 @@ def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placem
     for _, i, index in sorted(trials)[:_TRIES]:
         choices = list(allocated.choice)
         choices[i] = index
-        tried = within_limits(problem, allocation_of(problem, choices, allocated.moved))
-        if tried.choice != tuple(choices):
-            continue
-        placement = place(problem.nodes, requests_of(problem, tried), problem.spanned)
-        if not placement.failed:
-            return tried, placement, i
+        if (found_place := _placed(problem, choices, allocated.moved)) is not None:
+            return *found_place, i
     return None
+
+
+def start_as_asked(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement] | None:
+    """The allocation with the jobs that start on fewer GPUs than they asked for at that size, as far as GPUs are left over and it
+    was not measured that they are slower there; None where nothing changes. What a user asked for is evidence."""
+    idle = _idle(problem, allocated)
+    choices, raised = list(allocated.choice), False
+    for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
+        if choice is None or job.current is not None or job.asked is None or job.asked in job.banned:
+            continue
+        given, asked = job.cells[choice].shape, job.cells[job.asked].shape
+        unsure = job.cells[job.asked].uncertainty > _MEASURED
+        if not unsure or asked.gpu_type != given.gpu_type or not 0 < asked.gpus - given.gpus <= idle[asked.gpu_type]:
+            continue
+        trial = [*choices[:i], job.asked, *choices[i + 1 :]]
+        found = _placed(problem, trial, allocated.moved)
+        if found is not None:
+            choices, raised = trial, True
+            idle[asked.gpu_type] -= asked.gpus - given.gpus
+    return _placed(problem, choices, allocated.moved) if raised else None
+
+
+def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
+    """GPUs that the allocation leaves free, by type."""
+    idle: Counter[str] = Counter(problem.capacity())
+    for _, cell, _ in allocated.taken(problem):
+        idle[cell.shape.gpu_type] -= cell.shape.gpus
+    return idle
+
+
+def _placed(problem: Problem, choices: list[int | None], moved: frozenset[int]) -> tuple[Allocation, Placement] | None:
+    """None where it is beyond a limit or can't be placed."""
+    tried = within_limits(problem, allocation_of(problem, choices, moved))
+    if tried.choice != tuple(choices):
+        return None
+    placement = place(problem.nodes, requests_of(problem, tried), problem.spanned)
+    return None if placement.failed else (tried, placement)
 
 
 def trial_worth(goodput: float, sigma: float, fallback: float) -> float:

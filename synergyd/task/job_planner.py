@@ -59,7 +59,9 @@ class JobPlanner:
         result: list[Cell] = []
         for gpu_type, shapes in job_shapes(self.job, cluster).items():
             found = self._cells(gpu_type, shapes)
-            result += at_least_linear(found, self.job.asked.gpus, self.profile.measured)
+            if self._model is None:
+                found = at_least_linear(found, self.job.asked.gpus, self.profile.measured)
+            result += found
         return tuple(result)
 
     def best_plan(self, shape: Shape) -> Cell | None:

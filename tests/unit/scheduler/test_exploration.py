@@ -59,6 +59,19 @@ def test_gpus_that_others_want_are_not_for_trials() -> None:
     assert found[5].action is Action.WAIT and found[1].action is Action.KEEP
 
 
+def test_idle_gpus_let_a_job_start_as_it_asked_unless_it_was_measured_there() -> None:
+    waits = replace(job(1, 8), asked=Shape("a100", 2, 4), shape=Shape("a100", 2, 4))
+    slow = cells((4, 10.0, 0.2), (8, 3.0, 0.2))
+    found = decided([waits], {1: slow})[1]
+    assert found.action is Action.START and found.cell == slow[1]
+    known = cells((4, 10.0, 0.2), (8, 3.0, 0.04))
+    assert decided([waits], {1: known})[1].cell == known[0]
+    # the GPUs are not idle: others run on them, and one more starts
+    others = [job(i, 4, (f"n{i - 2}",), 4) for i in (2, 3, 4)]
+    busy = decided([waits, *others], {1: slow} | dict.fromkeys((2, 3, 4), cells((4, 10.0, 0.03))))
+    assert busy[1].cell == slow[0]
+
+
 @pytest.mark.parametrize(("goodput", "sigma", "fallback"), [(10.0, 1.0, 9.0), (5.0, 0.4, 9.0), (20.0, 2.0, 9.0)])
 def test_worth_of_a_trial_against_draws(goodput: float, sigma: float, fallback: float) -> None:
     draw = random.Random(1)
