@@ -53,21 +53,23 @@ def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placem
 def start_as_asked(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement] | None:
     """The allocation with the jobs that start on fewer GPUs than they asked for at that size, as far as GPUs are left over and it
     was not measured that they are slower there; None where nothing changes. What a user asked for is evidence."""
+    if any(choice is None for choice in allocated.choice):
+        return None  # a job that waits wants them
     idle = _idle(problem, allocated)
-    choices, raised = list(allocated.choice), False
+    choices: list[int | None] = list(allocated.choice)
+    answer: tuple[Allocation, Placement] | None = None
     for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
-        if choice is None or job.current is not None or job.asked is None or job.asked in job.banned:
+        if choice is None or job.current is not None or job.need or job.asked is None or job.asked in job.banned:
             continue
         given, asked = job.cells[choice].shape, job.cells[job.asked].shape
         unsure = job.cells[job.asked].uncertainty > _MEASURED
         if not unsure or asked.gpu_type != given.gpu_type or not 0 < asked.gpus - given.gpus <= idle[asked.gpu_type]:
             continue
         trial = [*choices[:i], job.asked, *choices[i + 1 :]]
-        found = _placed(problem, trial, allocated.moved)
-        if found is not None:
-            choices, raised = trial, True
+        if (found := _placed(problem, trial, allocated.moved)) is not None:
+            choices, answer = trial, found
             idle[asked.gpu_type] -= asked.gpus - given.gpus
-    return _placed(problem, choices, allocated.moved) if raised else None
+    return answer
 
 
 def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
@@ -112,17 +114,16 @@ def _normal(z: float) -> float:
 def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, float]:
     """Index of each Cell worth a trial -> logarithm of the gain."""
     now = job.cells[current]
-    if job.need > now.goodput or now.goodput <= 0 or job.discount <= 0:
+    if job.need or now.goodput <= 0 or job.discount <= 0:
         return {}
+    index_of, gpu_type = CellIndex.of(job.cells), now.shape.gpu_type
+    most = min(now.shape.gpus + idle[gpu_type], _REACH * now.shape.gpus)
     found: dict[int, float] = {}
-    for own in CellIndex.of(job.cells).by_shape.values():
-        index = own[0]
-        cell = job.cells[index]
-        more = cell.shape.gpus - now.shape.gpus
-        if cell.shape.gpu_type != now.shape.gpu_type or not 0 < more <= min(
-            idle[now.shape.gpu_type], (_REACH - 1) * now.shape.gpus
-        ):
+    for gpus, _ in index_of.by_size[gpu_type]:
+        if not now.shape.gpus < gpus <= most:
             continue
+        index = index_of.by_gpus[gpu_type, gpus]
+        cell = job.cells[index]
         if index in job.banned or cell.goodput <= 0:
             continue
         # what is uncertain of both moves both
