@@ -154,7 +154,8 @@ def plan(
     data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
     those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
     statistical efficiency of the batch size where --noise-scale is given. Without it the batch stays at the low end of
-    --global-batch. The time columns say where a step goes, in percent; the second table where the memory goes.
+    --global-batch. +- % is one sigma of the step's time. The time columns say where a step
+    goes, in percent; the second table where the memory goes.
 
     \b
     Examples:
@@ -245,7 +246,7 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
     result = Table(title=title, title_justify="left")
     plans = [row.cell.plan for row in count.rows]
     shown = [n for n in degrees(plans[0]) if n not in _RARE or any(getattr(p, n) != _RARE[n] for p in plans)]
-    for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "tokens/s", "MFU %", "goodput"):
+    for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "+- %", "tokens/s", "MFU %", "goodput"):
         result.add_column(name, justify="right")
     for name in count.rows[0].time:
         result.add_column(f"{_SHORT.get(name, name)} %", justify="right")
@@ -253,6 +254,7 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
         whole = sum(row.time.values())
         speed = [
             f"{row.cell.step_s:.3g}",
+            f"{100 * row.cell.uncertainty:.0f}",
             f"{row.tokens_per_s:,.0f}",
             f"{100 * row.mfu:.1f}",
             f"{row.cell.goodput:.3g}",

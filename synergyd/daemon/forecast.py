@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.daemon import user_models
 from synergyd.errors import SynergyError, UsageError, one_line
-from synergyd.records import Cell, Cluster, Job, ModelSpec, Plan, Profile, Report
+from synergyd.records import Cell, Cluster, Job, Measurement, ModelSpec, Plan, Profile, Report
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
+from synergyd.task.fit.population import prior_of
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import coarse
 from synergyd.task.model.hardware import GpuFigures, figures
+from synergyd.task.model.throughput import PRIOR
 from synergyd.task.shapes import kinds
 
 _LIKE = 1024
@@ -41,14 +44,30 @@ class Forecast:
         self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
         self._like: dict[object, CellsOrWhy] = {}  # what like jobs have been given, the latest last
         self._models: dict[tuple[str, int], ModelSpec] = {}
+        self._prior = PRIOR
         self._faults: set[tuple[int, str]] = set()  # logged, by job
+
+    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]], cluster: Cluster) -> None:
+        """What jobs that are not measured yet are taken for, after what others have measured."""
+        self._all_figures(cluster)
+        self._prior = prior_of(programs, lambda gpu_type: self._figures.get(gpu_type) or figures(gpu_type))
 
     def cells(
         self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster, bans: Bans = NO_BANS
     ) -> CellsOrWhy:
         """All Cells of one job on this cluster that `bans` allow; `present` is the plan it runs with."""
         profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (job.directive, job.asked, job.shape, job.partition, kinds(job, cluster), profile, present, bans)
+        key = (
+            job.directive,
+            job.asked,
+            job.shape,
+            job.partition,
+            kinds(job, cluster),
+            profile,
+            present,
+            bans,
+            self._prior,
+        )
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -75,7 +94,7 @@ class Forecast:
         cluster: Cluster,
         bans: Bans,
     ) -> CellsOrWhy:
-        task = JobPlanner(job, profile, model, self._all_figures(cluster), present, dict(bans.memory))
+        task = JobPlanner(job, profile, model, self._all_figures(cluster), present, dict(bans.memory), self._prior)
         found = task.cells(cluster)
         cells = CellIndex(
             c for c in found if not bans.rules_out(c)

@@ -15,6 +15,7 @@ from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
 from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.explain import ExplanationContext, explain
+from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
 from synergyd.scheduler.give_back import as_resize, give_back
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
 from synergyd.scheduler.placement.link_aware import place_link_aware
@@ -121,7 +122,13 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
-    answer = weigh_bad_nodes(solve(problem, policy), problem, policy)
+    answer, tried = weigh_bad_nodes(solve(problem, policy), problem, policy), None
+    if not policy.rule and not policy.sizes_fixed:
+        if (started := start_as_asked(answer.problem, answer.allocation)) is not None:
+            answer = EpochAnswer(answer.problem, *started)
+        if (trial := explore(answer.problem, answer.allocation)) is not None:
+            allocation, placement, tried = trial
+            answer = EpochAnswer(answer.problem, allocation, placement)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
         leaves = {node.name: node.leaf for node in problem.nodes}
@@ -147,6 +154,8 @@ def decide(
             decisions.append(replace(left, why=left.why + job.barred_why))
             continue
         found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
+        if tried == by_id[job.job_id] and found.action is Action.RESIZE:
+            found = replace(found, why=trial_words(answer.problem, answer.allocation, tried))
         note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)

@@ -6,18 +6,32 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, ModelSpec, Plan, Profile, Report, Shape
+from synergyd.records import (
+    Cell,
+    Cluster,
+    Directive,
+    Job,
+    JobState,
+    Measurement,
+    ModelSpec,
+    Plan,
+    Profile,
+    Report,
+    Shape,
+)
 from synergyd.scheduler.problem.records import Progress
 from synergyd.sim.records import TraceJob, placed_on
 from synergyd.sim.world import Live
+from synergyd.task.fit.population import prior_of
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import coarse
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.spec import load_model
+from synergyd.task.model.throughput import PRIOR, ThroughputPrior
 from synergyd.task.shapes import job_shapes
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
@@ -33,6 +47,7 @@ class LearntBelief:
     seed: int = 0
     lengths: bool = True  # do jobs tell how far they are, of how much?
     learns: bool = True
+    prior: ThroughputPrior = PRIOR
     _cells: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
     _reported_s: dict[int, float] = field(default_factory=dict)
@@ -61,6 +76,10 @@ class LearntBelief:
             for _ in range(min(due, _AT_MOST))
         )
 
+    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
+        """What the next jobs are taken for, after what others have measured."""
+        self.prior = prior_of(programs, lambda gpu_type: self._all(gpu_type)[gpu_type])
+
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model predicts of what the job runs with."""
         assert live.plan is not None
@@ -76,13 +95,13 @@ class LearntBelief:
     ) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
         profile = coarse(profile)
-        key = (job.directive, job.asked, job.shape, profile, present, _kinds(cluster))
+        key = (job.directive, job.asked, job.shape, profile, present, _kinds(cluster), self.prior)
         kept = self._cells.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1], kept[2]
         for gpu_type in cluster.gpu_types():
             self._all(gpu_type)
-        task = JobPlanner(job, profile, self._model(live.job), self.figures, present)
+        task = JobPlanner(job, profile, self._model(live.job), self.figures, present, prior=self.prior)
         cells = task.cells(cluster)
         why = "" if cells else task.why_no_cell(cluster)
         if (can_run := live.job.can_run) is not None:
@@ -123,6 +142,9 @@ class OracleBelief:
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
         """An oracle learns nothing; its jobs report at once."""
         return (Report(job.job_id, job.restarts, step=0, plan=live.plan, trained_s=until_s - live.ready_s),)
+
+    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
+        """It knows."""
 
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
         return None

@@ -52,10 +52,11 @@ class ScalingTruth:
     def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
         if (self.gpu_types and placed.gpu_type not in self.gpu_types) or plan.gpus != placed.gpus:
             return None
-        step_s = self.step_s * self._relative(placed) / self._relative(self.asked)
-        return Pace(1.0 / step_s, step_s, None, step_s * self._sent(placed) / self._relative(placed))
+        step_s = self.step_s * self.relative(placed) / self.relative(self.asked)
+        return Pace(1.0 / step_s, step_s, None, step_s * self._sent(placed) / self.relative(placed))
 
-    def _relative(self, placed: Placed) -> float:
+    def relative(self, placed: Placed) -> float:
+        """Its step, in steps on one GPU."""
         return 1 - self.parallel + self.parallel / placed.gpus + self._sent(placed)
 
     def _sent(self, placed: Placed) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from synergyd.errors import UsageError
@@ -15,6 +15,7 @@ from synergyd.sim.records import Scenario, SimulatedRun
 from synergyd.sim.synergy_director import SynergyDirector
 from synergyd.sim.tiresias_reference import TiresiasReference
 from synergyd.sim.world import Live, World, results_in_order
+from synergyd.task.model.hardware import GpuFigures
 
 # Policies that take a job's size and batch as its user asked for them.
 RIGID = frozenset({"fifo", "first-fit", "srtf", "srsf", "tiresias"})
@@ -50,9 +51,11 @@ def simulate(
     *,
     oracle: bool = False,
     ideals: Ideals | None = None,
+    figures: Mapping[str, GpuFigures] | None = None,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> SimulatedRun:
-    """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. Raises UsageError: a policy that is not
+    """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. `figures` by GPU type: what the scheduler takes
+    the hardware for (the built-in ones where it is not there). Raises UsageError: a policy that is not
     known, a job that can't run or never starts."""
     checked(scenario)
     director: TiresiasReference | SynergyDirector
@@ -67,7 +70,8 @@ def simulate(
         # a trace's weights are its own, not a user's wish
         most = max(told.max_weight, *(job.weight for job in scenario.jobs))
         told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s, max_weight=most)
-        belief = OracleBelief() if oracle else LearntBelief(seed=scenario.seed, lengths=scenario.lengths_known)
+        learnt = LearntBelief(dict(figures or {}), scenario.seed, scenario.lengths_known)
+        belief = OracleBelief() if oracle else learnt
         director = SynergyDirector(told, policy_named(policy), belief, scenario.costs, policy in RIGID)
     yardsticks = ideals or Ideals(scenario)
 

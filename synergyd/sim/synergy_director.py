@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from synergyd.control.lifecycle import times_of
 from synergyd.control.move_limits import caps_beside, settled
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
-from synergyd.records import Cell, Cluster, Job, JobState, Plan, Profile, Report, Snapshot
+from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.records import Policy, Progress
 from synergyd.settings import Settings
@@ -49,6 +50,7 @@ class Belief(Protocol):
     learns: bool
 
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]: ...
+    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None: ...
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None: ...
     def cells(
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
@@ -112,6 +114,7 @@ class SynergyDirector:
         snapshot = Snapshot(world.now_s, cluster_now(world), tuple(jobs.values()), self.controller.profiles)
         self._run(world, SnapshotTaken(snapshot, 0.0))
         began = time.perf_counter()
+        self.belief.learn_prior(self.controller.shared_profiles.programs())
         believed = self.controller.believed(snapshot.jobs)
         cells = {i: self._cells(world.jobs[i], job, believed[i], snapshot.cluster) for i, job in jobs.items()}
         decisions = decide(

@@ -18,7 +18,7 @@ from synergyd.task.model.step_time import StepTime, step_time
 from synergyd.task.plan_limits import PlanLimits
 from synergyd.task.plan_space import CandidatePlans, enumerate_plans, unit
 
-_LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number of reports removes
+LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number of reports removes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _best_of_each(candidates: CandidatePlans, good: Floats) -> Ints:
 def uncertainty(prior: float, samples: int) -> float:
     """Relative error (one sigma) of a prediction corrected by `samples` reports: prior / sqrt(1 + n), never below 3
     %."""
-    return math.hypot(_LEAST_UNCERTAINTY, prior / math.sqrt(1 + max(0, samples)))
+    return math.hypot(LEAST_UNCERTAINTY, prior / math.sqrt(1 + max(0, samples)))
 
 
 def rank(

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
-from synergyd.task import unknown_model
+from synergyd.task import plan_distance, unknown_model
+from synergyd.task.asked_size import at_least_linear
 from synergyd.task.cell_search import rank, uncertainty
 from synergyd.task.learning import level, refined
 from synergyd.task.model import throughput
@@ -17,7 +18,7 @@ from synergyd.task.model.hardware import GIB, GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import checked
 from synergyd.task.model.step_time import step_time
-from synergyd.task.model.throughput import ThroughputModel
+from synergyd.task.model.throughput import PRIOR, ThroughputModel, ThroughputPrior
 from synergyd.task.plan_limits import NOT_BATCH, TOO_BIG, PlanLimits, check_fixed
 from synergyd.task.plan_space import enumerate_plans
 from synergyd.task.shapes import allows_type, bounds, job_shapes, usable_nodes
@@ -38,7 +39,8 @@ class JobPlanner:
     `figures` by GPU type as Slurm names it; types that are missing take the built-in figures. `present` is the plan
     the job runs with, or ran with last: where its checkpoint can't be resharded, its degrees besides dp are kept.
     What else than tp, pp and dp the job's script takes is in the profile; the other degrees stay as they are.
-    `least_memory` by GPU type: measured over predicted peak memory at the least, whatever the profile says.
+    `least_memory` by GPU type: measured over predicted peak memory at the least, whatever the profile says. `prior`: of a job
+    whose model is not known.
     """
 
     job: Job
@@ -47,6 +49,7 @@ class JobPlanner:
     figures: Mapping[str, GpuFigures]
     present: Plan | None = None
     least_memory: Mapping[str, float] = field(default_factory=dict)
+    prior: ThroughputPrior = PRIOR
 
     def cells(self, cluster: Cluster) -> tuple[Cell, ...]:
         """All Cells of the job: for each shape (see shapes.job_shapes) and pipeline degree the plan of best goodput.
@@ -55,7 +58,10 @@ class JobPlanner:
             return ()
         result: list[Cell] = []
         for gpu_type, shapes in job_shapes(self.job, cluster).items():
-            result += self._cells(gpu_type, shapes)
+            found = self._cells(gpu_type, shapes)
+            if self._model is None:
+                found = at_least_linear(found, self.job.asked.gpus, self.profile.measured)
+            result += found
         return tuple(result)
 
     def best_plan(self, shape: Shape) -> Cell | None:
@@ -93,7 +99,7 @@ class JobPlanner:
             return float(step_time(model, self._refined(shape.gpu_type), plans).total[0]) / speed
         if not measured:
             return bare[0] / self._believed(shape.gpu_type)[0]
-        learnt = throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured))
+        learnt = throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured), self.prior)
         return learnt.step_s(self._figures(shape.gpu_type), shape, plan.dp, plan.micro_batch, plan.micro_batches)
 
     def why_no_cell(self, cluster: Cluster) -> str:
@@ -241,14 +247,17 @@ class JobPlanner:
                 noise_scale=noise,
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
-                throughput=throughput.fitted(measured, known),
+                fit=throughput.fit(measured, known, self.prior),
                 # the fit to the measurements has the level in it
                 speed=1.0 if measured else speed,
-                samples=samples,
             )
         best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
-        sigma = uncertainty(gpu.uncertainty, samples)
-        return [_at_speed(cell, speed, sigma) for cell in best]
+        on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)
+        if samples and not on_type:  # reports of which no plan is known
+            sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
+        else:
+            sigmas = plan_distance.sigmas(model, self._figures(gpu_type), profile.measured, best)
+        return [_at_speed(cell, speed, sigma) for cell, sigma in zip(best, sigmas, strict=True)]
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""

@@ -13,6 +13,7 @@ from synergyd.task.job_planner import memory_reason, needs
 from synergyd.task.model.counts import flops_per_step
 from synergyd.task.model.hardware import GpuFigures, canonical, figures
 from synergyd.task.model.memory import peak_memory
+from synergyd.task.plan_distance import sigmas
 from synergyd.task.plan_limits import PlanLimits, check_fixed
 from synergyd.task.plan_space import enumerate_plans
 from synergyd.words import plan_words
@@ -170,10 +171,12 @@ def _count(
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
     best = ranked.order[:top]
+    cells = tuple(ranked.cell(int(i)) for i in best)
+    unsure = sigmas(model, gpu, (), cells)
     peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
     rows: list[PlanRow] = []
     for position, i in enumerate(best):
-        cell = ranked.cell(int(i))
+        cell = replace(cells[position], uncertainty=unsure[position])
         achieved = flops_per_step(model, cell.plan.global_batch) / cell.step_s
         mfu = achieved / (gpus * gpu.peak_tflops * 1e12)
         tokens = cell.throughput * model.seq

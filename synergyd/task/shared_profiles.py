@@ -109,6 +109,10 @@ class SharedProfiles:
             profile, measured=(*others, *profile.measured), noise_scale=noise, samples=max(1, profile.samples)
         )
 
+    def programs(self) -> tuple[tuple[Measurement, ...], ...]:
+        """What each program has measured, the one that changed last at the end."""
+        return tuple(known.measured for known in self._known.values())
+
     def forget(self, job_id: int) -> None:
         """Drops the state of a job that has ended; its measurements stay."""
         self._unlike.discard(job_id)

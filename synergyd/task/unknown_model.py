@@ -9,13 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from synergyd.records import Cell, Plan, Shape
-from synergyd.task.cell_search import uncertainty
 from synergyd.task.model.efficiency import batch_points, goodput
 from synergyd.task.model.hardware import GpuFigures
-from synergyd.task.model.throughput import ThroughputModel
+from synergyd.task.model.throughput import ThroughputFit
 from synergyd.task.plan_limits import PlanLimits, divisors
-
-_UNCERTAINTY = 0.6
 
 
 def largest_divisor(n: int, limit: int) -> int:
@@ -32,9 +29,8 @@ def cells(
     noise_scale: float | None,
     smallest_batch: int,
     present_batch: int,
-    throughput: ThroughputModel,
+    fit: ThroughputFit,
     speed: float,
-    samples: int,
 ) -> list[Cell]:
     """The best plan of each shape that dp divides; tp and pp as fixed, else 1.
 
@@ -54,16 +50,17 @@ def cells(
     if not rows:
         return []
     counts = np.array(rows, dtype=np.int64).T
-    step_s = throughput.steps_s(gpu, counts[1:]) / speed
-    sync_s = np.minimum(throughput.sync_s(gpu, counts[1:]) / speed, step_s)
+    step_s = fit.model.steps_s(gpu, counts[1:]) / speed
+    sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:]) / speed, step_s)
     batch = counts[3] * counts[4] * counts[5]
     rate = batch / step_s
     good, share = goodput(rate, batch, noise_scale, smallest_batch)
-    sigma = uncertainty(max(_UNCERTAINTY, gpu.uncertainty), samples)
     best: dict[int, int] = {}
     for row, index in enumerate(counts[0].tolist()):
         if index not in best or good[row] > good[best[index]]:
             best[index] = row
+    chosen = list(best.values())
+    sigmas = dict(zip(chosen, fit.sigmas(gpu, counts[1:, chosen]).tolist(), strict=True))
     return [
         Cell(
             shapes[index],
@@ -73,7 +70,7 @@ def cells(
             float(good[row]),
             float(step_s[row]),
             0,
-            sigma,
+            sigmas[row],
             float(sync_s[row]),
         )
         for index, row in best.items()

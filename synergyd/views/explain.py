@@ -53,8 +53,8 @@ def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> tuple[str, ...
     return (
         f"size      {shape_words(cell.shape, nodes)}",
         f"plan      {plan_words(cell.plan)}, recompute {cell.plan.recompute}",
-        f"predicted {cell.step_s:.3g} s a step, {cell.throughput:.3g} sequences/s x {cell.efficiency:.2f} efficiency = "
-        f"goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU (+- {cell.uncertainty:.0%})",
+        f"predicted {cell.step_s:.3g} s a step (+- {cell.uncertainty:.0%}), {cell.throughput:.3g} sequences/s x "
+        f"{cell.efficiency:.2f} efficiency = goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU",
     )
 
 

@@ -88,12 +88,9 @@ def _theta(effects: Effects, inputs: RowBatch) -> Floats:
 
 
 def _points(quantity: _Quantity, inputs: RowBatch, gpu: GpuFigures) -> PlanFeatures:
-    plans, rows = inputs.plans, inputs.rows
-    nodes = np.maximum(1.0, plans.tp * plans.pp * plans.dp * plans.cp / plans.local)
-    tokens = plans.micro_batch * inputs.model.seq / plans.cp
-    shape = [tokens, inputs.model.hidden, plans.tp, plans.cp, plans.pp, nodes]
+    rows = inputs.rows
     return PlanFeatures(
-        np.stack([*(np.log2(column) for column in shape), plans.recompute.astype(np.float64)], axis=1),
+        residual.shape_columns(inputs.plans, inputs.model.seq, inputs.model.hidden),
         quantity.shares(inputs, gpu),
         np.array([identity(row.cluster, row.gpu_type) for row in rows], dtype=np.int64),
         np.array([identity(*row.job) for row in rows], dtype=np.int64),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergyd.task.model.arrays import Bools, Floats, Ints
+from synergyd.task.model.arrays import Bools, Floats, Ints, PlanArrays
 
 # one sigma of each effect, relative
 HARDWARE, JOB, NARROW, WIDE, SHARE = 0.05, 0.04, 0.10, 0.05, 0.10
@@ -43,6 +43,14 @@ class PlanFeatures:
     def take(self, index: Ints | Bools) -> PlanFeatures:
         """The points at `index`."""
         return PlanFeatures(*(getattr(self, name)[index] for name in NAMES))
+
+
+def shape_columns(plans: PlanArrays, seq: int | Floats, hidden: int | Floats) -> Floats:
+    """`PlanFeatures.shape` of plans."""
+    nodes = np.maximum(1.0, plans.tp * plans.pp * plans.dp * plans.cp / plans.local)
+    tokens = plans.micro_batch * seq / plans.cp
+    columns = np.broadcast_arrays(tokens, np.asarray(hidden), plans.tp, plans.cp, plans.pp, nodes)
+    return np.stack([*(np.log2(column) for column in columns), plans.recompute.astype(np.float64)], axis=1)
 
 
 def covariance(a: PlanFeatures, b: PlanFeatures) -> Floats:

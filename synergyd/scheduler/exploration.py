@@ -1,0 +1,138 @@
+"""GPUs that nobody wants are used to find out: a job tries a larger size whose goodput is uncertain.
+
+The trial of a Cell of expected goodput g, one sigma s, is worth what comes after it: the job stays there if it is better, else it
+goes back to its goodput now, at the cost of a restart and of the time tried. With log X normal, mean g, and k = goodput now x what
+that leaves (knowledge gradient: Frazier, Powell, Dayanik 2008),
+
+    E[max(X, k)] = g F((ln(g / k) + s^2 / 2) / s) + k F((ln(k / g) + s^2 / 2) / s)        F: the standard normal's distribution
+
+A trial is made where that, with the restart factor of going there, is more than the goodput now. So it pays its two restarts by
+what is known of the job's age and length, and ends once the size was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.utility import allocation as allocation_of
+from synergyd.scheduler.problem.utility import beyond_growth, restart_factor
+from synergyd.words import shape_words, size_words
+
+_REACH = (
+    2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
+)
+# a size that was measured is surer than this (its steps vary by 3 %), a prior is not (20 % and more)
+_MEASURED = 0.1
+_TRIES = 4  # placements tried an epoch
+
+
+def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement, int] | None:
+    """The allocation with one running job (its index is the last of the answer) on a size that it tries, on GPUs that the
+    allocation leaves free; None where no trial is worth it. Every other job keeps what it was given."""
+    idle = _idle(problem, allocated)
+    if not any(free > 0 for free in idle.values()) or any(choice is None for choice in allocated.choice):
+        return None  # a job that waits wants them
+    trials: list[tuple[float, int, int]] = []
+    for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
+        if choice is not None and choice == job.current and i not in allocated.moved:
+            found = _trials(job, choice, idle).items()
+            trials += [(-gain, i, index) for index, gain in found if not beyond_growth(job, index, problem.terms)]
+    for _, i, index in sorted(trials)[:_TRIES]:
+        choices = list(allocated.choice)
+        choices[i] = index
+        if (found_place := _placed(problem, choices, allocated.moved)) is not None:
+            return *found_place, i
+    return None
+
+
+def start_as_asked(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement] | None:
+    """The allocation with the jobs that start on fewer GPUs than they asked for at that size, as far as GPUs are left over and it
+    was not measured that they are slower there; None where nothing changes. What a user asked for is evidence."""
+    if any(choice is None for choice in allocated.choice):
+        return None  # a job that waits wants them
+    idle = _idle(problem, allocated)
+    choices: list[int | None] = list(allocated.choice)
+    answer: tuple[Allocation, Placement] | None = None
+    for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
+        if choice is None or job.current is not None or job.need or job.asked is None or job.asked in job.banned:
+            continue
+        given, asked = job.cells[choice].shape, job.cells[job.asked].shape
+        unsure = job.cells[job.asked].uncertainty > _MEASURED
+        if not unsure or asked.gpu_type != given.gpu_type or not 0 < asked.gpus - given.gpus <= idle[asked.gpu_type]:
+            continue
+        trial = [*choices[:i], job.asked, *choices[i + 1 :]]
+        if (found := _placed(problem, trial, allocated.moved)) is not None:
+            choices, answer = trial, found
+            idle[asked.gpu_type] -= asked.gpus - given.gpus
+    return answer
+
+
+def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
+    """GPUs that the allocation leaves free, by type."""
+    idle: Counter[str] = Counter(problem.capacity())
+    for _, cell, _ in allocated.taken(problem):
+        idle[cell.shape.gpu_type] -= cell.shape.gpus
+    return idle
+
+
+def _placed(problem: Problem, choices: list[int | None], moved: frozenset[int]) -> tuple[Allocation, Placement] | None:
+    """None where it is beyond a limit or can't be placed."""
+    tried = within_limits(problem, allocation_of(problem, choices, moved))
+    if tried.choice != tuple(choices):
+        return None
+    placement = place(problem.nodes, requests_of(problem, tried), problem.spanned)
+    return None if placement.failed else (tried, placement)
+
+
+def trial_worth(goodput: float, sigma: float, fallback: float) -> float:
+    """E[max(X, fallback)] of log-normal X of mean `goodput` and one sigma `sigma` of its logarithm."""
+    if sigma <= 0:
+        return max(goodput, fallback)
+    ratio = math.log(goodput / fallback)
+    return goodput * _normal(ratio / sigma + sigma / 2) + fallback * _normal(sigma / 2 - ratio / sigma)
+
+
+def trial_words(problem: Problem, allocated: Allocation, index: int) -> str:
+    """Why jobs[index] changes its size."""
+    job, choice = problem.jobs[index], allocated.choice[index]
+    now, then = job.cells[job.current or 0], job.cells[choice or 0]
+    return (
+        f"Tries {size_words(then.shape, then.plan)} on GPUs that nobody else wants, from {shape_words(now.shape)}: its goodput there, "
+        f"predicted as {then.goodput:.3g} sequences/s after {now.goodput:.3g}, is uncertain by {then.uncertainty:.0%}."
+    )
+
+
+def _normal(z: float) -> float:
+    return 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, float]:
+    """Index of each Cell worth a trial -> logarithm of the gain."""
+    now = job.cells[current]
+    if job.need or now.goodput <= 0 or job.discount <= 0:
+        return {}
+    index_of, gpu_type = CellIndex.of(job.cells), now.shape.gpu_type
+    most = min(now.shape.gpus + idle[gpu_type], _REACH * now.shape.gpus)
+    found: dict[int, float] = {}
+    for gpus, _ in index_of.by_size[gpu_type]:
+        if not now.shape.gpus < gpus <= most:
+            continue
+        index = index_of.by_gpus[gpu_type, gpus]
+        cell = job.cells[index]
+        if index in job.banned or cell.goodput <= 0:
+            continue
+        # what is uncertain of both moves both
+        sigma = math.sqrt(max(cell.uncertainty**2 - now.uncertainty**2, 0.0))
+        factor = restart_factor(job, index)
+        if factor <= 0:
+            continue
+        # back by a restart, and after an epoch at the tried size, which may be as slow as a restart
+        worth = factor * trial_worth(cell.goodput, sigma, factor**2 * now.goodput)
+        if worth > now.goodput:
+            found[index] = math.log(worth / now.goodput) * job.weight
+    return found
