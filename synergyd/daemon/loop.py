@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator, Mapping
 
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, present
@@ -37,7 +38,7 @@ from synergyd.daemon.link_members import members_of
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
-from synergyd.records import Decision, Snapshot
+from synergyd.records import Decision, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
@@ -202,9 +203,18 @@ class Daemon:
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
-            self.executor.let_go(self.observer.left)
+            self.executor.let_go([*self.observer.left, *self._without_cells(snapshot, forecasts)])
             self.executor.park_again()
             self.heartbeat.completed(self._now())
+
+    def _without_cells(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
+        """Jobs that wait for the plugin's grace alone: no size of theirs can be decided about, so Slurm may start them."""
+        for job in snapshot.jobs:
+            offered, row = forecasts.get(job.job_id), self.observer.rows[job.job_id]
+            waits = job.state is JobState.PENDING and job.job_id not in self.observer.forms.waits
+            if waits and offered is not None and not offered.cells and not job.held:
+                if self.registry.release_at_once(row, snapshot.time_s):
+                    yield job.job_id
 
     def _puts_off(self, job_id: int) -> None:
         if (tracked := self.controller.jobs.get(job_id)) is not None:

@@ -294,11 +294,13 @@ def _size(shape: Shape, row: JobRow, known: Known) -> dict[str, str] | str:
     if kind and shape.gpu_type and kind != shape.gpu_type:
         return f"it asks for {kind} GPUs by name and can't have {shape.gpu_type}"
     others = [item for item in gres_items(row.tres_per_node) if not gpu_items(item)]
+    # Slurm 22.05 goes by NumCPUs after an update, and no more by --cpus-per-gpu
+    cpus = max(known.cpus_per_node, row.cpus_per_gpu * shape.gpus_per_node)
     typed = f":{kind}" if kind else ""
     return {
         # Slurm refuses a node count that the present task count does not allow: both in one update
         "NumTasks": str(shape.nodes),
         "NumNodes": f"{shape.nodes}-{shape.nodes}",
-        "NumCPUs": str(shape.nodes * known.cpus_per_node),
+        "NumCPUs": str(shape.nodes * cpus),
         "TresPerNode": ",".join([f"gres:gpu{typed}:{shape.gpus_per_node}", *others]),
     }

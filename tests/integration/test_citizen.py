@@ -138,3 +138,9 @@ def test_what_slurm_counts_alone_is_left_to_it(town: SlurmCluster, plain: Any) -
     time.sleep(1.5)
     assert "leaves the job to Slurm: it asks for licences (matlab:1)" in explain(town, job_id)["decision"]["why"]
     assert row_of(town, job_id)["required_nodes"] == ""
+
+
+def test_cpus_of_each_gpu_follow_the_size(town: SlurmCluster, plain: Any) -> None:
+    job_id = light_job.submit(town, gpus=1, directive="min_gpus=3 max_gpus=3", options=("--cpus-per-gpu=4",))
+    assert len(nodes_of(town, job_id)) == 1
+    assert town.run("squeue", "-h", "-j", str(job_id), "-o", "%C").stdout.strip() == "12"

@@ -1,13 +1,15 @@
-"""A training job that needs no torch: the real agent around steps that only sleep. `agent_job.py LEDGER [STEPS]`
+"""A training job that needs no torch: the real agent around steps that only sleep. `agent_job.py LEDGER [STEPS [SECONDS]]`
 
 Every incarnation keeps `LEDGER.alive` locked as long as it lives, and says in LEDGER what it did, one line each:
-`overlap|start|saved|end|done RESTARTS STEP PID TIME`. Without STEPS it trains until it is told to stop.
+`overlap|start|saved|end|done RESTARTS STEP PID TIME`. Without STEPS, or with 0, it trains
+until it is told to stop; with SECONDS until so long after its first start.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import signal
 import sys
@@ -29,7 +31,8 @@ CHECKPOINT_EVERY = 20  # steps
 
 def main() -> int:
     """Trains until it is told to stop; all nodes but the first only wait."""
-    ledger, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else sys.maxsize
+    ledger = Path(sys.argv[1])
+    steps, seconds = (int(word) for word in (*sys.argv[2:4], "0", "0")[:2])
     if os.environ.get("SLURM_PROCID", "0") != "0":
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         while signal.sigtimedwait({signal.SIGTERM}, 0.5) is None and not _done(ledger):
@@ -60,8 +63,8 @@ def main() -> int:
         say("overlap")
     say("start")
     agent.start(step, save=save, checkpoint_interval=CHECKPOINT_EVERY)
-    going = True
-    while going and step < steps:
+    going, until_s = True, float(ledger.read_text().split()[4]) + seconds if seconds else math.inf
+    while going and step < (steps or sys.maxsize) and time.time() < until_s:
         time.sleep(GPU_STEP_S / world)
         step += 1
         going = agent.after_step(step, loss=1.0 / step)

@@ -145,6 +145,13 @@ def test_a_job_that_is_not_pending_is_not_updated(tmp_path: Path, state: str) ->
 # -- update --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("cpus_per_gpu", "cpus"), [(0, "16"), (2, "16"), (6, "24")])
+def test_cpus_follow_the_gpus_of_each_node(tmp_path: Path, cpus_per_gpu: int, cpus: str) -> None:
+    slurm, actuator = make(tmp_path, cpus_per_gpu=cpus_per_gpu)
+    actuator.carry_out(UPDATE)
+    assert fields(slurm)["NumCPUs"] == cpus
+
+
 def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     slurm, actuator = make(tmp_path)
     assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
