@@ -212,9 +212,10 @@ class Daemon:
         for job in snapshot.jobs:
             offered, row = forecasts.get(job.job_id), self.observer.rows[job.job_id]
             waits = job.state is JobState.PENDING and job.job_id not in self.observer.forms.waits
-            if waits and offered is not None and not offered.cells and not job.held:
-                if self.registry.release_at_once(row, snapshot.time_s):
-                    yield job.job_id
+            if not waits or offered is None or offered.cells or job.held:
+                continue
+            if self.registry.release_at_once(row, snapshot.time_s):
+                yield job.job_id
 
     def _puts_off(self, job_id: int) -> None:
         if (tracked := self.controller.jobs.get(job_id)) is not None:
