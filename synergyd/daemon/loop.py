@@ -112,6 +112,7 @@ class Daemon:
             slurm_limits=self.observer.slurm_limits,
             caps=caps_beside(self.controller.jobs, self.settings),
             restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
+            passed=self.observer.passed,
         )
         self._run(EpochDecided(self.decisions))
         record = epoch_record(

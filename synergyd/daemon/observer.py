@@ -35,6 +35,7 @@ from synergyd.slurm.observe import (
     leaks,
     node_of,
     not_resizable,
+    passed_over,
     state_of,
     with_leaks,
 )
@@ -48,6 +49,7 @@ log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
+PASSED_EPOCHS = 2  # that a job waits at the least before it counts as passed by others
 LIMITS_EPOCHS = 20  # until the partitions' limits are read again
 
 
@@ -73,6 +75,7 @@ class Observer:
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     left: list[int] = field(default_factory=list)  # to Slurm, and put off by the plugin still
+    passed: frozenset[int] = frozenset()  # that wait, and that jobs without a directive have passed
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
@@ -117,6 +120,7 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
+        self.passed = passed_over(rows, known, now_s - PASSED_EPOCHS * self.settings.epoch_s)
         uses = (use_of(row, known[i], self._gpu_types, now_s, self._limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from synergyd.links.model import Topology, topology_of
@@ -45,6 +45,7 @@ from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
 from synergyd.scheduler.solver.greedy import fill, greedy, greedy_on_nodes
+from synergyd.scheduler.turn import with_turns
 from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
 
@@ -81,6 +82,7 @@ def decide(
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS,
     caps: MoveCaps = NO_CAPS,
     restarts: Mapping[int, JobRestarts] | None = None,
+    passed: Container[int] = (),
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
@@ -89,7 +91,7 @@ def decide(
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
     for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave; `caps`: what the bounds on changes of
     running jobs leave. `restarts`: what restarts cost and have cost, by job id; RestartCost where it is not known, and for policies
-    that go by a rule of their own.
+    that go by a rule of their own. `passed`: waiting jobs that others without a directive have passed.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
@@ -172,7 +174,8 @@ def decide(
     )
     grows = not policy.sizes_fixed and not policy.rule
     woken = with_wakes(as_held, answer.problem, answer.allocation, answer.placement, snapshot, grows=grows)
-    return within_caps(woken, answer.problem, caps)
+    turned = with_turns(woken, answer.problem, answer.allocation, passed)
+    return within_caps(turned, answer.problem, caps)
 
 
 def _restarts(known: JobRestarts, settings: Settings, gives_back: bool) -> JobRestarts:

@@ -170,6 +170,23 @@ def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozense
 _CROWDED = "jobs without a directive wait for GPUs in its partition"
 
 
+def passed_over(rows: Iterable[JobRow], ours: Container[int], before_s: float) -> frozenset[int]:
+    """Those of `ours` that wait since before `before_s`, and that a job of a partition of theirs has passed: one that is not
+    Synergy's, was submitted later, and has GPUs already. By Slurm's times: seconds since 1970."""
+    rows = list(rows)
+    newest: dict[str, float] = {}  # submit time, by partition
+    for r in rows:
+        if r.job_id not in ours and r.state == "RUNNING" and (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
+            for partition in r.partition.split(","):
+                newest[partition] = max(newest.get(partition, 0.0), r.submit_s)
+    return frozenset(
+        r.job_id
+        for r in rows
+        if r.job_id in ours and r.state == "PENDING" and r.priority > 0 and r.submit_s < before_s
+        if any(newest.get(partition, 0.0) > r.submit_s for partition in r.partition.split(","))
+    )
+
+
 def held_to_asked(job: Job) -> Job:
     """The job, in a crowded partition: at most the size it asked for."""
     if job.directive is None:

@@ -48,6 +48,24 @@ def test_a_larger_job_than_sleeps_waits_and_limits_hold() -> None:
     assert other.action is Action.WAIT
 
 
+# -- passed by others --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_passed_stands_in_slurms_queue_as_asked() -> None:
+    busy = snapshot([node("n0", used=4)], [job(1), job(2)])
+    found = run(busy, {1: GOOD, 2: GOOD}, passed={1})
+    assert (found[1].action, found[1].cell, found[1].node_names) == (Action.START, GOOD[2], ())
+    assert "submitted later have started before it. Waits" in found[1].why
+    assert found[2].action is Action.WAIT
+
+
+def test_a_job_that_was_passed_and_finds_room_starts_where_it_was_placed_and_limits_hold() -> None:
+    assert run(snapshot([node("n0")], [job(1)]), {1: GOOD}, passed={1})[1].node_names == ("n0",)
+    limited = Settings(restart_cost_s=60.0, partition_limits={"main": 2})
+    busy = snapshot([node("n0", used=4)], [job(1, partition="main")])
+    assert run(busy, {1: GOOD}, limited, passed={1})[1].action is Action.WAIT
+
+
 # -- reserved ----------------------------------------------------------------------------------------------------------
 
 WHY = " The reservation maint takes n0 in 8 min, and the job may run for 10 min."

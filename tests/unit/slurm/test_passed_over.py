@@ -1,0 +1,35 @@
+"""Who has been passed by jobs without a directive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from synergyd.slurm.observe import passed_over
+from tests.unit.slurm.fake_slurm import row
+
+
+def test_a_later_plain_job_with_gpus_of_the_same_partition_passes_those_that_wait() -> None:
+    ours = row(1, state="PENDING", submit_s=100.0, priority=5, partition="a,b")
+    other = row(2, state="RUNNING", submit_s=101.0, partition="b", tres_per_node="gres:gpu:1")
+    assert passed_over([ours, other], {1}, 200.0) == {1}
+    assert passed_over([ours, other], {1, 2}, 200.0) == frozenset()
+    assert passed_over([ours, other], {1}, 100.0) == frozenset(), "it has only just come"
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        ({"state": "RUNNING"}, {}),
+        ({"priority": 0}, {}),
+        ({"submit_s": 101.5}, {}),
+        ({}, {"state": "PENDING"}),
+        ({}, {"partition": "c"}),
+        ({}, {"tres_per_node": ""}),
+    ],
+)
+def test_and_no_others(mine: dict[str, Any], others: dict[str, Any]) -> None:
+    ours = {"state": "PENDING", "submit_s": 100.0, "priority": 5, "partition": "a", **mine}
+    other = {"state": "RUNNING", "submit_s": 101.0, "partition": "a", "tres_per_node": "gres:gpu:1", **others}
+    assert passed_over([row(1, **ours), row(2, **other)], {1}, 200.0) == frozenset()
