@@ -39,4 +39,4 @@ def with_turns(
 
 def _allowed(job: JobRequest, allowance: Allowance) -> bool:
     """May it have the size asked for, by all limits?"""
-    return not beyond_own(job, job.asked) and allowance.exceeded(job, None, job.asked) is None
+    return job.asked is not None and not beyond_own(job, job.asked) and allowance.exceeded(job, None, job.asked) is None
