@@ -353,6 +353,22 @@ class EarlyFailure:
     next_plan: Plan | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class InPlace:
+    """What a job's launchers say of restarts of its processes inside its allocation, in this incarnation."""
+
+    #: restarts so far, for whatever cause
+    number: int = 0
+    #: the daemon's order that was followed last; 0: none
+    order: int = 0
+    #: restarts after a crash
+    crashes: int = 0
+    #: exit code of the latest crash
+    code: int = 0
+    #: step at which it came
+    step: int = 0
+
+
 @dataclass(frozen=True)
 class Report:
     """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
@@ -394,6 +410,8 @@ class Report:
     rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
     #: of this incarnation's latest run that failed within its first steps
     failure: EarlyFailure | None = None
+    #: restarts inside its allocation; null: its launchers can't do that
+    in_place: InPlace | None = None
 
 
 @dataclass(frozen=True)

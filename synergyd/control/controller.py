@@ -49,6 +49,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.gpus_free import gpus_free
+from synergyd.control.in_place import can_restart, restarted, tell_crash
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import AskCheckpoint, Park, Target
 from synergyd.control.job_durations import JobDurations
@@ -296,8 +297,9 @@ class Controller:
             return []  # it has left, or is not known yet: its next report comes soon
         if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
             return []  # of an incarnation that has ended, or that Slurm has not shown yet
+        before = tracked.report
         tracked.take_report(latest, now_s)
-        outputs: list[Output] = []
+        outputs: list[Output] = [*tell_crash(tracked, before)]
         learnt: dict[str, Profile] = {}
         try:
             learnt = self._learn(tracked, event) if self.learns else {}
@@ -306,6 +308,8 @@ class Controller:
             if tracked.unlearnt != latest.restarts:
                 outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
             tracked.unlearnt = latest.restarts
+        if (begun := restarted(latest)) is not None:
+            outputs += self._advance(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
         outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles}), *follows.outputs]
         if follows.event is not None:
@@ -391,7 +395,8 @@ class Controller:
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
         target, present = Target(shape, decision.node_names, plan), Target(job.shape, job.node_names, present_plan)
-        wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
+        stays, acks = can_restart(tracked), tracked.checkpoints_taken
+        wanted = Wanted(target, cause, acks, present, Target(job.asked), in_place=stays)
         return self._advance(job.job_id, wanted, now_s)
 
     def _review_time(self, tracked: Tracked, now_s: float) -> list[Output]:

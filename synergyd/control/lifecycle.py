@@ -20,6 +20,7 @@ class ResizeState(StrEnum):
     RUNNING = "RUNNING"
     CHECKPOINTING = "CHECKPOINTING"
     REQUEUING = "REQUEUING"
+    RESTARTING = "RESTARTING"
     HELD = "HELD"
     RESIZED = "RESIZED"
     RELEASED = "RELEASED"
@@ -28,7 +29,8 @@ class ResizeState(StrEnum):
 
 # States in which a job is on its way to a new size, or to none: decisions leave it alone.
 IN_TRANSIT = frozenset(
-    {ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED}
+    {ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.RESTARTING}
+    | {ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED}
 )
 
 
@@ -37,7 +39,7 @@ LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
 
 
 # Those in which it is pending, and is about to start.
-STARTING = IN_TRANSIT - LEAVING
+STARTING = IN_TRANSIT - LEAVING - {ResizeState.RESTARTING}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class ResizeTimes:
     restart_delay_s: float = 2.0
     # so long before a time limit ends a job, its last checkpoint is asked for
     lead_s: float = 420.0
+    # from an order to restart in place to the new run's first report: the end of the old processes (torchrun's time-out for
+    # that is 60 s) and the framework's import, which takes a minute from a slow shared file system
+    in_place_s: float = 180.0
 
 
 def times_of(settings: Settings) -> ResizeTimes:
@@ -102,6 +107,8 @@ class JobLifecycle:
     returns: int = 0  # times that it came back from a plan that failed
     failure: tuple[int, int] = (-1, 0)  # (incarnation, its run) whose failure was heard of last
     ran: Target | None = None  # the latest size and plan that got past the first steps
+    orders: int = 0  # to restart in place, so far
+    stays: bool = False  # what it is on its way to is another plan for the GPUs that it has
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,9 @@ def validate(life: JobLifecycle) -> str:
         and not life.stopping
     ):
         return f"state {life.state} without a target"
-    if life.attempts < 0 or life.restarts < 0:
+    if life.state is ResizeState.RESTARTING and (life.target is None or life.target.plan is None):
+        return f"state {life.state} without a plan"
+    if life.attempts < 0 or life.restarts < 0 or life.orders < 0:
         return "negative count"
     return problem(life.walltime)
 
@@ -133,6 +142,8 @@ def wait_ends_s(life: JobLifecycle, limits: ResizeTimes) -> float:
     match life.state:
         case ResizeState.CHECKPOINTING:
             return (life.asked_s or life.since_s) + limits.checkpoint_timeout_s
+        case ResizeState.RESTARTING:
+            return life.since_s + limits.in_place_s
         case ResizeState.HELD:
             return life.since_s + 2 * limits.park_s
         case ResizeState.RELEASED:

@@ -1,6 +1,8 @@
 """A job that only pretends to train: the launcher, the agent, checkpoints and reports are real, torch is not needed.
 
 srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
+
+OWN_PLAN (JSON): what it runs with where Synergy has no plan for it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def main() -> int:
     text = environment.pop("SYNERGY_PLAN_JSON", "")
     gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     # one process stands for all of the job's
-    plan = parse_plan(text, gpus) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    own = Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    own = parse_plan(environment["OWN_PLAN"], gpus) if "OWN_PLAN" in environment else own
+    plan = parse_plan(text, gpus) if text else own
     if environment.get("SLURM_NODEID", "0") != "0":
         time.sleep(steps * STEP_S)
         return 0

@@ -25,6 +25,7 @@ from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.in_place import CRASHES, Restarts
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
@@ -57,18 +58,35 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     """Runs this node's command; where Synergy's plan fails at once, again with what works. Returns the exit code."""
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
     first_step_s = number_of(os.environ, "SYNERGY_FIRST_STEP_S", float, FIRST_STEP_S)
-    guard = PlanGuard(allocation, plan_file, Path(checkpoint) if checkpoint else None, first_step_s=first_step_s)
+    folder = Path(checkpoint) if checkpoint else None
+    guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s)
+    # a job that is not Synergy's ends as without it
+    crashes = number_of(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
+    restarts = Restarts(allocation, folder, crashes=crashes)
     while True:
-        code = _run(options, allocation, guard.plan_file, remark, guard)
-        if text := guard.words():
-            click.echo(f"synergy-launch: {text}", err=True)
-        if guard.ending or not guard.again:
+        code = _run(options, allocation, guard.plan_file, remark, guard, restarts)
+        if guard.ending or not _goes_on(code, guard, restarts):
             break
         guard.begin()
+    if text := guard.words():
+        click.echo(f"synergy-launch: {text}", err=True)
     if guard.waits and guard.failure is not None and allocation.job_id is not None:
         failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
         hold(failed if guard.tells else None, lambda: _daemon(allocation), lambda: guard.ending)
     return code
+
+
+def _goes_on(code: int, guard: PlanGuard, restarts: Restarts) -> bool:
+    """A run has ended with `code`: does another follow in the same allocation?"""
+    if (told := restarts.ordered()) is not None:
+        guard.follow(told.plan)
+    elif guard.again:
+        restarts.failed()
+    elif not (guard.past and restarts.crashed(code)):
+        return False
+    if text := guard.words() or restarts.words:
+        click.echo(f"synergy-launch: {text}", err=True)
+    return True
 
 
 def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:
@@ -83,6 +101,7 @@ def _run(
     plan_file: PlanFile | None,
     remark: str,
     guard: PlanGuard | None = None,
+    restarts: Restarts | None = None,
 ) -> int:
     """Runs, or prints, this node's command once. Returns the exit code."""
     # a dry run beside a running one must leave that one's folder alone
@@ -119,7 +138,7 @@ def _run(
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     supervisor = _supervisor(node, allocation, plan) if megatron else None
-    return run_node(node, allocation, plan_file, run_dir, supervisor, guard)
+    return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts)
 
 
 def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained, plan: Plan | None) -> list[str]:

@@ -91,9 +91,19 @@ class PlanGuard:
         return self._allocation.job_id is not None and self.plan is not None
 
     @property
+    def past(self) -> bool:
+        """The run has got past its first steps."""
+        return self._past
+
+    @property
     def looks(self) -> bool:
         """Its status is of interest still."""
         return not self._past
+
+    def follow(self, plan: Plan) -> None:
+        """The next run is given `plan`."""
+        if self.plan_file is not None:
+            self.plan_file = replace(self.plan_file, plan=plan)
 
     def begin(self) -> None:
         """A run starts."""

@@ -21,6 +21,7 @@ from synergyd.records import (
     Cell,
     Decision,
     EarlyFailure,
+    InPlace,
     Measurement,
     ModelSpec,
     Plan,
@@ -109,13 +110,15 @@ def test_report() -> None:
     sent = Report(
         7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, MODEL, "note", Accepts(True, False, True, "fp8"),
         ("n1",), None, 320.0, 6400.0, True, EarlyFailure(kind="memory", code=1, number=1, plan=PLAN, goes_on=True),
+        InPlace(number=3, order=1, crashes=1, code=7, step=1150),
     )  # fmt: skip
     text = (
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
         '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,"plan":' + compact(PLAN_JSON)
         + ',"resharding":true,"model":' + compact(MODEL_JSON) + ',"note":"note","accepts":{"vpp":true,"cp":false,"ep":true,'
         '"precision":"fp8"},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
-        '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null}}'
+        '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},'
+        '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150}}'
     )  # fmt: skip
     assert report.to_json(sent).decode() == text
     assert report.from_json(text.encode()) == sent
