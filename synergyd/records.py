@@ -363,7 +363,7 @@ class InPlace:
     order: int = 0
     #: restarts after a crash
     crashes: int = 0
-    #: exit code of the latest crash
+    #: exit code of the latest crash; 0: it was the loss of a node
     code: int = 0
     #: step at which it came
     step: int = 0

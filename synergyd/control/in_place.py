@@ -29,7 +29,8 @@ def tell_crash(tracked: Tracked, before: Report | None) -> list[Remember]:
     if report is None or report.in_place is None or report.in_place.crashes <= known:
         return []
     crash = report.in_place
-    text = f"ended with exit code {crash.code} at step {crash.step}: started again in place from its last checkpoint"
+    why = f"ended with exit code {crash.code}" if crash.code else "lost a node"
+    text = f"{why} at step {crash.step}: started again in place from its last checkpoint"
     return [Remember(life, life.state, "Crashed", (text,))]
 
 

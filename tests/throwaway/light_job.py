@@ -2,7 +2,8 @@
 
 srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
 
-OWN_PLAN (JSON): what it runs with where Synergy has no plan for it.
+OWN_PLAN (JSON): what it runs with where Synergy has no plan for it. CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
+times in all. CHECKPOINT_EVERY: steps; 0: on request alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> int:
         (folder / "step").write_text(str(step))
         return {}
 
-    agent.start(step, save=save, checkpoint_interval=0, resharding=True)
+    agent.start(step, save=save, checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")), resharding=True)
     gate = link_gate.from_environment(environment)  # on several nodes, where there is an arbiter
     while step < steps:
         time.sleep(STEP_S)
@@ -60,8 +61,22 @@ def main() -> int:
         step += 1
         if not agent.after_step(step, loss=1.0 / step, tokens=step * BATCH, noise_scale=64.0):
             return 0
+        crash(environment.get("CRASHES", "0:0"), step, Path(environment.get("SYNERGY_CHECKPOINT_DIR", ".")))
     agent.finish()
     return 0
+
+
+def crash(how: str, step: int, folder: Path) -> None:
+    """Ends this process where `how` (STEP:TIMES) says so; how often it has is counted in `folder`."""
+    at, _, times = how.partition(":")
+    if step != int(at):
+        return
+    count = folder / "crashes"
+    before = len(count.read_text().splitlines()) if count.exists() else 0
+    if before < int(times):
+        with count.open("a") as stream:
+            stream.write(f"{time.time():.3f}\n")
+        sys.exit(9)
 
 
 def submit(

@@ -123,9 +123,9 @@ def slurm_name(job_id: int, environment: Mapping[str, str]) -> str:
     return f"{job_id}_{int(task)}" if digits and int(array) == job_id else str(job_id)
 
 
-def rendezvous_port(job_id: int, restarts: int) -> int:
-    """A port below the ephemeral range that all nodes of this incarnation work out alike."""
-    return 15000 + (job_id * 8 + restarts % 8) % 17000
+def rendezvous_port(job_id: int, restarts: int, run: int = 0) -> int:
+    """A port below the ephemeral range that all nodes of this incarnation work out alike; another for each of its runs."""
+    return 15000 + (job_id * 8 + restarts % 8 + 1699 * run) % 17000
 
 
 def _gpus(environment: Mapping[str, str]) -> int:

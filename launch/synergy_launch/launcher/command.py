@@ -25,9 +25,10 @@ from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.in_place import CRASHES, Restarts
+from synergy_launch.launcher.crew import Crew
+from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
 from synergy_launch.launcher.node_run import run_node
-from synergy_launch.launcher.plan_guard import FIRST_STEP_S, PlanGuard, hold
+from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.start import NodeCommand, fit_plan, is_megatron, node_command
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -62,31 +63,28 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s)
     # a job that is not Synergy's ends as without it
     crashes = number_of(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
-    restarts = Restarts(allocation, folder, crashes=crashes)
-    while True:
-        code = _run(options, allocation, guard.plan_file, remark, guard, restarts)
-        if guard.ending or not _goes_on(code, guard, restarts):
-            break
-        guard.begin()
-    if text := guard.words():
-        click.echo(f"synergy-launch: {text}", err=True)
-    if guard.waits and guard.failure is not None and allocation.job_id is not None:
-        failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
-        hold(failed if guard.tells else None, lambda: _daemon(allocation), lambda: guard.ending)
+    crew = None
+    if plan_file is not None and len(allocation.nodes) > 1:
+        crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
+    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew)
+    going = True
+    while going:
+        code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
+        going = not guard.ending and restarts.goes_on(code, guard)
+        if text := restarts.words or guard.words():
+            click.echo(f"synergy-launch: {text}", err=True)
+        if going:
+            guard.begin()
+    if guard.waits and not guard.ending and allocation.job_id is not None:
+        failed = None
+        if guard.tells and guard.failure is not None:
+            failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
+        lost = crew is not None and bool(crew.lost)
+        most_s = LOST_HOLD_S if lost else HOLD_S
+        hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
+    if crew is not None:
+        crew.close()
     return code
-
-
-def _goes_on(code: int, guard: PlanGuard, restarts: Restarts) -> bool:
-    """A run has ended with `code`: does another follow in the same allocation?"""
-    if (told := restarts.ordered()) is not None:
-        guard.follow(told.plan)
-    elif guard.again:
-        restarts.failed()
-    elif not (guard.past and restarts.crashed(code)):
-        return False
-    if text := guard.words() or restarts.words:
-        click.echo(f"synergy-launch: {text}", err=True)
-    return True
 
 
 def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:
@@ -125,6 +123,7 @@ def _run(
         trained=trained,
         batch_limits=options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
         version=megatron_arguments.version_beside(Path(options.script[0])),
+        run=restarts.told.number if restarts else 0,
     )
     if options.dry_run:
         for key, value in sorted(node.environment.items()):

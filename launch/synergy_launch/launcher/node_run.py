@@ -65,6 +65,7 @@ class _NodeRun:
     ) -> None:
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
         self._guard, self._restarts = guard, restarts
+        self._killed = False  # the child, since the run was over on another node
         self._leaves_until = 0.0  # monotonic; 0: nobody has told the child to end
         self._errors: threading.Thread | None = None
         self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
@@ -81,20 +82,21 @@ class _NodeRun:
         reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure, restarts)
         while True:
             if child.poll() is not None:
-                if restarts.leaves or not self._resumes(child.returncode):
+                if restarts.decided or restarts.broken or not self._resumes(child.returncode):
                     break
                 if time.monotonic() >= self._held_until:
                     self._held_until = 0.0
                     self._command = replace(self._command, argv=tuple(megatron_arguments.resumed(self._command.argv)))
                     child = self._start()
-            elif restarts.leaves:
-                self._leave(child)
+            elif restarts.decided or restarts.broken:
+                self._leave(child, restarts.hurries)
             elif guard.hangs(says_nothing_first=supervisor is not None):
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
             status = status_of(self._run_dir, supervisor)
             restarts.look(status)
+            restarts.poll()
             if guard.looks:
                 guard.look(status)
             self._hand_over_requests()
@@ -110,7 +112,12 @@ class _NodeRun:
         # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
         if guard.ending and status.get("state") == "done" and not status.get("failed"):
             code = 0
-        reports.close(None if restarts.leaves else guard.ended(code))
+        failure = None
+        if not restarts.decided and not restarts.follows:
+            code, kind = restarts.cause(code, own=not self._killed)
+            if not restarts.bereft:
+                failure = guard.ended(code, kind, together=restarts.possible)
+        reports.close(failure)
         if guard.ending:
             give_way(self._allocation)
         shutil.rmtree(self._run_dir, ignore_errors=True)
@@ -161,9 +168,13 @@ class _NodeRun:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _leave(self, child: subprocess.Popen[bytes]) -> None:
+    def _leave(self, child: subprocess.Popen[bytes], hurries: bool) -> None:
         """Ends a run that has its checkpoint; its processes are killed where they do not follow."""
         now = time.monotonic()
+        if hurries:
+            self._killed = True
+            self._kill(child)
+            return
         if not self._leaves_until:
             self._leaves_until = now + LEAVE_S
             child.terminate()

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_go_on
+from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.run_history import Crash
 
 from synergyd.records import Plan
+from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import Told
 from tests.unit.launch.launcher.test_plan_guard import HERE, Job
 
@@ -33,33 +35,45 @@ def test_a_crash_is_mended_while_the_run_gets_further(crashes: tuple[Crash, ...]
     assert may_go_on(crashes, step, NOW_S) is goes_on
 
 
+def trained() -> PlanGuard:
+    """The guard of a run that has got past its first steps."""
+    guard = PlanGuard(HERE, None, None)
+    for step in (1, 100):
+        guard.look({"state": "training", "step": step, "checkpoint_step": None})
+    return guard
+
+
 def test_what_is_no_crash_ends_the_job(tmp_path: Path) -> None:
-    restarts = Restarts(HERE, tmp_path, clock=lambda: NOW_S)
-    assert not restarts.crashed(7), "it has no checkpoint"
+    restarts, guard = Restarts(HERE, tmp_path, clock=lambda: NOW_S), trained()
+    assert not restarts.goes_on(7, guard), "it has no checkpoint"
     restarts.look(STATUS)
-    assert [restarts.crashed(code) for code in (0, 2, 130, 143)] == [False] * 4
-    assert not Restarts(HERE, tmp_path, crashes=0).crashed(7)
-    assert restarts.crashed(7) and "exit code 7 at step 120" in restarts.words
+    assert [restarts.goes_on(code, guard) for code in (0, 2, 130, 143)] == [False] * 4
+    assert not restarts.goes_on(7, PlanGuard(HERE, None, None)), "it has not trained"
+    none = Restarts(HERE, tmp_path, crashes=0)
+    none.look(STATUS)
+    assert not none.goes_on(7, guard)
+    assert restarts.goes_on(7, guard) and "exit code 7 at step 120" in restarts.words
     told = restarts.told
     assert (told.number, told.crashes, told.code, told.step, restarts.acknowledged) == (1, 1, 7, 120, 1)
     restarts.look(STATUS)
-    assert not restarts.crashed(7), "no step further"
+    assert not restarts.goes_on(7, guard), "no step further"
     # the next incarnation knows it too
     again = Restarts(HERE, tmp_path, clock=lambda: NOW_S)
     again.look(STATUS)
-    assert not again.crashed(7)
+    assert not again.goes_on(7, guard)
     assert run_history.read(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S),)
 
 
 def test_an_order_is_followed_once() -> None:
-    restarts = Restarts(HERE, None)
-    restarts.hear(Told(Plan(), 1))
-    restarts.hear(Told(Plan(), 1))
-    assert restarts.leaves and restarts.ordered() == Told(Plan(), 1) and not restarts.leaves
-    restarts.hear(Told(Plan(), 1))
-    assert not restarts.leaves and restarts.told.order == 1
+    restarts, guard = Restarts(HERE, None), PlanGuard(HERE, PlanFile(9), None)
+    restarts.hear(Told(Plan(dp=4), 1))
+    restarts.hear(Told(Plan(dp=4), 1))
+    assert restarts.decided and restarts.goes_on(143, guard) and not restarts.decided
+    assert (guard.plan, restarts.told.order, restarts.told.number) == (Plan(dp=4), 1, 1)
+    restarts.hear(Told(Plan(dp=4), 1))
+    assert not restarts.decided
     restarts.hear(Told(Plan(), 2))
-    assert restarts.leaves
+    assert restarts.decided
 
 
 @pytest.fixture
