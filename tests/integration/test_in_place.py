@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +12,22 @@ import pytest
 
 from tests.integration.daemon_site import explain, until_beat, until_steps
 from tests.throwaway import light_job
+from tests.throwaway.power import power_off
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = pytest.mark.slurm
 GPUS = 2  # of each node
-# as many stages as GPUs, of a model of four layers: any other plan is better
-POOR = 'export OWN_PLAN=\'{{"pp": {}, "global_batch": 8}}\'\n'
+# what it runs with where the launcher has no plan. As many stages as GPUs, of a model of four layers: any other plan is better
+POOR = 'export SYNERGY_PLAN_JSON=\'{{"pp": {}, "global_batch": 8}}\'\n'
 
 
-def submit(cluster: SlurmCluster, name: str, before: str, nodes: int = 1) -> int:
+def submit(cluster: SlurmCluster, name: str, before: str, nodes: int = 1, *options: str) -> int:
     """A job whose size is its user's own."""
     size = f"min_gpus={nodes * GPUS} max_gpus={nodes * GPUS}"
-    return light_job.submit(cluster, name, gpus=GPUS, directive=size, before=before, options=(f"--nodes={nodes}",))
+    return light_job.submit(
+        cluster, name, gpus=GPUS, directive=size, before=before, options=(f"--nodes={nodes}", *options)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +96,35 @@ def test_a_crash_is_mended_in_place_and_one_at_the_same_step_again_ends_the_job(
     cluster.run("scancel", str(once))
     cluster.wait_for(lambda: cluster.state(always) == "FAILED", 60, "the end of the other")
     assert shown(cluster, always, "Restarts") == "0" and shown(cluster, always, "ExitCode") == "9:0"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmCluster, stays: bool) -> None:
+    """`stays`: the job may outlive a node in Slurm too, by its owner's options."""
+    before = "export CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=1" * stays + "\n"
+    job = submit(cluster, "lost", before, 2, *["--no-kill"] * stays)
+    until_steps(cluster, job, steps=25, timeout_s=90)
+    nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()
+    _, lost = cluster.run("scontrol", "show", "hostnames", nodes).stdout.split()
+    at_s = time.time()
+    power_off(cluster, lost)
+    try:
+        cluster.wait_for(lambda: steps(cluster, job)[-1]["dp"] == GPUS, 60, "steps on the node that is left")
+        log = steps(cluster, job)
+        again = next(line for line in log if line["dp"] == GPUS)
+        print(f"trains again {again['time'] - at_s:.1f} s after the loss of a node, in place")
+        assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
+        cluster.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")  # as after SlurmdTimeout
+        if stays:
+            cluster.wait_for(lambda: shown(cluster, job, "NumNodes") == "1", 30, "Slurm to take the node from the job")
+            seen = steps(cluster, job)[-1]["step"]
+            cluster.wait_for(lambda: steps(cluster, job)[-1]["step"] > seen + 20, 60, "further steps")
+            assert shown(cluster, job, "Restarts") in ("0", "1")  # 1: it has grown again
+            assert "lost a node at step" in story(cluster, job)
+        else:
+            cluster.wait_for(lambda: steps(cluster, job)[-1]["restarts"] == 1, 90, "steps after Slurm's requeue")
+            assert cluster.state(job) == "RUNNING"
+    finally:
+        cluster.run("scancel", str(job))
+        cluster.start_node(lost)
+        cluster.run("scontrol", "update", f"NodeName={lost}", "State=RESUME", check=False)

@@ -2,7 +2,7 @@
 
 srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
 
-OWN_PLAN (JSON): what it runs with where Synergy has no plan for it. CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
+CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
 times in all. CHECKPOINT_EVERY: steps; 0: on request alone.
 """
 
@@ -35,9 +35,7 @@ def main() -> int:
     text = environment.pop("SYNERGY_PLAN_JSON", "")
     gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     # one process stands for all of the job's
-    own = Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
-    own = parse_plan(environment["OWN_PLAN"], gpus) if "OWN_PLAN" in environment else own
-    plan = parse_plan(text, gpus) if text else own
+    plan = parse_plan(text, gpus) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
     if environment.get("SLURM_NODEID", "0") != "0":
         time.sleep(steps * STEP_S)
         return 0

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -63,10 +63,10 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s)
     # a job that is not Synergy's ends as without it
     crashes = number_of(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
-    crew = None
-    if plan_file is not None and len(allocation.nodes) > 1:
+    crew, able = None, os.environ.get("SYNERGY_IN_PLACE", "1") != "0"
+    if able and allocation.job_id is not None and len(allocation.nodes) > 1:
         crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
-    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew)
+    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
     going = True
     while going:
         code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
@@ -74,6 +74,7 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
         if text := restarts.words or guard.words():
             click.echo(f"synergy-launch: {text}", err=True)
         if going:
+            guard.plan_file = _with_address(allocation, guard.plan_file)
             guard.begin()
     if guard.waits and not guard.ending and allocation.job_id is not None:
         failed = None
@@ -84,7 +85,16 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
     if crew is not None:
         crew.close()
+    code = restarts.code or code  # all nodes end with what the first one does
     return code
+
+
+def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
+    """`given`, and where to report: a job that started without a daemon has one by now."""
+    if given is None or given.report:
+        return given
+    found, _ = find_plan_file(allocation.job_id, os.environ)
+    return given if found is None else replace(found, plan=given.plan)
 
 
 def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:

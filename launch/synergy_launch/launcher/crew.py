@@ -5,7 +5,8 @@ incarnation; after that the lines are plain:
 
     ended RUN CODE KIND          a node's run is over
     run NUMBER ORDER NODES PLAN  the next run, on these nodes; PLAN is `-` for the script's own arguments
-    over | hold                  no run follows; the daemon is asked to requeue the job
+    over CODE                    no run follows; the first node's exit code
+    hold                         no run follows; the daemon is asked to requeue the job
 
 A connection that breaks before `ended` is a lost node. Nothing here blocks but the connect, for a second.
 """
@@ -33,26 +34,29 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # 
 
 @dataclass(frozen=True)
 class NextRun:
-    """What the first node says. `number` 0: no run follows, and `holds` tells whether a requeue does."""
+    """What the first node says. `number` 0: no run follows, and `holds` tells whether a requeue does; else all end with `code`."""
 
     number: int
     order: int = 0
     nodes: tuple[str, ...] = ()
     plan: Plan | None = None
     holds: bool = False
+    code: int = 0
 
     def line(self) -> str:
         if not self.number:
-            return "hold" if self.holds else "over"
+            return "hold" if self.holds else f"over {self.code}"
         plan = plan_text(self.plan) if self.plan else "-"
         return f"run {self.number} {self.order} {','.join(self.nodes)} {plan}"
 
 
 def next_run(line: str) -> NextRun | None:
     """What such a line says; None for any other."""
-    if line in ("over", "hold"):
-        return NextRun(0, holds=line == "hold")
     words = line.split(" ")
+    if line == "hold":
+        return NextRun(0, holds=True)
+    if len(words) == 2 and words[0] == "over" and words[1].isdecimal() and len(words[1]) < 4:
+        return NextRun(0, code=int(words[1]))
     if len(words) != 5 or words[0] != "run" or not all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
         return None
     try:

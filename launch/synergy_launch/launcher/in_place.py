@@ -45,6 +45,7 @@ def may_go_on(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = C
 
 class Restarts:
     """Of one node of one incarnation. `folder`: the checkpoints'; None where there are none. `crashes`: the most in WINDOW_S.
+    `able` False: no run is started again for an order or a crash.
 
     `hear` what the daemon says, `look` at the run's status, `poll` often; where `leaves` is true the run is to end. `goes_on` says
     whether another follows, on `allocation`.
@@ -57,13 +58,14 @@ class Restarts:
         *,
         crashes: int = CRASHES,
         crew: Crew | None = None,
+        able: bool = True,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.told = InPlace()
         self.allocation, self.crew = allocation, crew
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
-        self._all = allocation.nodes
+        self._all, self._able = allocation.nodes, able
         self._order: Told | None = None  # heard, and not followed yet; set by the reporter's thread
         self._said_at: float | None = None  # when the other nodes were told of it
         self._acknowledged = self._present = 0  # checkpoints on request: of former runs, of this one
@@ -76,7 +78,7 @@ class Restarts:
     def possible(self) -> bool:
         """Can this launcher restart the job's processes?"""
         alone = len(self._all) == 1 or (self.crew is not None and self.crew.connected)
-        return self.allocation.job_id is not None and alone
+        return self._able and self.allocation.job_id is not None and alone
 
     @property
     def follows(self) -> bool:
@@ -88,7 +90,12 @@ class Restarts:
         """The run is to end, and what follows is known."""
         if self._order is not None:
             return self.crew is None or (self._said_at is not None and self._monotonic() >= self._said_at + _TELL_S)
-        return self._word is not None
+        return self._word is not None or bool(self.code)
+
+    @property
+    def code(self) -> int:
+        """The exit code with which the first node has ended the job; 0: it has not, or ended well."""
+        return self.crew.word.code if self.crew is not None and self.crew.word is not None else 0
 
     @property
     def broken(self) -> bool:
@@ -106,7 +113,7 @@ class Restarts:
     @property
     def hurries(self) -> bool:
         """The run is over: its processes, which may wait for others for ever, are not asked first."""
-        return self.broken or (self._word is not None and self._word.order == self.told.order)
+        return self.broken or bool(self.code) or (self._word is not None and self._word.order == self.told.order)
 
     @property
     def acknowledged(self) -> int:
@@ -169,7 +176,7 @@ class Restarts:
             self._again(self.told)
             return True
         if self.crew is not None and self.crew.first:
-            self.crew.tell(NextRun(0, holds=guard.waits))
+            self.crew.tell(NextRun(0, holds=guard.waits, code=min(code, 255)))
         return False
 
     # -- inside --------------------------------------------------------------------------------------------------------

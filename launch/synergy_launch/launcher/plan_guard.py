@@ -105,6 +105,8 @@ class PlanGuard:
         self._allocation = allocation or self._allocation
         if self.plan_file is not None:
             self.plan_file = replace(self.plan_file, plan=plan)
+        elif self._allocation.job_id is not None:
+            self.plan_file = PlanFile(self._allocation.job_id, plan)
 
     def kind(self, code: int) -> str:
         """Of an end with `code`: one of wire.report.FAILURES."""

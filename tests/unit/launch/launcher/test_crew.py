@@ -81,7 +81,13 @@ def test_the_first_node_says_what_runs_next(nodes: list[Crew]) -> None:
     nodes[2].say_ended(0, 7, "memory")
     until(nodes, lambda: bool(nodes[0].ended))
     assert nodes[0].ended == {2: (0, 7, "memory")}
-    for word in (NextRun(1, 3, NODES, PLAN), NextRun(2, 3, NODES[:2]), NextRun(0, holds=True), NextRun(0)):
+    for word in (
+        NextRun(1, 3, NODES, PLAN),
+        NextRun(2, 3, NODES[:2]),
+        NextRun(0, holds=True),
+        NextRun(0),
+        NextRun(0, code=9),
+    ):
         nodes[0].tell(word)
         until(nodes, lambda: nodes[1].word == nodes[2].word == word)  # noqa: B023
     assert not nodes[0].ended
@@ -124,14 +130,22 @@ def test_another_users_first_node_is_not_followed(seals: Seals, port: int) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["", "run", "run 1 2 n1", "run x 2 n1 -", "run 1 2 n[1- -", "run 1 2 n1 tp:0", "run 99999999 0 n1 -", "overt"]
+    "line",
+    ["", "run", "run 1 2 n1", "run x 2 n1 -", "run 1 2 n[1- -", "run 1 2 n1 tp:0", "run 99999999 0 n1 -", "overt", "over",
+     "over 9 9", "over -1"],
 )  # fmt: skip
 def test_a_line_that_says_nothing(line: str) -> None:
     assert next_run(line) is None
 
 
 def test_what_is_said_is_read_back() -> None:
-    for word in (NextRun(1, 3, NODES, PLAN), NextRun(2, 3, NODES[:2]), NextRun(0, holds=True), NextRun(0)):
+    for word in (
+        NextRun(1, 3, NODES, PLAN),
+        NextRun(2, 3, NODES[:2]),
+        NextRun(0, holds=True),
+        NextRun(0),
+        NextRun(0, code=9),
+    ):
         assert next_run(word.line()) == word
 
 
@@ -215,3 +229,14 @@ def test_the_end_of_a_job_is_told(job: list[Node], waits: bool) -> None:
     code = 2 if waits else 0
     assert [node.restarts.goes_on(code, node.guard) for node in job] == [False] * 3
     assert [(node.guard.waits, node.guard.tells) for node in job[1:]] == [(waits, False)] * 2
+
+
+def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) -> None:
+    job[0].restarts.look({"step": 100, "checkpoint_step": None})
+    job[0].restarts._saved = None
+    assert not job[0].restarts.goes_on(9, job[0].guard)
+    end = time.monotonic() + 10
+    while not job[1].restarts.decided:
+        assert time.monotonic() < end
+        job[1].restarts.poll()
+    assert job[1].restarts.hurries and not job[1].restarts.goes_on(137, job[1].guard) and job[1].restarts.code == 9
