@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_launch.agent.agent import Agent
-from synergy_launch.agent.settings import AgentSettings, parse_plan
+from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import link_gate
 
 from synergyd.records import Plan
@@ -35,7 +35,8 @@ def main() -> int:
     text = environment.pop("SYNERGY_PLAN_JSON", "")
     gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     # one process stands for all of the job's
-    plan = parse_plan(text, gpus) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    # not by Slurm's count: where a node is lost the run goes on with fewer
+    plan = Plan(**json.loads(text)) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
     if environment.get("SLURM_NODEID", "0") != "0":
         time.sleep(steps * STEP_S)
         return 0
