@@ -79,3 +79,14 @@ def test_a_crash_that_the_launcher_mended_is_told_once(site: Site) -> None:
         site.report(1, in_place=InPlace(number=1, crashes=1, code=7, step=120))
         site.epoch(60)
     assert site.story(1).count("ended with exit code 7 at step 120: started again in place") == 1
+
+
+def test_a_job_that_goes_on_without_a_node_that_slurm_keeps_is_restarted_on_all(site: Site) -> None:
+    for _ in range(9):
+        site.report(1, plan=Plan(micro_batch=8, global_batch=256), in_place=InPlace(number=1, crashes=1, step=120))
+        site.epoch(60)
+        assert site.life(1).state is ResizeState.RUNNING
+    site.report(1, plan=Plan(micro_batch=8, global_batch=256), in_place=InPlace(number=1, crashes=1, step=120))
+    site.epoch(120)
+    assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).stays
+    assert "it runs on fewer GPUs than it holds" in site.story(1) and "lost a node at step 120" in site.story(1)
