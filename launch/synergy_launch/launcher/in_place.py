@@ -162,9 +162,11 @@ class Restarts:
         if self.follows:
             return self._follow(code, guard)
         self.words = ""
-        if self._order is not None:
-            order, self._order, self._said_at = self._order, None, None
+        if (order := self._order) is not None:
+            if self._said_at is None:  # it came as the run ended
+                self._tell(order.order, order.plan)
             self._again(replace(self.told, order=order.order))
+            self._order = self._said_at = None  # last: the reporter's thread may hear the same order again
             guard.follow(order.plan)
             self.words = f"started again in place with another plan, by the daemon's order {order.order}"
             return True

@@ -92,8 +92,10 @@ class PlanGuard:
 
     @property
     def past(self) -> bool:
-        """The run has got past its first steps."""
-        return self._past
+        """The run has got past its first steps, or one before it in this incarnation has, with the same plan."""
+        known = self._known()
+        proven = known.ran == self.plan and known.ran_restarts == self._allocation.restarts
+        return self._past or (self._runs > 1 and proven)
 
     @property
     def looks(self) -> bool:
@@ -160,7 +162,7 @@ class PlanGuard:
         `kind`: where another node knows it. `together`: all nodes of the job are told what follows.
         """
         ended = self.ending or code in (0, *_ENDED_BY_OTHERS)
-        if ended or self._allocation.job_id is None or self._got_past():
+        if ended or self._allocation.job_id is None or self.past or self._got_past():
             self.failure = None
             return None
         kind, plan = kind or self.kind(code), self.plan
