@@ -74,6 +74,7 @@ class PlanGuard:
         self._allocation, self._folder, self._first_step_s = allocation, folder, first_step_s
         self._monotonic = monotonic
         self._runs = 0
+        self._proven: list[Plan | None] = []  # plans of runs that got past their first steps
         self._history = run_history.read(folder, allocation.job_id or 0)
         # a plan file that nobody has replaced since, such as after a node's failure
         if given is not None and given.plan is not None and self.plan in self._history.failed:
@@ -92,10 +93,8 @@ class PlanGuard:
 
     @property
     def past(self) -> bool:
-        """The run has got past its first steps, or one before it in this incarnation has, with the same plan."""
-        known = self._known()
-        proven = known.ran == self.plan and known.ran_restarts == self._allocation.restarts
-        return self._past or (self._runs > 1 and proven)
+        """The run has got past its first steps, or one before it has, with the same plan in the same allocation."""
+        return self._past or self.plan in self._proven
 
     @property
     def looks(self) -> bool:
@@ -141,6 +140,7 @@ class PlanGuard:
         saved = status.get("checkpoint_step") != self._base.get("checkpoint_step") or status.get("checkpoint_requests")
         if step - int(self._base["step"]) >= FIRST_STEPS or saved:
             self._past = True
+            self._proven.append(self.plan)
             if self._allocation.job_id is not None:
                 ran = replace(self._known(), ran=self.plan, ran_restarts=self._allocation.restarts)
                 run_history.write(self._folder, ran)
