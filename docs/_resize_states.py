@@ -13,6 +13,7 @@ WORDS = {
     "Preempted": "preemption decided",
     "Unwanted": "target given up",
     "Acknowledged": "checkpoint acknowledged",
+    "RestartedInPlace": "restarted in place",
     "PlanFailed": "plan failed",
     "Hung": "hung",
     "Tick": "time-out",
@@ -26,6 +27,7 @@ WORDS = {
     "CarriedOut Release": "released",
     "Refused AskCheckpoint": "can't be asked",
     "Refused Requeue": "requeue refused",
+    "Refused Restart": "can't be told",
     "Refused Update": "update refused",
     "Refused Release": "release refused",
 }
@@ -35,13 +37,18 @@ def _lives(state: Any) -> Iterator[Any]:
     """Lives in `state` that differ in all that a transition looks at; only those that validate() takes."""
     from synergyd.control.instructions import Target
     from synergyd.control.lifecycle import JobLifecycle, ResizeTimes, validate
-    from synergyd.records import Shape
+    from synergyd.records import Plan, Shape
 
-    targets = (None, Target(Shape("a100", 1, 2)))
+    targets = (None, Target(Shape("a100", 1, 2), (), Plan(dp=2)))
     origins = (None, Target(Shape("a100", 1, 1)))
     last_try = ResizeTimes().attempts - 1
-    for target, origin, stopping, asked_s, attempts, age_s in product(
-        targets, origins, (False, True), (0.0, NOW_S - 1, NOW_S - 5000), (0, last_try), (5.0, 5000.0)
+    for target, origin, (stopping, stays), asked_s, attempts, age_s in product(
+        targets,
+        origins,
+        ((False, False), (True, False), (False, True)),
+        (0.0, NOW_S - 1, NOW_S - 5000),
+        (0, last_try),
+        (5.0, 5000.0),
     ):
         life = JobLifecycle(
             job_id=1,
@@ -54,6 +61,8 @@ def _lives(state: Any) -> Iterator[Any]:
             asked_s=asked_s,
             attempts=attempts,
             stopping=stopping,
+            stays=stays,
+            orders=1,
         )
         if not validate(life):
             yield life
@@ -74,6 +83,7 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Preempted", r.Preempted("cause")
     yield "Unwanted", r.Unwanted("cause")
     yield "Acknowledged", r.Acknowledged(0, 1)
+    yield "RestartedInPlace", r.RestartedInPlace(0, 1)
     yield "PlanFailed", r.PlanFailed(other, "story")
     yield "Hung", r.Hung(("n1",), "story")
     yield "Tick", r.Tick()
@@ -83,6 +93,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     instructions: list[Any] = [r.AskCheckpoint(1, 0), r.Requeue(1, 0), r.Release(1)]
     if life.target is not None:
         instructions.append(r.Update(1, life.target, r.ResizeTimes().park_s))
+        if life.state is r.ResizeState.RESTARTING:
+            instructions.append(r.Restart(1, 0, life.orders, life.target.plan))
     for instruction in instructions:
         name = type(instruction).__name__
         yield f"CarriedOut {name}", r.CarriedOut(instruction)

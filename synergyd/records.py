@@ -371,6 +371,22 @@ class EarlyFailure:
     next_plan: Plan | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class InPlace:
+    """What a job's launchers say of restarts of its processes inside its allocation, in this incarnation."""
+
+    #: restarts so far, for whatever cause
+    number: int = 0
+    #: the daemon's order that was followed last; 0: none
+    order: int = 0
+    #: restarts after a crash
+    crashes: int = 0
+    #: exit code of the latest crash; 0: it was the loss of a node
+    code: int = 0
+    #: step at which it came
+    step: int = 0
+
+
 @dataclass(frozen=True)
 class Report:
     """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
@@ -426,6 +442,8 @@ class Report:
     idle_s: float | None = None
     #: the launcher alone reports: the training program has said nothing yet
     silent: bool = False
+    #: restarts inside its allocation; null: its launchers can't do that
+    in_place: InPlace | None = None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.gpus_free import gpus_free
+from synergyd.control.in_place import can_restart, restarted, tell_crash
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import AskCheckpoint, Park, Target, Wake
 from synergyd.control.job_durations import JobDurations
@@ -315,7 +316,7 @@ class Controller:
             return []
         before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
-        outputs: list[Output] = []
+        outputs: list[Output] = [*tell_crash(tracked, before)]
         learnt: dict[str, Profile] = {}
         try:
             learnt = self._learn(tracked, event) if self.learns else {}
@@ -324,6 +325,8 @@ class Controller:
             if tracked.unlearnt != latest.restarts:
                 outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
             tracked.unlearnt = latest.restarts
+        if (begun := restarted(latest)) is not None:
+            outputs += self._advance(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
         costs, told = self.restarts.measure(tracked, latest, now_s)
         outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *told]
@@ -399,7 +402,8 @@ class Controller:
         cause += f", since {job.cut_why}" if job.cut_why and job.cut_why in decision.why else ""
         names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
         target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
-        wanted = Wanted(target, cause, tracked.checkpoints_taken, present, Target(job.asked))
+        stays, acks = can_restart(tracked), tracked.checkpoints_taken
+        wanted = Wanted(target, cause, acks, present, Target(job.asked), in_place=stays)
         return self._advance(job.job_id, wanted, now_s)
 
     def _review(self, drains: bool, now_s: float) -> list[Output]:

@@ -39,6 +39,7 @@ class Wanted:
     present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
     asked: Target | None = None  # what its sbatch line asks for
     due: bool = False  # its time limit ends it otherwise: nothing puts it off
+    in_place: bool = False  # its launchers can start another plan on the GPUs that it has
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,14 @@ class Acknowledged:
 
     restarts: int
     count: int
+
+
+@dataclass(frozen=True)
+class RestartedInPlace:
+    """A run has reported that the job's launchers of incarnation `restarts` began at their order `number`, or a later one."""
+
+    restarts: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,19 @@ class Hung:
     story: str
 
 
-ResizeEvent = Observed | Wanted | Preempted | Unwanted | Acknowledged | CarriedOut | Refused | Tick | PlanFailed | Hung
+ResizeEvent = (
+    Observed
+    | Wanted
+    | Preempted
+    | Unwanted
+    | Acknowledged
+    | RestartedInPlace
+    | CarriedOut
+    | Refused
+    | Tick
+    | PlanFailed
+    | Hung
+)
 
 # -- all jobs ------------------------------------------------------------------------------------------------------
 

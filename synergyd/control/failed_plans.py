@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.control.events import PlanFailed, Reported
+from synergyd.control.in_place import run_of
 from synergyd.control.instructions import Target
 from synergyd.control.lifecycle import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
@@ -186,7 +187,7 @@ def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> F
         return _failed_anyway(tracked, job, report.restarts, failure, failed_plans)
     if job.state is not JobState.RUNNING or job.restarts != report.restarts or before.state not in _RUNS:
         return NOTHING_FOLLOWS  # Slurm has not been seen to start it: the launcher says it again
-    run = report.restarts, failure.number if failure is not None and failure.goes_on else 0
+    run = run_of(report)
     if tracked.began is None or tracked.began[:2] != run:
         tracked.began = (*run, report.step)
     if failure is not None and failure.plan is not None and fresh:

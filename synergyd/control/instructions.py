@@ -37,6 +37,17 @@ class Requeue:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """Have the launchers of incarnation `restarts` end the job's processes and start them again on the same GPUs with `plan`.
+    `number` counts the job's orders of this kind: none is followed twice."""
+
+    job_id: int
+    restarts: int
+    number: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Park:
     """Make the pending job ineligible until `park_s` from now. `time`: the limit that its next incarnation gets."""
 
@@ -90,4 +101,4 @@ class Wake:
     nodes: tuple[str, ...]
 
 
-Instruction = AskCheckpoint | Requeue | Park | Update | Release | LiftHold | Split | Wake
+Instruction = AskCheckpoint | Requeue | Restart | Park | Update | Release | LiftHold | Split | Wake

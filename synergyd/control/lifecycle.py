@@ -23,6 +23,7 @@ class ResizeState(StrEnum):
     RUNNING = "RUNNING"
     CHECKPOINTING = "CHECKPOINTING"
     REQUEUING = "REQUEUING"
+    RESTARTING = "RESTARTING"
     HELD = "HELD"
     RESIZED = "RESIZED"
     RELEASED = "RELEASED"
@@ -31,7 +32,8 @@ class ResizeState(StrEnum):
 
 # States in which a job is on its way to a new size, or to none: decisions leave it alone.
 IN_TRANSIT = frozenset(
-    {ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED}
+    {ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.RESTARTING}
+    | {ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED}
 )
 
 
@@ -40,7 +42,7 @@ LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
 
 
 # Those in which it is pending, and is about to start.
-STARTING = IN_TRANSIT - LEAVING
+STARTING = IN_TRANSIT - LEAVING - {ResizeState.RESTARTING}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class ResizeTimes:
     hang_s: float = 0.0
     # a job that has done nothing for so long is restarted on its smallest size; 0: never
     idle_s: float = 0.0
+    # from an order to restart in place to the new run's first report: the end of the old processes (torchrun's time-out for
+    # that is 60 s) and the framework's import, which takes a minute from a slow shared file system
+    in_place_s: float = 180.0
 
 
 def times_of(settings: Settings) -> ResizeTimes:
@@ -118,6 +123,8 @@ class JobLifecycle:
     moves: Moves = NO_MOVES
     restart: RestartAccount = NO_RESTARTS
     hangs: Hangs = NO_HANGS
+    orders: int = 0  # to restart in place, so far
+    stays: bool = False  # what it is on its way to is another plan for the GPUs that it has
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,9 @@ def validate(life: JobLifecycle) -> str:
         and not life.stopping
     ):
         return f"state {life.state} without a target"
-    if life.attempts < 0 or life.restarts < 0:
+    if life.state is ResizeState.RESTARTING and (life.target is None or life.target.plan is None):
+        return f"state {life.state} without a plan"
+    if life.attempts < 0 or life.restarts < 0 or life.orders < 0:
         return "negative count"
     return problem(life.walltime)
 
@@ -149,6 +158,8 @@ def wait_ends_s(life: JobLifecycle, limits: ResizeTimes) -> float:
     match life.state:
         case ResizeState.CHECKPOINTING:
             return (life.asked_s or life.since_s) + limits.checkpoint_timeout_s
+        case ResizeState.RESTARTING:
+            return life.since_s + limits.in_place_s
         case ResizeState.HELD:
             return life.since_s + 2 * limits.park_s
         case ResizeState.RELEASED:

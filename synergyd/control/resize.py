@@ -2,6 +2,7 @@
 
     QUEUED --wanted--> HELD --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
     RUNNING --wanted--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> HELD ...
+    RUNNING --wanted: another plan for the same GPUs--> CHECKPOINTING --acknowledged--> RESTARTING --reported--> RUNNING
     RUNNING --preempted--> CHECKPOINTING --acknowledged--> REQUEUING --pending--> QUEUED
     RUNNING --hung--> REQUEUING --pending--> QUEUED
 
@@ -26,13 +27,15 @@ from synergyd.control.events import (
     Preempted,
     Refused,
     ResizeEvent,
+    RestartedInPlace,
     Tick,
     Unwanted,
     Wanted,
 )
 from synergyd.control.hangs import SHUN_S
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Restart, Target, Update
 from synergyd.control.lifecycle import (
+    IN_TRANSIT,
     STARTING,
     JobLifecycle,
     ResizeState,
@@ -52,6 +55,8 @@ from synergyd.control.start_refusal import (
 from synergyd.records import Plan
 from synergyd.words import size_words
 
+_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING, ResizeState.RESTARTING)
+_SENT_AGAIN = IN_TRANSIT - {ResizeState.RELEASED}
 _PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
 
 
@@ -74,6 +79,8 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
             return _hung(life, event, now_s)
         case Acknowledged():
             return _acknowledged(life, event, now_s)
+        case RestartedInPlace():
+            return _restarted(life, event, now_s)
         case CarriedOut():
             return _done(life, event.instruction, now_s, limits)
         case Refused():
@@ -103,7 +110,11 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
             return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
         case ResizeState.CHECKPOINTING if newer and running:
             return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
-        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING if event.state == "PENDING":
+        case ResizeState.RESTARTING if newer and running:
+            return _runs(
+                life, event, now_s, life.plan, "restarted outside Synergy before it could be restarted in place"
+            )
+        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.RESTARTING if event.state == "PENDING":
             back = replace(life, restarts=event.restarts, ended_s=now_s)
             return _to_held(back, now_s, limits, f"requeued{life.walltime.words()}")
         case ResizeState.CHECKPOINTING if event.state == "SUSPENDED":
@@ -144,7 +155,7 @@ def _timed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTime
         # by Slurm's clock, unless that is not the daemon's
         ended_s = event.queued_s if event.queued_s is not None and life.since_s <= event.queued_s <= now_s else now_s
         walltime = walltime.requeued(ended_s, limits.lead_s)
-    elif event.state == "PENDING" and life.state in (ResizeState.RUNNING, ResizeState.CHECKPOINTING):
+    elif event.state == "PENDING" and life.state in _RUNS:
         walltime = walltime.lost()
     return life if walltime == life.walltime else replace(life, walltime=walltime)
 
@@ -169,12 +180,20 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
         case ResizeState.RELEASED if life.target != target:
             return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
         case ResizeState.RUNNING:
-            asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present)
+            asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present, stays=_stays(event))
             asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
-            text = f"resize decided: {event.cause}; checkpoint asked for"
+            text = f"{'restart in place' if asked.stays else 'resize'} decided: {event.cause}; checkpoint asked for"
             return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
         case _:
             return Step(life)
+
+
+def _stays(event: Wanted) -> bool:
+    """Is it another plan for the GPUs that the job has, and can its launchers start it there?"""
+    target, present = event.target, event.present
+    if not event.in_place or event.due or present is None or target.plan in (None, present.plan):
+        return False
+    return target.shape == present.shape and set(target.nodes) == set(present.nodes)
 
 
 def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
@@ -190,6 +209,7 @@ def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
         asked_s=0.0,
         acks_before=event.acks,
         moves=life.moves.begun(now_s),
+        stays=False,
     )
     text = f"preemption decided: {event.cause}; checkpoint asked for"
     return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
@@ -225,8 +245,23 @@ def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
 def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING and event.restarts == life.restarts and event.count > life.acks_before:
         moves = replace(life.moves, checkpoint_s=max(0.0, now_s - life.asked_s)) if life.asked_s else life.moves
-        return _to_requeuing(replace(life, unanswered=0, moves=moves), now_s, "checkpoint acknowledged")
+        answered = replace(life, unanswered=0, moves=moves)
+        if life.stays and life.target is not None and life.target.plan is not None:
+            return _to_restarting(answered, life.target.plan, now_s)
+        return _to_requeuing(answered, now_s, "checkpoint acknowledged")
     return Step(life)
+
+
+def _restarted(life: JobLifecycle, event: RestartedInPlace, now_s: float) -> Step:
+    if (
+        life.state is not ResizeState.RESTARTING
+        or life.target is None
+        or event.restarts != life.restarts
+        or event.number < life.orders
+    ):
+        return Step(life)
+    runs = replace(life, plan=life.target.plan, target=None, origin=None, attempts=0, stays=False)
+    return _to(runs, ResizeState.RUNNING, now_s, f"restarted in place: {_words(life.target)}")
 
 
 def _done(life: JobLifecycle, instruction: Instruction, now_s: float, limits: ResizeTimes) -> Step:
@@ -260,6 +295,8 @@ def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTim
             return _to(again, ResizeState.HELD, now_s, text, (_update(life, origin, limits),))
         case Update() if give_up:
             return _to_unchanged(back, now_s, limits, f"update refused ({event.error})")
+        case Restart() if give_up:
+            return _to_requeuing(tried, now_s, f"it could not be restarted in place: {event.error}")
         case Requeue() if give_up:
             return _to(back, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
         case AskCheckpoint() if give_up or not event.transient:
@@ -280,6 +317,8 @@ def _awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]
             return (AskCheckpoint(life.job_id, life.restarts),)
         case ResizeState.REQUEUING:
             return (Requeue(life.job_id, life.restarts),)
+        case ResizeState.RESTARTING if life.target is not None and life.target.plan is not None:
+            return (Restart(life.job_id, life.restarts, life.orders, life.target.plan),)
         case ResizeState.HELD if life.target is not None:
             return (_update(life, life.target, limits),)
         case ResizeState.RESIZED:
@@ -317,9 +356,10 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             return _to_unchanged(back, now_s, limits, "no update was answered")
         case ResizeState.RESIZED if not _settled(life, now_s, limits):
             return Step(life)
-        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.HELD | ResizeState.RESIZED if (
-            not life.sent_s or now_s >= life.sent_s + limits.resend_s
-        ):
+        case ResizeState.RESTARTING if over:
+            text = f"no report of the new plan within {limits.in_place_s:g} s: requeued"
+            return _to_requeuing(life, now_s, text)
+        case _ if life.state in _SENT_AGAIN and (not life.sent_s or now_s >= life.sent_s + limits.resend_s):
             return Step(sent, _awaited(life, limits))
         case ResizeState.RELEASED if over and event.room and (refuses(event.reason) or waits_its_turn(event.reason)):
             return _not_started(life, event.reason, now_s, limits)
@@ -359,12 +399,24 @@ def _to(
 def _runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
     left = "" if waits_its_turn(life.left) else life.left
     now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
-    now = replace(now, rung=Rung.AS_DECIDED, left=left)
+    now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left)
     return _to(now, ResizeState.RUNNING, now_s, text)
 
 
+def _to_restarting(life: JobLifecycle, plan: Plan, now_s: float) -> Step:
+    told = replace(life, attempts=0, orders=life.orders + 1)
+    order = Restart(life.job_id, life.restarts, told.orders, plan)
+    return _to(told, ResizeState.RESTARTING, now_s, "checkpoint acknowledged: it is restarted in place", (order,))
+
+
 def _to_requeuing(life: JobLifecycle, now_s: float, text: str) -> Step:
-    return _to(replace(life, attempts=0), ResizeState.REQUEUING, now_s, text, (Requeue(life.job_id, life.restarts),))
+    return _to(
+        replace(life, attempts=0, stays=False),
+        ResizeState.REQUEUING,
+        now_s,
+        text,
+        (Requeue(life.job_id, life.restarts),),
+    )
 
 
 def _to_held(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:

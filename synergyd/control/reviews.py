@@ -10,6 +10,9 @@ from synergyd.control.rebatch import better_batch
 from synergyd.control.tracked import Output, Remember, TellBatch, Tracked
 from synergyd.control.walltime import due_s
 
+#: twice Slurm's default SlurmdTimeout of 300 s, after which it would have found the node down
+SHORT_S = 600.0
+
 
 def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
     """Tells the job of a better batch on the GPUs that it holds."""
@@ -43,6 +46,40 @@ def review_health(tracked: Tracked, now_s: float) -> list[Output]:
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
 
 
+def review_loss(tracked: Tracked, now_s: float) -> Wanted | None:
+    """A job that has gone on without a node which Slurm still counts as its own, and as up, is restarted on all that it holds."""
+    job, report, life = tracked.job, tracked.report, tracked.lifecycle
+    short = (
+        job is not None
+        and report is not None
+        and report.plan is not None
+        and report.in_place is not None
+        and report.in_place.crashes > 0
+        and not report.in_place.code
+        and report.restarts == job.restarts
+        and life.state is ResizeState.RUNNING
+        and report.plan.gpus < job.shape.gpus
+    )
+    if not short or job is None:
+        tracked.short_since_s = None
+        return None
+    if tracked.short_since_s is None:
+        tracked.short_since_s = now_s
+    if not 0.0 <= now_s - tracked.short_since_s < SHORT_S:
+        tracked.short_since_s = now_s
+        plan = life.plan if life.plan is not None and life.plan.gpus == job.shape.gpus else None
+        present = Target(job.shape, job.node_names, plan)
+        return Wanted(
+            present,
+            "it runs on fewer GPUs than it holds",
+            tracked.checkpoints_taken,
+            present,
+            Target(job.asked),
+            due=True,
+        )
+    return None
+
+
 def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output | Wanted]:
     """A checkpoint is asked for in time before Slurm ends the job, or it is restarted where its limit begins anew.
 
@@ -53,6 +90,8 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output | 
         return []
     if report is None or report.restarts != job.restarts:
         return []
+    if (again := review_loss(tracked, now_s)) is not None:
+        return [again]
     due = due_s(life.walltime, lead_s, job.cut_s)
     if due is None or now_s < due:
         return []

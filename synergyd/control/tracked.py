@@ -105,6 +105,8 @@ class Tracked:
     began: tuple[int, int, int] | None = None
     #: all plans that it could have have failed for its program, as the last epoch found
     out_of_plans: bool = False
+    #: since when it runs on fewer GPUs than it holds, after the loss of a node; None: it does not
+    short_since_s: float | None = None
     #: the incarnation whose story says that its reports can't be learnt from
     unlearnt: int | None = None
     #: (restarts, seconds for which it had done nothing, when its launcher said so)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergyd.control.events import Answered, Refused
-from synergyd.control.instructions import Park, Split, Update
+from synergyd.control.instructions import Park, Restart, Split, Update
 from synergyd.control.lifecycle import ResizeState
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
-from synergyd.records import Plan
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.job_forms import Forms
@@ -21,20 +20,23 @@ from synergyd.slurm.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.records import StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.wire.codec import encode
+from synergyd.wire.report import Told
 
 log = logging.getLogger("synergyd")
 
 
 @dataclass
 class Executor:
-    """`do` one output at a time, in order. `batches`: what jobs are told in the answer to a report, by (job, incarnation)."""
+    """`do` one output at a time, in order. `batches`, `orders`: what jobs are told in the answer to a report, by (job, incarnation):
+    another batch, a restart in place."""
 
     store: BufferedStore
     actuator: Actuator
     state_dir: Path
     clock: Callable[[], float]
     beyond: Callable[[Update], str] = lambda _: ""  # which of Slurm's limits such a write would lift, "" for none
-    batches: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    batches: dict[tuple[int, int], Told] = field(default_factory=dict)
+    orders: dict[tuple[int, int], Told] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
     _let_go: set[int] = field(default_factory=set)  # of the last epoch
     _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
@@ -53,7 +55,7 @@ class Executor:
                 self.store.put_reports([StoredReport(report, heard_s)])
                 self.store.put_profiles(profiles, heard_s)
             case TellBatch(job_id=job_id, restarts=restarts, plan=plan):
-                self.batches[job_id, restarts] = plan
+                self.batches[job_id, restarts] = Told(plan)
             case ParkAgain(job_id=job_id, park_s=park_s):
                 self._again.setdefault(park_s, []).append(job_id)
             case RememberNodes(records=records):
@@ -66,6 +68,8 @@ class Executor:
                 lifts = self.beyond(output) if isinstance(output, Update) else ""
                 # others of the account may be on their way out: asked a few times more, then decided about anew
                 answer = Refused(output, lifts, transient=False) if lifts else self.actuator.carry_out(output)
+                if isinstance(output, Restart) and not isinstance(answer, Refused):
+                    self.orders[output.job_id, output.restarts] = Told(output.plan, output.number)
                 if isinstance(output, Park):
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
                 return Answered(answer)
@@ -109,6 +113,8 @@ class Executor:
     def _remember(self, step: Remember) -> None:
         lifecycle, now_s = step.lifecycle, self.clock()
         job_id, state = lifecycle.job_id, lifecycle.state.value
+        if self.orders and lifecycle.state is not ResizeState.RESTARTING:
+            self.orders = {key: told for key, told in self.orders.items() if key[0] != job_id}
         for text in step.story:
             log.info("job %d %s: %s", job_id, state, text)
         self.store.append_events([StoredEvent(job_id, now_s, state, step.event, text) for text in step.story])

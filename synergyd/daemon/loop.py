@@ -153,6 +153,7 @@ class Daemon:
             # another led until now: what this one saw of that is no match for what the leader before it wrote
             self.controller.taken_over()
             self._loaded = False
+            self.executor.orders = {}
             self.adoption.forget_all()
         self._acted = term
         if store.loaded and not self._loaded:
@@ -185,7 +186,7 @@ class Daemon:
         return found
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
-        inbox, links, acts = self.tools.inbox, self.tools.links, self.acts
+        links, acts = self.tools.links, self.acts
         self.executor.begin()
         if links is not None:
             links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
@@ -194,9 +195,7 @@ class Daemon:
             self.adoption.adopt(self.controller.jobs[j.job_id].lifecycle for j in jobs)
             for job_id, forecast in forecasts.items():
                 self._run(BatchReviewed(job_id, forecast.cells))
-        if inbox is not None:
-            uids = {j.job_id: j.uid for j in snapshot.jobs}
-            inbox.answers = {key: (uids[key[0]], plan) for key, plan in self.executor.batches.items()}
+        self._tell()
         if acts:
             self._run(HealthReviewed(drains=self.settings.drain_slow))
             for decision in self.decisions:
@@ -217,6 +216,13 @@ class Daemon:
                 continue
             if self.registry.release_at_once(row, snapshot.time_s):
                 yield job.job_id
+
+    def _tell(self) -> None:
+        """What jobs are told in the answers to their reports from now on."""
+        inbox, rows = self.tools.inbox, self.observer.rows
+        told = {**self.executor.batches, **self.executor.orders} if self.acts else {}
+        if inbox is not None:
+            inbox.answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
 
     def _puts_off(self, job_id: int) -> None:
         if (tracked := self.controller.jobs.get(job_id)) is not None:
@@ -256,6 +262,7 @@ class Daemon:
     def _run(self, event: ControlEvent) -> None:
         """One event, and all that follows from it."""
         queue: deque[ControlEvent] = deque([event])
+        orders = dict(self.executor.orders)
         while queue:
             for output in self.controller.handle(queue.popleft(), self._now()):
                 if isinstance(output, Remember) and output.lifecycle.state is ResizeState.GONE:
@@ -264,3 +271,5 @@ class Daemon:
                     self._decision_log.forget(output.lifecycle.job_id)
                 if self.acts and (answer := self.executor.do(output)) is not None:
                     queue.append(answer)
+        if self.executor.orders != orders:
+            self._tell()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.refusals import Refusals
 from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Plan, Report
+from synergyd.records import Report
 from synergyd.wire import munge
-from synergyd.wire.report import MAX_BYTES, answer_line, from_json
+from synergyd.wire.report import MAX_BYTES, Told, answer_line, from_json
 
 log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
@@ -34,8 +34,7 @@ class ReceivedReport:
 class ReportInbox:
     """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
 
-    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and the plan whose batch they
-    should go on with.
+    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is.
     """
 
     def __init__(self, host: str, port: int, munge_socket: str = "") -> None:
@@ -45,7 +44,7 @@ class ReportInbox:
         self._of_job: Counter[tuple[int, int]] = Counter()  # of those that wait, by (uid, job id)
         self._of_user: Counter[int] = Counter()
         self.arrived = threading.Event()
-        self.answers: Mapping[tuple[int, int], tuple[int, Plan]] = {}  # replaced as a whole: handlers read it meanwhile
+        self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
         self._munge_socket = munge_socket
         self._refusals = Refusals(log, "report")
         bounds = ServerBounds(max_bytes=2 * MAX_BYTES, max_open=MAX_OPEN, max_source=MAX_SOURCE)
@@ -91,8 +90,8 @@ class ReportInbox:
             self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
             return b""
         life = received.report.job_id, received.report.restarts
-        uid, plan = self.answers.get(life, (None, None))
-        return _answer(plan if uid == received.uid else None, life, self._munge_socket)
+        uid, told = self.answers.get(life, (None, None))
+        return _answer(told if uid == received.uid else None, life, self._munge_socket)
 
     def _keep(self, received: ReceivedReport) -> bool:
         key = received.uid, received.report.job_id
@@ -110,10 +109,10 @@ class ReportInbox:
         return True
 
 
-def _answer(plan: Plan | None, life: tuple[int, int], munge_socket: str) -> bytes:
-    """The answer to a report that was taken; a plan that can't be signed is said at a later one."""
+def _answer(told: Told | None, life: tuple[int, int], munge_socket: str) -> bytes:
+    """The answer to a report that was taken; what can't be signed is said at a later one."""
     try:
-        return answer_line(plan, *life, munge_socket)
+        return answer_line(told, *life, munge_socket)
     except SynergyError as error:
-        log.warning("answer to job %d without its plan: %s", life[0], error)
+        log.warning("answer to job %d without what it is told: %s", life[0], error)
         return answer_line(None)

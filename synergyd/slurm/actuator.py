@@ -18,6 +18,7 @@ from synergyd.control.instructions import (
     Park,
     Release,
     Requeue,
+    Restart,
     Split,
     Target,
     Update,
@@ -163,6 +164,12 @@ class Actuator:
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
                     self.slurm.requeue(whole)
+            case Restart(restarts=restarts, plan=plan):
+                if row.restarts != restarts or state is not JobState.RUNNING:
+                    return f"it is {row.state}, restart {row.restarts}", True
+                # what an incarnation finds that Slurm starts by itself, such as after a node's failure
+                self._hand_over(job_id, known, plan)
+                self.slurm.update(name, {"AdminComment": self._stamp(self._noted(job_id, known), plan)})
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True

@@ -14,7 +14,7 @@ from synergyd.wire.codec import decode
 
 NEXT = {
     "QUEUED": "waits", "RUNNING": "", "CHECKPOINTING": "checkpoint awaited", "REQUEUING": "being requeued", "HELD": "being resized",
-    "RESIZED": "being released", "RELEASED": "about to start",
+    "RESTARTING": "restarted in place", "RESIZED": "being released", "RELEASED": "about to start",
 }  # fmt: skip
 
 

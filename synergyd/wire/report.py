@@ -6,11 +6,11 @@ import json
 import re
 import socket
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
-from synergyd.records import EarlyFailure, ModelSpec, Plan, Report
+from synergyd.records import EarlyFailure, InPlace, ModelSpec, Plan, Report
 from synergyd.wire import munge
 from synergyd.wire.codec import Checks, decode, encode
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
@@ -19,7 +19,9 @@ MAX_BYTES = 64 * 1024
 #: kinds of an early failure: GPU memory, SIGKILL (host memory, as a rule), NCCL, CUDA, no first step, any other exit code
 FAILURES = ("memory", "killed", "nccl", "cuda", "hang", "exit")
 _MAX_RUNS = 100
+_MAX_RESTARTS = 1_000_000  # in place, of one incarnation
 _MAX_ANSWER = 4096
+_RESTART = "synergy-restart"
 _MAX_NODES = 16
 _MAX_RATIO = 1000.0  # of a slow node's time over the others'
 _MAX_SIZE = 10_000_000  # of a model, in each direction
@@ -63,7 +65,13 @@ def from_json(payload: bytes) -> Report:
     return _harmless(decode(Report, {**said, **_forgiven(data)}, "report", _CHECKS))
 
 
-def status_to_report(status: dict[str, Any], job_id: int, restarts: int, failure: EarlyFailure | None = None) -> Report:
+def status_to_report(
+    status: dict[str, Any],
+    job_id: int,
+    restarts: int,
+    failure: EarlyFailure | None = None,
+    in_place: InPlace | None = None,
+) -> Report:
     """A training process's status file as a report; values out of bounds are left out rather than refused."""
     kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
     for name, (low, high) in _LIMITS.items():
@@ -76,8 +84,8 @@ def status_to_report(status: dict[str, Any], job_id: int, restarts: int, failure
         model = decode(ModelSpec, status["model"], "status", _CHECKS) if status.get("model") is not None else None
     except UsageError:
         plan, model = None, None
-    report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model, failure=failure)
-    return _harmless(report)
+    report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model)
+    return _harmless(replace(report, failure=failure, in_place=in_place))
 
 
 def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +139,14 @@ def _failure_problem(failure: EarlyFailure) -> str:
     return ""
 
 
+def _in_place_problem(in_place: InPlace) -> str:
+    limits = {"number": _MAX_RESTARTS, "order": _MAX_RESTARTS, "crashes": _MAX_RESTARTS, "code": 255, "step": 10**12}
+    for name, high in limits.items():
+        if not 0 <= getattr(in_place, name) <= high:
+            return f"{name} is {shown(getattr(in_place, name))}; expected 0 to {high}"
+    return ""
+
+
 def _model_problem(model: ModelSpec) -> str:
     for field in fields(ModelSpec):
         value, least = getattr(model, field.name), 0 if field.default == 0 else 1  # such as experts: 0 is a dense model
@@ -144,42 +160,55 @@ _CHECKS: Checks = {
     Report: _report_problem,
     ModelSpec: _model_problem,
     EarlyFailure: _failure_problem,
+    InPlace: _in_place_problem,
 }
 
 
-def answer_line(plan: Plan | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:
-    """What the daemon says to a report it took: `ok`, and the plan whose batch this incarnation should go on with.
+@dataclass(frozen=True)
+class Told:
+    """What an answer to a report says: go on with `plan`'s batch; with an `order` (1, 2, ...), start again in place with `plan`."""
 
-    A plan is said in a munge credential, so that whoever else listens on the port can say nothing but `ok`, which
+    plan: Plan
+    order: int = 0
+
+
+def answer_line(told: Told | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:
+    """What the daemon says to a report it took: `ok`, and what this incarnation is told.
+
+    That is said in a munge credential, so that whoever else listens on the port can say nothing but `ok`, which
     changes nothing; most answers have none and cost nothing. Raises UnavailableError.
     """
-    if plan is None:
+    if told is None:
         return b"ok\n"
-    return b"ok " + munge.encode(_words(plan, job_id, restarts).encode(), munge_socket).encode() + b"\n"
+    return b"ok " + munge.encode(_words(told, job_id, restarts).encode(), munge_socket).encode() + b"\n"
 
 
-def plan_of_answer(line: bytes, to: Report, by: int | None) -> Plan | None:
-    """The plan that an answer to the report `to` names, where munge vouches that the daemon's user `by`, or root, said
-    it for this very incarnation; None for anything else."""
+def told_by(line: bytes, to: Report, by: int | None) -> Told | None:
+    """What an answer to the report `to` tells, where munge vouches that the daemon's user `by`, or root, said it to this very
+    incarnation; None for anything else."""
     word, _, text = line.decode("ascii", "replace").strip().partition(" ")
     if word != "ok" or not text.startswith("MUNGE:"):
         return None
     try:
         credential = munge.decode(text)
         said = credential.payload.decode("ascii")
-        plan = plan_from_text(said.rpartition(" ")[2], "answer")
+        words = said.split(" ")
+        number = words[3] if words[0] == _RESTART and len(words) == 5 and len(words[3]) < 8 else "0"
+        told = Told(plan_from_text(words[-1], "answer"), int(number) if number.isdecimal() else 0)
     except (SynergyError, UnicodeDecodeError):
         return None
     trusted = credential.uid in (0, by)
-    return plan if trusted and said == _words(plan, to.job_id, to.restarts) else None
+    return told if trusted and said == _words(told, to.job_id, to.restarts) else None
 
 
-def _words(plan: Plan, job_id: int, restarts: int) -> str:
-    return f"synergy-answer {job_id} {restarts} {plan_text(plan)}"
+def _words(told: Told, job_id: int, restarts: int) -> str:
+    if told.order:
+        return f"{_RESTART} {job_id} {restarts} {told.order} {plan_text(told.plan)}"
+    return f"synergy-answer {job_id} {restarts} {plan_text(told.plan)}"
 
 
-def send(report: Report, address: str, by: int | None = None, timeout_s: float = 5.0) -> Plan | None:
-    """Sends one report to `host:port`; the plan whose batch the daemon would have the job go on with, if it names one.
+def send(report: Report, address: str, by: int | None = None, timeout_s: float = 5.0) -> Told | None:
+    """Sends one report to `host:port`; what the daemon tells the job, if anything.
 
     `by`: the daemon's uid; only it and root are believed. A report is delivered when the daemon has answered `ok`, within
     `timeout_s` of the call. Raises UnavailableError where it is not; the job never depends on it.
@@ -202,4 +231,4 @@ def send(report: Report, address: str, by: int | None = None, timeout_s: float =
     if answer.partition(b"\n")[0].split()[:1] != [b"ok"]:
         heard = repr(answer[:40]) if answer else "nothing"
         raise UnavailableError(f"daemon at {address}", f"report not delivered (answered {heard} in place of ok)")
-    return plan_of_answer(answer, report, by)
+    return told_by(answer, report, by)

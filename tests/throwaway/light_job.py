@@ -1,6 +1,9 @@
 """A job that only pretends to train: the launcher, the agent, checkpoints and reports are real, torch is not needed.
 
 srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
+
+CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
+times in all. CHECKPOINT_EVERY: steps; 0: on request alone.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_launch.agent.agent import Agent
-from synergy_launch.agent.settings import AgentSettings, parse_plan
+from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import link_gate
 
 from synergyd.records import Plan
@@ -32,7 +35,8 @@ def main() -> int:
     text = environment.pop("SYNERGY_PLAN_JSON", "")
     gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     # one process stands for all of the job's
-    plan = parse_plan(text, gpus) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    # not by Slurm's count: where a node is lost the run goes on with fewer
+    plan = Plan(**json.loads(text)) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
     if environment.get("SLURM_NODEID", "0") != "0":
         time.sleep(steps * STEP_S)
         return 0
@@ -45,7 +49,7 @@ def main() -> int:
         (folder / "step").write_text(str(step))
         return {}
 
-    agent.start(step, save=save, checkpoint_interval=0, resharding=True)
+    agent.start(step, save=save, checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")), resharding=True)
     gate = link_gate.from_environment(environment)  # on several nodes, where there is an arbiter
     while step < steps:
         time.sleep(STEP_S)
@@ -56,8 +60,22 @@ def main() -> int:
         step += 1
         if not agent.after_step(step, loss=1.0 / step, tokens=step * BATCH, noise_scale=64.0):
             return 0
+        crash(environment.get("CRASHES", "0:0"), step, Path(environment.get("SYNERGY_CHECKPOINT_DIR", ".")))
     agent.finish()
     return 0
+
+
+def crash(how: str, step: int, folder: Path) -> None:
+    """Ends this process where `how` (STEP:TIMES) says so; how often it has is counted in `folder`."""
+    at, _, times = how.partition(":")
+    if step != int(at):
+        return
+    count = folder / "crashes"
+    before = len(count.read_text().splitlines()) if count.exists() else 0
+    if before < int(times):
+        with count.open("a") as stream:
+            stream.write(f"{time.time():.3f}\n")
+        sys.exit(9)
 
 
 def submit(

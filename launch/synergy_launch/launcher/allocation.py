@@ -173,9 +173,9 @@ def requeued_name(job_id: int, environment: Mapping[str, str]) -> str:
     return leader if leader.isdecimal() else slurm_name(job_id, environment)
 
 
-def rendezvous_port(job_id: int, restarts: int) -> int:
-    """A port below the ephemeral range that all nodes of this incarnation work out alike."""
-    return 15000 + (job_id * 8 + restarts % 8) % 17000
+def rendezvous_port(job_id: int, restarts: int, run: int = 0) -> int:
+    """A port below the ephemeral range that all nodes of this incarnation work out alike; another for each of its runs."""
+    return 15000 + (job_id * 8 + restarts % 8 + 1699 * run) % 17000
 
 
 def _gpus(environment: Mapping[str, str]) -> int:

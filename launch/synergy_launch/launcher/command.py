@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -25,8 +25,10 @@ from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.crew import Crew
+from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
 from synergy_launch.launcher.node_run import run_node
-from synergy_launch.launcher.plan_guard import FIRST_STEP_S, PlanGuard, hold
+from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.start import NodeCommand, fit_plan, is_megatron, node_command
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -57,18 +59,42 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     """Runs this node's command; where Synergy's plan fails at once, again with what works. Returns the exit code."""
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
     first_step_s = number_of(os.environ, "SYNERGY_FIRST_STEP_S", float, FIRST_STEP_S)
-    guard = PlanGuard(allocation, plan_file, Path(checkpoint) if checkpoint else None, first_step_s=first_step_s)
-    while True:
-        code = _run(options, allocation, guard.plan_file, remark, guard)
-        if text := guard.words():
+    folder = Path(checkpoint) if checkpoint else None
+    guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s)
+    # a job that is not Synergy's ends as without it
+    crashes = number_of(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
+    crew, able = None, os.environ.get("SYNERGY_IN_PLACE", "1") != "0"
+    if able and allocation.job_id is not None and len(allocation.nodes) > 1:
+        crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
+    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
+    going = True
+    while going:
+        code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
+        going = not guard.ending and restarts.goes_on(code, guard)
+        if text := restarts.words or guard.words():
             click.echo(f"synergy-launch: {text}", err=True)
-        if guard.ending or not guard.again:
-            break
-        guard.begin()
-    if guard.waits and guard.failure is not None and allocation.job_id is not None:
-        failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
-        hold(failed if guard.tells else None, lambda: _daemon(allocation), lambda: guard.ending)
+        if going:
+            guard.plan_file = _with_address(allocation, guard.plan_file)
+            guard.begin()
+    if guard.waits and not guard.ending and allocation.job_id is not None:
+        failed = None
+        if guard.tells and guard.failure is not None:
+            failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
+        lost = crew is not None and bool(crew.lost)
+        most_s = LOST_HOLD_S if lost else HOLD_S
+        hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
+    if crew is not None:
+        crew.close()
+    code = restarts.code or code  # all nodes end with what the first one does
     return code
+
+
+def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
+    """`given`, and where to report: a job that started without a daemon has one by now."""
+    if given is None or given.report:
+        return given
+    found, _ = find_plan_file(allocation.job_id, os.environ)
+    return given if found is None else replace(found, plan=given.plan)
 
 
 def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:
@@ -83,6 +109,7 @@ def _run(
     plan_file: PlanFile | None,
     remark: str,
     guard: PlanGuard | None = None,
+    restarts: Restarts | None = None,
 ) -> int:
     """Runs, or prints, this node's command once. Returns the exit code."""
     # a dry run beside a running one must leave that one's folder alone
@@ -106,6 +133,7 @@ def _run(
         trained=trained,
         batch_limits=options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
         version=megatron_arguments.version_beside(Path(options.script[0])),
+        run=restarts.told.number if restarts else 0,
     )
     if options.dry_run:
         for key, value in sorted(node.environment.items()):
@@ -119,7 +147,7 @@ def _run(
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     supervisor = _supervisor(node, allocation, plan) if megatron else None
-    return run_node(node, allocation, plan_file, run_dir, supervisor, guard)
+    return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts)
 
 
 def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained, plan: Plan | None) -> list[str]:

@@ -20,6 +20,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
 from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.preemption import give_way
 from synergy_launch.launcher.start import NodeCommand
@@ -38,15 +39,16 @@ def run_node(
     run_dir: Path,
     supervisor: Supervisor | None = None,
     guard: PlanGuard | None = None,
+    restarts: Restarts | None = None,
 ) -> int:
     """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code.
 
     `supervisor`: the command is Megatron-LM's, which may have no agent of Synergy's in it. Its output is read, and where it
     ended because a checkpoint was asked for it is started again, unless the job was ended meanwhile. `guard` is told how it went.
+    `restarts` says when the run is to end for another one.
     """
-    return _NodeRun(command, allocation, run_dir, supervisor, guard or PlanGuard(allocation, plan_file, None)).run(
-        plan_file
-    )
+    guard, restarts = guard or PlanGuard(allocation, plan_file, None), restarts or Restarts(allocation, None)
+    return _NodeRun(command, allocation, run_dir, supervisor, guard, restarts).run(plan_file)
 
 
 class _NodeRun:
@@ -59,9 +61,12 @@ class _NodeRun:
         run_dir: Path,
         supervisor: Supervisor | None,
         guard: PlanGuard,
+        restarts: Restarts,
     ) -> None:
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
-        self._guard = guard
+        self._guard, self._restarts = guard, restarts
+        self._killed = False  # the child, since the run was over on another node
+        self._leaves_until = 0.0  # monotonic; 0: nobody has told the child to end
         self._errors: threading.Thread | None = None
         self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
@@ -73,34 +78,46 @@ class _NodeRun:
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, self._on_term)
         child = self._start()
-        guard, supervisor = self._guard, self._supervisor
-        reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure)
+        guard, supervisor, restarts = self._guard, self._supervisor, self._restarts
+        reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure, restarts)
         while True:
             if child.poll() is not None:
-                if not self._resumes(child.returncode):
+                if restarts.decided or restarts.broken or not self._resumes(child.returncode):
                     break
                 if time.monotonic() >= self._held_until:
                     self._held_until = 0.0
                     self._command = replace(self._command, argv=tuple(megatron_arguments.resumed(self._command.argv)))
                     child = self._start()
+            elif restarts.decided or restarts.broken:
+                self._leave(child, restarts.hurries)
             elif guard.hangs(says_nothing_first=supervisor is not None):
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
+            status = status_of(self._run_dir, supervisor)
+            restarts.look(status)
+            restarts.poll()
             if guard.looks:
-                guard.look(status_of(self._run_dir, supervisor))
+                guard.look(status)
             self._hand_over_requests()
             reports.poll()
             time.sleep(POLL_S)
         if self._errors is not None:
             self._errors.join(2.0)  # a grandchild may hold the pipe
+        last = status_of(self._run_dir, supervisor)
+        guard.look(last)
+        restarts.look(last)
         status = run_folder.read_status(self._run_dir) or {}
-        guard.look(status_of(self._run_dir, supervisor))
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
         if guard.ending and status.get("state") == "done" and not status.get("failed"):
             code = 0
-        reports.close(guard.ended(code))
+        failure = None
+        if not restarts.decided and not restarts.follows:
+            code, kind = restarts.cause(code, own=not self._killed)
+            if not restarts.bereft:
+                failure = guard.ended(code, kind, together=restarts.possible)
+        reports.close(failure)
         if guard.ending:
             give_way(self._allocation)
         shutil.rmtree(self._run_dir, ignore_errors=True)
@@ -150,6 +167,19 @@ class _NodeRun:
         for pid in pids or [child.pid]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _leave(self, child: subprocess.Popen[bytes], hurries: bool) -> None:
+        """Ends a run that has its checkpoint; its processes are killed where they do not follow."""
+        now = time.monotonic()
+        if hurries:
+            self._killed = True
+            self._kill(child)
+            return
+        if not self._leaves_until:
+            self._leaves_until = now + LEAVE_S
+            child.terminate()
+        elif now >= self._leaves_until:
+            self._kill(child)
 
     def _hand_over_requests(self) -> None:
         if self._requests <= self._handed_over:

@@ -74,6 +74,7 @@ class PlanGuard:
         self._allocation, self._folder, self._first_step_s = allocation, folder, first_step_s
         self._monotonic = monotonic
         self._runs = 0
+        self._proven: list[Plan | None] = []  # plans of runs that got past their first steps
         self._history = run_history.read(folder, allocation.job_id or 0)
         # a plan file that nobody has replaced since, such as after a node's failure
         if given is not None and given.plan is not None and self.plan in self._history.failed:
@@ -91,9 +92,26 @@ class PlanGuard:
         return self._allocation.job_id is not None and self.plan is not None
 
     @property
+    def past(self) -> bool:
+        """The run has got past its first steps, or one before it has, with the same plan in the same allocation."""
+        return self._past or self.plan in self._proven
+
+    @property
     def looks(self) -> bool:
         """Its status is of interest still."""
         return not self._past
+
+    def follow(self, plan: Plan | None, allocation: JobAllocation | None = None) -> None:
+        """The next run is given `plan` (None: the script's own arguments), on `allocation` where it is another."""
+        self._allocation = allocation or self._allocation
+        if self.plan_file is not None:
+            self.plan_file = replace(self.plan_file, plan=plan)
+        elif self._allocation.job_id is not None:
+            self.plan_file = PlanFile(self._allocation.job_id, plan)
+
+    def kind(self, code: int) -> str:
+        """Of an end with `code`: one of wire.report.FAILURES."""
+        return "hang" if self._hung else kind_of(code, self._tail)
 
     def begin(self) -> None:
         """A run starts."""
@@ -122,6 +140,7 @@ class PlanGuard:
         saved = status.get("checkpoint_step") != self._base.get("checkpoint_step") or status.get("checkpoint_requests")
         if step - int(self._base["step"]) >= FIRST_STEPS or saved:
             self._past = True
+            self._proven.append(self.plan)
             if self._allocation.job_id is not None:
                 ran = replace(self._known(), ran=self.plan, ran_restarts=self._allocation.restarts)
                 run_history.write(self._folder, ran)
@@ -137,20 +156,23 @@ class PlanGuard:
         self._hung = speaks
         return speaks
 
-    def ended(self, code: int) -> EarlyFailure | None:
-        """The run has ended with `code`. None: it is over. Else how it failed, and `again` or `waits` say what follows."""
+    def ended(self, code: int, kind: str = "", *, together: bool = False) -> EarlyFailure | None:
+        """The run has ended with `code`. None: it is over. Else how it failed, and `again` or `waits` say what follows.
+
+        `kind`: where another node knows it. `together`: all nodes of the job are told what follows.
+        """
         ended = self.ending or code in (0, *_ENDED_BY_OTHERS)
-        if ended or self._allocation.job_id is None or self._got_past():
+        if ended or self._allocation.job_id is None or self.past or self._got_past():
             self.failure = None
             return None
-        kind, plan = "hang" if self._hung else kind_of(code, self._tail), self.plan
+        kind, plan = kind or self.kind(code), self.plan
         failure = EarlyFailure(kind=kind, code=min(code, 255), number=self._runs, plan=plan)
         history = self._known()
         if plan is not None and history.returns < MAX_RETURNS:
             if self._allocation.node_rank == 0:
                 run_history.write(self._folder, history.with_failed(plan))
             self._history = history.with_failed(plan)
-            self.again, instead = self._in_place()
+            self.again, instead = self._in_place(together)
             if self.again and self.plan_file is not None:
                 self.plan_file = replace(self.plan_file, plan=instead)
                 failure = replace(failure, goes_on=True, next_plan=instead)
@@ -184,23 +206,28 @@ class PlanGuard:
         elsewhere = len(self._allocation.nodes) > 1 and self._known().ran_restarts == self._allocation.restarts
         return elsewhere or self._monotonic() > self._began_s + UNREPORTED_S
 
-    def _in_place(self) -> tuple[bool, Plan | None]:
-        """Whether the run can be started again on these GPUs, and with which plan. The nodes of a job can't agree by themselves."""
+    def _in_place(self, together: bool) -> tuple[bool, Plan | None]:
+        """Whether the run can be started again on these GPUs, and with which plan."""
         here, history = self._allocation, self._history
-        if len(here.nodes) > 1:
+        if len(here.nodes) > 1 and not together:
             return False, None
         if history.ran is not None and history.ran.gpus == here.world and history.ran not in history.failed:
             return True, history.ran
         asked = self.plan_file.asked if self.plan_file else None
-        return asked is not None and (asked.nodes, asked.gpus_per_node) == (1, here.gpus), None
+        return asked is not None and (asked.nodes, asked.gpus_per_node) == (len(here.nodes), here.gpus), None
 
 
-def hold(failed: Report | None, find: Callable[[], tuple[str, int | None]], ending: Callable[[], bool]) -> bool:
+def hold(
+    failed: Report | None,
+    find: Callable[[], tuple[str, int | None]],
+    ending: Callable[[], bool],
+    most_s: float = HOLD_S,
+) -> bool:
     """Tells the daemon of `failed`, and waits for its requeue, whose SIGTERM makes `ending` true: True; False where none comes.
 
-    `failed` None: another node tells it. `find` gives the daemon's address and uid as they are now. Takes HOLD_S at most.
+    `failed` None: another node tells it. `find` gives the daemon's address and uid as they are now. Takes `most_s` at most.
     """
-    until, ask_at = time.monotonic() + HOLD_S, 0.0
+    until, ask_at = time.monotonic() + most_s, 0.0
     while time.monotonic() < until:
         if ending():
             return True

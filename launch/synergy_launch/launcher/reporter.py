@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from synergyd.errors import SynergyError
-from synergyd.records import Plan, Report
+from synergyd.records import Report
 from synergyd.wire import report
+from synergyd.wire.report import Told
 
 FIRST_RETRY, LAST_RETRY = 0.5, 6.0  # times the usual interval
 _SHORTEST_GAP = 0.1  # times the usual interval, between two tries while the daemon does not answer
@@ -22,7 +23,7 @@ class Reporter:
     A report that the daemon did not answer with `ok` is not delivered. It is sent again, or a newer one in its place, after
     FIRST_RETRY intervals, doubled with each further failure up to LAST_RETRY; an urgent one goes sooner.
     `find` gives the address after a failure: another daemon may have taken over. `heard` is called, in the reporter's
-    thread, with the plan whose batch the daemon's answer names. `by` gives the daemon's uid, whose answers are believed.
+    thread, with what the daemon's answer tells. `by` gives the daemon's uid, whose answers are believed.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Reporter:
         address: str,
         every_s: float = 10.0,
         find: Callable[[], str] = lambda: "",
-        heard: Callable[[Plan], None] = lambda plan: None,
+        heard: Callable[[Told], None] = lambda told: None,
         by: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._address, self._every_s, self._find, self._heard, self._by = address, every_s, find, heard, by

@@ -18,6 +18,14 @@ _KEPT = 16
 
 
 @dataclass(frozen=True)
+class Crash:
+    """A run that had trained and ended with an error. `at_s`: seconds since 1970."""
+
+    step: int
+    at_s: float
+
+
+@dataclass(frozen=True)
 class RunHistory:
     """Of one job, over its incarnations."""
 
@@ -30,10 +38,15 @@ class RunHistory:
     ran_restarts: int = -1
     #: plans that failed within their first steps
     failed: tuple[Plan, ...] = ()
+    #: after which it was started again in place, the latest last
+    crashes: tuple[Crash, ...] = ()
 
     def with_failed(self, plan: Plan) -> RunHistory:
         others = tuple(p for p in self.failed if p != plan)
         return replace(self, returns=self.returns + 1, failed=(*others, plan)[-_KEPT:])
+
+    def with_crash(self, crash: Crash) -> RunHistory:
+        return replace(self, crashes=(*self.crashes, crash)[-_KEPT:])
 
 
 def read(folder: Path | None, job_id: int) -> RunHistory:

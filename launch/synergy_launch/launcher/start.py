@@ -72,11 +72,12 @@ def node_command(
     batch_limits: str = "",
     trained: Trained = megatron_arguments.NOTHING_YET,
     version: tuple[int, int] = megatron_arguments.NEWEST,
+    run: int = 0,
 ) -> NodeCommand:
     """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.
 
     `script`: its path, or `module:` and its name, and its arguments. `trained`: where a Megatron-LM checkpoint stands;
-    `version`: Megatron-LM's own.
+    `version`: Megatron-LM's own. `run`: which one of this incarnation.
     """
     plan, remark = fit_plan(plan_file.plan if plan_file else None, allocation.world)
     checkpoint = checkpoint or (plan_file.checkpoint if plan_file else "")
@@ -109,14 +110,14 @@ def node_command(
     target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
     if "SYNERGY_LINK_ARBITER" in environment and is_megatron(style, arguments):
         target = ["-m", GATED_SCRIPT, *target]
-    before = [sys.executable] if runner == "python" else _torchrun(allocation, master)
+    before = [sys.executable] if runner == "python" else _torchrun(allocation, master, run)
     return NodeCommand((*before, *target, *arguments), environment, (remark,) if remark else ())
 
 
-def _torchrun(allocation: JobAllocation, master: str) -> list[str]:
+def _torchrun(allocation: JobAllocation, master: str, run: int) -> list[str]:
     rendezvous = ["--standalone"]
     if len(allocation.nodes) > 1:
-        port = rendezvous_port(allocation.job_id or 0, allocation.restarts)
+        port = rendezvous_port(allocation.job_id or 0, allocation.restarts, run)
         rendezvous = ["--node-rank", str(allocation.node_rank), "--master-addr", master, "--master-port", str(port)]
     return [
         sys.executable, "-P", "-m", TORCHRUN, "--nnodes", str(len(allocation.nodes)),

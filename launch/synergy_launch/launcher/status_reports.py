@@ -14,16 +14,19 @@ from synergy_launch.agent.settings import number_of
 from synergy_launch.launcher import idleness
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.idleness import Idleness
+from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
 from synergy_launch.launcher.stall_detector import LEAST_S, StallDetector
 from synergy_launch.megatron_lm.supervisor import Supervisor
-from synergyd.records import EarlyFailure, Plan
+from synergyd.records import EarlyFailure
 from synergyd.wire.plan_file import PlanFile
-from synergyd.wire.report import status_to_report
+from synergyd.wire.report import Told, status_to_report
 
 ASK_AGAIN_S = 15.0
 _URGENT = ("checkpoint_requests", "state", "note", "stalled_s", "failure", "idle_s")
+#: between two reports of a run that waits after a checkpoint: the daemon's answer may be an order
+_WAITING_S = 0.5
 
 
 class StatusReports:
@@ -40,9 +43,10 @@ class StatusReports:
         run_dir: Path,
         supervisor: Supervisor | None,
         failure: EarlyFailure | None = None,
+        restarts: Restarts | None = None,
     ) -> None:
         self._allocation, self._run_dir, self._supervisor = allocation, run_dir, supervisor
-        self._failure = failure
+        self._failure, self._restarts = failure, restarts
         reporting_nodes = (0, len(allocation.nodes) - 1) if supervisor else (0,)
         self._reports = allocation.node_rank in reporting_nodes and allocation.job_id is not None
         self._daemon_uid = plan_file.by if plan_file else None
@@ -51,6 +55,7 @@ class StatusReports:
         self._stall = StallDetector(time.monotonic(), stall_s)
         idle_s = number_of(os.environ, "SYNERGY_IDLE_S", float, idleness.LEAST_S)
         self._idle = Idleness(time.monotonic(), idle_s)
+        self._sent_at = 0.0
         self._every_s = ASK_AGAIN_S
         self._ask_at = time.monotonic() + self._every_s
         self._reporter = self._reporter_to(plan_file.report) if self._reports and plan_file else None
@@ -76,7 +81,7 @@ class StatusReports:
     def _reporter_to(self, address: str) -> Reporter | None:
         if not address:
             return None
-        return Reporter(address, find=self._find_address, heard=self._propose, by=lambda: self._daemon_uid)
+        return Reporter(address, find=self._find_address, heard=self._heard, by=lambda: self._daemon_uid)
 
     def _find_address(self) -> str:
         plan_file, _ = find_plan_file(self._allocation.job_id, os.environ)
@@ -85,27 +90,38 @@ class StatusReports:
         self._daemon_uid = plan_file.by
         return plan_file.report
 
-    def _propose(self, plan: Plan) -> None:
+    def _heard(self, told: Told) -> None:
+        if told.order:
+            if self._restarts is not None:
+                self._restarts.hear(told)
+            return
         try:
-            run_folder.propose_batch(self._run_dir, plan)
+            run_folder.propose_batch(self._run_dir, told.plan)
         except OSError as error:  # a full or cleaned /tmp must not end the training
             click.echo(f"synergy-launch: {self._run_dir}: batch can't be handed over ({error.strerror})", err=True)
 
     def _offer(self, reporter: Reporter, stall: StallDetector | None) -> None:
         job_id, restarts = self._allocation.job_id, self._allocation.restarts
         status = status_of(self._run_dir, self._supervisor)
+        if status is not None and self._restarts is not None and isinstance(status.get("checkpoint_requests"), int):
+            status["checkpoint_requests"] += self._restarts.acknowledged
         if self._failure is not None:
             status = {**(status or {}), "failure": self._failure.number}
         if status is not None and stall is not None:
             status["stalled_s"] = stall.check(status, time.monotonic())
         if stall is not None:
             status = self._with_idle(status)
-        if status is None or status == self._sent or job_id is None:
+        if status is None or job_id is None:
             return
-        before, self._sent = self._sent, status
+        able = self._restarts is not None and self._restarts.possible
+        asks = able and status.get("state") == "waiting" and time.monotonic() >= self._sent_at + _WAITING_S
+        if status == self._sent and not asks:
+            return
+        before, self._sent, self._sent_at = self._sent, status, time.monotonic()
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
         urgent = first_speed or any(status.get(key) != before.get(key) for key in _URGENT)
-        reporter.offer(status_to_report(status, job_id, restarts, self._failure), urgent=urgent)
+        told = self._restarts.told if able and self._restarts is not None else None
+        reporter.offer(status_to_report(status, job_id, restarts, self._failure, told), urgent=urgent or asks)
 
     def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any] | None:
         """With what is seen from outside of a run that does nothing; of one without a word of its own that alone."""

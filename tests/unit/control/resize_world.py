@@ -14,11 +14,12 @@ from synergyd.control.events import (
     Preempted,
     Refused,
     ResizeEvent,
+    RestartedInPlace,
     Tick,
     Unwanted,
     Wanted,
 )
-from synergyd.control.instructions import AskCheckpoint, Instruction, Requeue, Target, Update
+from synergyd.control.instructions import AskCheckpoint, Instruction, Requeue, Restart, Target, Update
 from synergyd.control.lifecycle import (
     JobLifecycle,
     ResizeState,
@@ -32,14 +33,18 @@ from synergyd.slurm.observe import Known
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 JOB = 1
-LIMITS = ResizeTimes(checkpoint_timeout_s=30, resend_s=5, park_s=60, release_timeout_s=20, attempts=3, retry_s=20)
+LIMITS = ResizeTimes(
+    checkpoint_timeout_s=30, resend_s=5, park_s=60, release_timeout_s=20, attempts=3, retry_s=20, in_place_s=40
+)
 SMALL = Target(Shape("a100", 1, 2), ("n1",), Plan(dp=2, global_batch=8))
+OTHER = Target(SMALL.shape, SMALL.nodes, Plan(tp=2, global_batch=8))  # another plan for the GPUs of SMALL
 LARGE = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(tp=2, dp=2, global_batch=8))
 FREE = Target(Shape("a100", 3, 1), (), None)
 TARGETS = (SMALL, LARGE, FREE)
 RESIZING = (
     ResizeState.CHECKPOINTING,
     ResizeState.REQUEUING,
+    ResizeState.RESTARTING,
     ResizeState.HELD,
     ResizeState.RESIZED,
     ResizeState.RELEASED,
@@ -58,6 +63,9 @@ class World:
         self.story: list[str] = []
         self.acks: dict[int, int] = {}  # agent's count of checkpoints by incarnation
         self.asked: dict[int, float] = {}  # when an incarnation was first signalled for the present resize
+        self.ordered: list[
+            tuple[int, int]
+        ] = []  # restarts in place that the job's launchers heard of: (incarnation, number)
         self.delayed: list[Instruction] = []
         self.late: list[ResizeEvent] = []
         self.lose_instructions = self.lose_answers = self.delay_instructions = self.delay_answers = self.twice = False
@@ -100,7 +108,10 @@ class World:
                 timed_out = asked_s and self.now_s - asked_s[0] >= LIMITS.checkpoint_timeout_s
                 assert acknowledged or (timed_out and not before.stopping), (before, event)
             else:
-                assert before.state is ResizeState.REQUEUING, before
+                late = before.state is ResizeState.RESTARTING and (
+                    self.now_s >= before.since_s + LIMITS.in_place_s or isinstance(event, Refused)
+                )
+                assert before.state is ResizeState.REQUEUING or late, before
         if isinstance(instruction, Update):
             assert instruction.target in (self.life.target, self.life.origin)
 
@@ -119,6 +130,8 @@ class World:
     def _carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         before = len(self.slurm.requeued)
         answer = self.actuator.carry_out(instruction)
+        if isinstance(instruction, Restart) and isinstance(answer, CarriedOut):
+            self.ordered.append((instruction.restarts, instruction.number))
         for _, restarts in self.slurm.requeued[before:]:
             assert isinstance(instruction, Requeue) and restarts == instruction.restarts
         if isinstance(instruction, AskCheckpoint) and isinstance(answer, CarriedOut):
@@ -153,7 +166,10 @@ class World:
             return
         shape = Shape("a100", job.num_nodes, 2)
         present = Target(shape, (), self.life.plan)
-        self.tell(Wanted(target, "more goodput", self.acks.get(self.life.restarts, 0), present))
+        acks = self.acks.get(self.life.restarts, 0)
+        if target == OTHER:  # as if it had SMALL
+            present = SMALL
+        self.tell(Wanted(target, "more goodput", acks, present, in_place=target == OTHER))
 
     def preempt(self) -> None:
         self.tell(Preempted("its GPUs go to others", self.acks.get(self.life.restarts, 0)))
@@ -172,6 +188,13 @@ class World:
             self.acks[job.restarts] = self.acks.get(job.restarts, 0) + 1
         if report:
             self.tell(Acknowledged(job.restarts, self.acks.get(job.restarts, 0)))
+
+    def restarts_in_place(self) -> None:
+        """The running job's launchers follow the order that they heard last, and the new run reports."""
+        job = self.slurm.jobs.get(JOB)
+        numbers = [n for r, n in self.ordered if job is not None and job.state == "RUNNING" and r == job.restarts]
+        if job is not None and numbers:
+            self.tell(RestartedInPlace(job.restarts, max(numbers)))
 
     def old_report(self) -> None:
         """A report of an incarnation that has ended arrives late."""
@@ -192,12 +215,12 @@ class World:
         """Brings the running job's resize into `state` and no further."""
         self.start()
         assert self.life.state is ResizeState.RUNNING
-        self.want(target)
+        self.want(OTHER if state is ResizeState.RESTARTING else target)
         if state is ResizeState.CHECKPOINTING:
             return
         self.slurm.pass_time(5)
         self.checkpoint()
-        if state is ResizeState.REQUEUING:
+        if state in (ResizeState.REQUEUING, ResizeState.RESTARTING):
             return
         self.lose_instructions = True
         for _ in range(4):
@@ -231,6 +254,8 @@ class World:
             self.round()
             if self.life.state is ResizeState.CHECKPOINTING:
                 self.checkpoint()
+            if self.life.state is ResizeState.RESTARTING:
+                self.restarts_in_place()
             if self.settled:
                 return
         raise AssertionError(f"not settled: {self.life} but {self.slurm.jobs.get(JOB)}\n" + "\n".join(self.story[-20:]))
@@ -244,7 +269,7 @@ class World:
         return job.state == "RUNNING" and self.life.state is ResizeState.RUNNING and job.restarts == self.life.restarts
 
 
-__all__ = ["FREE", "JOB", "LARGE", "LIMITS", "SMALL", "TARGETS", "Observed", "World"]
+__all__ = ["FREE", "JOB", "LARGE", "LIMITS", "OTHER", "SMALL", "TARGETS", "Observed", "World"]
 
 
 def sent(world: World, verb: str) -> int:

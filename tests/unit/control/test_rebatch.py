@@ -12,6 +12,7 @@ from synergyd.control import rebatch
 from synergyd.records import Cell, Directive, Job, JobState, Plan, Report, Shape
 from synergyd.wire import munge
 from synergyd.wire import report as reports
+from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site
 
 SCRIPT = (
@@ -47,10 +48,11 @@ def noisy(site: Site, plan: Plan = PRESENT, rebatching: bool = True, step_s: flo
 def test_a_job_that_would_gain_is_told_and_not_restarted(site: Site) -> None:
     running(site)
     noisy(site)
-    uid, plan = site.post.answers[1, 0]
+    uid, told = site.post.answers[1, 0]
+    plan = told.plan
     assert plan.global_batch > 64 and (plan.tp, plan.pp, plan.dp) == (1, 1, 2)
     noisy(site)
-    assert site.post.answers[1, 0] == (uid, plan)
+    assert site.post.answers[1, 0] == (uid, Told(plan))
     assert not [call for call in site.slurm.calls if call[0] in ("signal", "requeue")]
     assert site.life(1).state.value == "RUNNING"
     assert site.story(1).count("from its next step on") == 1
@@ -97,7 +99,7 @@ def test_what_is_better() -> None:
     "line", [b"", b"ok", b"ok\n", b"no", b"ok \xff\xfe", b"ok tp:1,dp:2,gb:4\n", b"ok MUNGE:AAAA:\n", b"ok MUNGE:"]
 )
 def test_an_answer_that_says_no_plan(line: bytes) -> None:
-    assert reports.plan_of_answer(line, TOLD, 0) is None
+    assert reports.told_by(line, TOLD, 0) is None
 
 
 class Seal:
@@ -115,21 +117,26 @@ class Seal:
 
 def test_an_answer_with_a_plan_comes_back_if_the_daemon_signed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seal = Seal(monkeypatch, 64030)
-    line = reports.answer_line(WANTED, TOLD.job_id, TOLD.restarts)
-    assert reports.plan_of_answer(line, TOLD, 64030) == WANTED
+    line = reports.answer_line(Told(WANTED), TOLD.job_id, TOLD.restarts)
+    assert reports.told_by(line, TOLD, 64030) == Told(WANTED)
     assert reports.answer_line(None) == b"ok\n"
     # another user's, another job's, another incarnation's, and from a daemon whose user nobody knows
-    assert reports.plan_of_answer(line, TOLD, 1000) is None
-    assert reports.plan_of_answer(line, replace(TOLD, job_id=8), 64030) is None
-    assert reports.plan_of_answer(line, replace(TOLD, restarts=2), 64030) is None
-    assert reports.plan_of_answer(line, TOLD, None) is None
+    assert reports.told_by(line, TOLD, 1000) is None
+    assert reports.told_by(line, replace(TOLD, job_id=8), 64030) is None
+    assert reports.told_by(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.told_by(line, TOLD, None) is None
+    # an order to restart is no batch, and says which one it is
+    line = reports.answer_line(Told(WANTED, 3), TOLD.job_id, TOLD.restarts)
+    assert reports.told_by(line, TOLD, 64030) == Told(WANTED, 3)
+    assert reports.told_by(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.told_by(line.replace(b" 3 ", b" 03 "), TOLD, 64030) is None
     seal.uid = 0
-    assert reports.plan_of_answer(reports.answer_line(WANTED, 7, 1), TOLD, None) == WANTED
+    assert reports.told_by(reports.answer_line(Told(WANTED), 7, 1), TOLD, None) == Told(WANTED)
 
 
 def test_the_reporter_hands_the_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Plan] = []
-    answers = [None, WANTED]
+    heard: list[Told] = []
+    answers = [None, Told(WANTED, 1)]
     monkeypatch.setattr(reports, "send", lambda report, address, by: answers.pop(0))
     reporter = Reporter("x:1", 0.01, heard=heard.append)
     reporter.offer(TOLD, urgent=True)
@@ -137,4 +144,4 @@ def test_the_reporter_hands_the_answer_on(monkeypatch: pytest.MonkeyPatch) -> No
         pass
     reporter.offer(TOLD, urgent=True)
     reporter.close()
-    assert heard == [WANTED]
+    assert heard == [Told(WANTED, 1)]

@@ -17,11 +17,12 @@ from synergyd.control.events import (
     Observed,
     Refused,
     ResizeEvent,
+    RestartedInPlace,
     Tick,
     Unwanted,
     Wanted,
 )
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Restart, Target, Update
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
     JobLifecycle,
@@ -31,7 +32,7 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.starts import advance
 from synergyd.records import Plan, Shape
-from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, RESIZING, SMALL, TARGETS, World
+from tests.unit.control.resize_world import FREE, JOB, LARGE, LIMITS, OTHER, RESIZING, SMALL, TARGETS, World
 
 # -- the usual course ----------------------------------------------------------------------------------------------
 # -- validate ------------------------------------------------------------------------------------------------------
@@ -70,6 +71,8 @@ _lives = st.builds(
     acks_before=st.integers(0, 3),
     attempts=st.integers(0, 4),
     retry_after_s=_times,
+    orders=st.integers(0, 3),
+    stays=st.booleans(),
 ).filter(lambda life: validate(life) == "")
 _instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(AskCheckpoint, st.just(JOB), st.integers(0, 3)),
@@ -77,6 +80,7 @@ _instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Park, st.just(JOB), st.just(LIMITS.park_s)),
     st.builds(Update, st.just(JOB), _targets, st.just(LIMITS.park_s)),
     st.builds(Release, st.just(JOB)),
+    st.builds(Restart, st.just(JOB), st.integers(0, 3), st.integers(0, 3), st.just(Plan())),
 )
 _events: st.SearchStrategy[ResizeEvent] = st.one_of(
     st.builds(
@@ -85,7 +89,8 @@ _events: st.SearchStrategy[ResizeEvent] = st.one_of(
         st.integers(0, 4),
         st.none() | _times,
     ),
-    st.builds(Wanted, _targets, st.text(max_size=5), st.integers(0, 3), _maybe),
+    st.builds(Wanted, _targets, st.text(max_size=5), st.integers(0, 3), _maybe, in_place=st.booleans()),
+    st.builds(RestartedInPlace, st.integers(0, 3), st.integers(0, 3)),
     st.builds(Unwanted, st.text(max_size=5)),
     st.builds(Acknowledged, st.integers(0, 3), st.integers(0, 4)),
     st.builds(CarriedOut, _instructions),
@@ -129,6 +134,8 @@ OPERATIONS: dict[str, _Op] = {
     "want large": lambda w: w.want(LARGE),
     "want small": lambda w: w.want(SMALL),
     "want free": lambda w: w.want(FREE),
+    "want another plan": lambda w: w.want(OTHER),
+    "restart in place": World.restarts_in_place,
     "preempt": World.preempt,
     "unwant": World.unwant,
     "checkpoint": World.checkpoint,
@@ -163,12 +170,25 @@ STUBBORN: dict[str, dict[str, tuple[str, bool]]] = {
     "requeue, called transient": {"requeue": ("busy", True)},
     "signal": {"signal": ("no", False)},
     "signal, called transient": {"signal": ("busy", True)},
+    "order": {"AdminComment": ("no", False)},
     "release": {"StartTime=now ": ("no", False)},
     "all updates": {"update": ("no", False)},
     "all updates, called transient": {"update": ("busy", True)},
 }
 # mostly the usual course, so that histories get far before something happens
-_usual = st.sampled_from(["round", "round", "want large", "want small", "preempt", "checkpoint", "round"])
+_usual = st.sampled_from(
+    [
+        "round",
+        "round",
+        "want large",
+        "want small",
+        "want another plan",
+        "restart in place",
+        "preempt",
+        "checkpoint",
+        "round",
+    ]
+)
 _histories = st.lists(_usual | st.sampled_from([*OPERATIONS, *SWITCHES]), min_size=5, max_size=40)
 
 

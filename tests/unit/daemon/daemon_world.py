@@ -18,6 +18,7 @@ from synergyd.slurm.client import SlurmError
 from synergyd.slurm.rows import JobRow, NodeRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import Store, open_store
+from synergyd.wire.report import Told
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 START_S = 1_000_000.0
@@ -97,7 +98,7 @@ class Post:
 
     def __init__(self) -> None:
         self.waiting: list[ReceivedReport] = []
-        self.answers: dict[tuple[int, int], tuple[int, Plan]] = {}
+        self.answers: dict[tuple[int, int], tuple[int, Told]] = {}
 
     def take(self) -> list[ReceivedReport]:
         taken, self.waiting = self.waiting, []

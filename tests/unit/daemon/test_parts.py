@@ -29,7 +29,7 @@ from synergyd.slurm.client import SlurmError
 from synergyd.store import leader
 from synergyd.task.model.hardware import figures
 from synergyd.wire import munge
-from synergyd.wire.report import to_json
+from synergyd.wire.report import Told, to_json
 from tests.unit.daemon.daemon_world import Site
 
 CLUSTER = Cluster((Node("n1", "a100", 4),))
@@ -114,7 +114,7 @@ def test_what_is_no_report_is_refused_and_the_next_one_taken(
 
 def test_only_the_owners_report_is_answered_with_the_plan(inbox: ReportInbox, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(dp=2, global_batch=8)
-    inbox.answers = {(7, 0): (1000, plan)}
+    inbox.answers = {(7, 0): (1000, Told(plan))}
     signed: list[bytes] = []
 
     def encode(payload: bytes, socket: str = "") -> str:

@@ -98,7 +98,7 @@ def test_answers_of_the_arbiter_and_the_daemon() -> None:
         link_protocol.welcome_of(line)
         link_protocol.bound_of(line, HELLO)
         if not line.startswith(b"ok MUNGE:"):  # that one is munged's business
-            report.plan_of_answer(line, REPORT, 0)
+            report.told_by(line, REPORT, 0)
 
     for line in mutations(examples, 10_000, 15):
         assert not refused(read, line)

@@ -274,7 +274,7 @@ class FakeSlurm:
                 raise SlurmError(call, message, transient=transient)
 
     def _set_field(self, job_id: int, key: str, value: str) -> None:
-        if self.jobs[job_id].state != "PENDING":
+        if self.jobs[job_id].state != "PENDING" and key != "AdminComment":
             raise SlurmError("update", "Job is no longer pending execution", transient=False)
         match key:
             case "StartTime":

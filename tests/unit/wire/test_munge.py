@@ -15,7 +15,7 @@ import pytest
 from synergyd.errors import UnavailableError
 from synergyd.records import Plan, Report
 from synergyd.wire import munge
-from synergyd.wire.report import answer_line, from_json, plan_of_answer, to_json
+from synergyd.wire.report import Told, answer_line, from_json, to_json, told_by
 from tests.throwaway.slurm import SlurmCluster, missing_programs
 
 pytestmark = pytest.mark.slurm
@@ -107,12 +107,12 @@ def test_munge_s_own_programs_agree(socket: str) -> None:
 def test_an_answer_is_believed_from_the_daemons_user_only(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUNGE_SOCKET", socket)
     plan, report = Plan(dp=2, global_batch=64), Report(7, 1, 100)
-    line = answer_line(plan, 7, 1, socket)
+    line = answer_line(Told(plan), 7, 1, socket)
     assert len(line) < 2048  # send() reads no more than twice that
-    assert plan_of_answer(line, report, os.getuid()) == plan
-    assert plan_of_answer(line, report, os.getuid()) is None  # sent twice
-    others = answer_line(plan, 7, 1), answer_line(plan, 8, 1), answer_line(plan, 7, 2)
+    assert told_by(line, report, os.getuid()) == Told(plan)
+    assert told_by(line, report, os.getuid()) is None  # sent twice
+    others = answer_line(Told(plan), 7, 1), answer_line(Told(plan), 8, 1), answer_line(Told(plan), 7, 2)
     by = os.getuid() or 1  # root is always believed
-    assert [plan_of_answer(x, report, b) for x, b in zip(others[1:], (by, by), strict=True)] == [None, None]
+    assert [told_by(x, report, b) for x, b in zip(others[1:], (by, by), strict=True)] == [None, None]
     if os.getuid():
-        assert plan_of_answer(others[0], report, os.getuid() + 1) is None
+        assert told_by(others[0], report, os.getuid() + 1) is None

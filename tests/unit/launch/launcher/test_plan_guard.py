@@ -108,7 +108,7 @@ def test_a_script_that_fails_under_its_own_arguments_too_ends_with_its_code(job:
 
 @pytest.mark.parametrize("trained", ["trains(10)", "trains(1, checkpoint_step=6)", "trains(0, checkpoint_requests=1)"])
 def test_a_failure_after_the_first_steps_is_the_scripts_own(job: Job, trained: str) -> None:
-    assert job.run(f"{trained}; sys.exit(3)")[:2] == (3, ["planned"])
+    assert job.run(f"{trained}; sys.exit(3)", SYNERGY_CRASH_RESTARTS="0")[:2] == (3, ["planned"])
     assert job.history.failed == () and (job.history.ran, job.history.ran_restarts) == (PLAN, 0)
 
 

@@ -1,0 +1,130 @@
+"""Restarts inside an allocation, on a real cluster: another plan for the same GPUs, and crashes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.daemon_site import explain, until_beat, until_steps
+from tests.throwaway import light_job
+from tests.throwaway.power import power_off
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.synergy import make_cluster, synergyd
+
+pytestmark = pytest.mark.slurm
+GPUS = 2  # of each node
+# what it runs with where the launcher has no plan. As many stages as GPUs, of a model of four layers: any other plan is better
+POOR = 'export SYNERGY_PLAN_JSON=\'{{"pp": {}, "global_batch": 8}}\'\n'
+
+
+def submit(cluster: SlurmCluster, name: str, before: str, nodes: int = 1, *options: str) -> int:
+    """A job whose size is its user's own."""
+    size = f"min_gpus={nodes * GPUS} max_gpus={nodes * GPUS}"
+    return light_job.submit(
+        cluster, name, gpus=GPUS, directive=size, before=before, options=(f"--nodes={nodes}", *options)
+    )
+
+
+@pytest.fixture(scope="module")
+def planned() -> dict[int, int]:
+    """By number of nodes: a job that started before the daemon, with arguments that are worse than the daemon's."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def cluster(planned: dict[int, int]) -> Iterator[SlurmCluster]:
+    with make_cluster([NodeGroup("cpu", 5, GPUS)], epoch_s=1) as cluster:
+        for nodes in (1, 2):
+            planned[nodes] = submit(cluster, f"plan-{nodes}", POOR.format(nodes * GPUS), nodes)
+        cluster.wait_for(lambda: all(cluster.state(j) == "RUNNING" for j in planned.values()), 30, "their start")
+        with synergyd(cluster):
+            until_beat(cluster)
+            yield cluster
+
+
+def story(cluster: SlurmCluster, job_id: int) -> str:
+    return "\n".join(e["detail"] for e in explain(cluster, job_id)["story"])
+
+
+def shown(cluster: SlurmCluster, job_id: int, name: str) -> str:
+    text = cluster.run("scontrol", "show", "job", str(job_id)).stdout
+    found = re.search(rf"\b{name}=(\S+)", text)
+    assert found is not None, text
+    return found[1]
+
+
+def steps(cluster: SlurmCluster, job_id: int) -> list[dict[str, float]]:
+    """The job's step log."""
+    folder = re.search(r"checkpoint=(\S+)", cluster.run("scontrol", "write", "batch_script", str(job_id), "-").stdout)
+    assert folder is not None
+    return [json.loads(line) for line in (Path(folder[1]) / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_another_plan_for_the_same_gpus_needs_no_requeue(
+    cluster: SlurmCluster, planned: dict[int, int], nodes: int
+) -> None:
+    job = planned[nodes]
+    cluster.wait_for(lambda: "restarted in place:" in story(cluster, job), 90, "the restart in place")
+    cluster.wait_for(lambda: steps(cluster, job)[-1]["pp"] == 1, 30, "a step with the new plan")
+    assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
+    log = steps(cluster, job)
+    first = next(i for i, line in enumerate(log) if line["pp"] == 1)
+    assert log[first]["step"] == log[first - 1]["step"] + 1, "no step is lost"
+    print(f"{nodes} nodes: trains again after {log[first]['time'] - log[first - 1]['time']:.1f} s, with another plan")
+    cluster.run("scancel", str(job))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_crash_is_mended_in_place_and_one_at_the_same_step_again_ends_the_job(
+    cluster: SlurmCluster, nodes: int
+) -> None:
+    before = "export CHECKPOINT_EVERY=10 CRASHES=35:{}\n"
+    once, always = (submit(cluster, f"crash-{nodes}-{n}", before.format(n), nodes) for n in (1, 99))
+    until_steps(cluster, once, steps=40, timeout_s=90)
+    assert (cluster.state(once), shown(cluster, once, "Restarts")) == ("RUNNING", "0")
+    assert "ended with exit code 9 at step 35: started again in place" in story(cluster, once)
+    log = steps(cluster, once)
+    at = next(i for i, line in enumerate(log) if line["step"] == 35)
+    assert log[at + 1]["step"] == 31, "from its last checkpoint"
+    print(f"{nodes} nodes: trains again after {log[at + 1]['time'] - log[at]['time']:.1f} s, after a crash")
+    cluster.run("scancel", str(once))
+    cluster.wait_for(lambda: cluster.state(always) == "FAILED", 60, "the end of the other")
+    assert shown(cluster, always, "Restarts") == "0" and shown(cluster, always, "ExitCode") == "9:0"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmCluster, stays: bool) -> None:
+    """`stays`: the job may outlive a node in Slurm too, by its owner's options."""
+    before = "export CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=1" * stays + "\n"
+    job = submit(cluster, "lost", before, 2, *["--no-kill"] * stays)
+    until_steps(cluster, job, steps=25, timeout_s=90)
+    nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()
+    _, lost = cluster.run("scontrol", "show", "hostnames", nodes).stdout.split()
+    at_s = time.time()
+    power_off(cluster, lost)
+    try:
+        cluster.wait_for(lambda: steps(cluster, job)[-1]["dp"] == GPUS, 60, "steps on the node that is left")
+        log = steps(cluster, job)
+        again = next(line for line in log if line["dp"] == GPUS)
+        print(f"trains again {again['time'] - at_s:.1f} s after the loss of a node, in place")
+        assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
+        cluster.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")  # as after SlurmdTimeout
+        if stays:
+            cluster.wait_for(lambda: shown(cluster, job, "NumNodes") == "1", 30, "Slurm to take the node from the job")
+            seen = steps(cluster, job)[-1]["step"]
+            cluster.wait_for(lambda: steps(cluster, job)[-1]["step"] > seen + 20, 60, "further steps")
+            assert shown(cluster, job, "Restarts") in ("0", "1")  # 1: it has grown again
+            assert "lost a node at step" in story(cluster, job)
+        else:
+            cluster.wait_for(lambda: steps(cluster, job)[-1]["restarts"] == 1, 90, "steps after Slurm's requeue")
+            assert cluster.state(job) == "RUNNING"
+    finally:
+        cluster.run("scancel", str(job))
+        cluster.start_node(lost)
+        cluster.run("scontrol", "update", f"NodeName={lost}", "State=RESUME", check=False)

@@ -1,0 +1,242 @@
+"""What the launchers of a job's nodes say to one another, over real sockets, and what a stranger says."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from synergy_launch.launcher import crew as crews
+from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.crew import Crew, NextRun, next_run
+from synergy_launch.launcher.in_place import Restarts
+from synergy_launch.launcher.plan_guard import PlanGuard
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+from synergyd.wire import munge
+from synergyd.wire.plan_file import PlanFile
+from synergyd.wire.report import Told
+
+PLAN = Plan(dp=4, global_batch=8)
+NODES = ("n1", "n2", "n3")
+
+
+class Seals:
+    """munge in memory; `uid` signs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.uid = 1000
+        monkeypatch.setattr(munge, "encode", lambda payload, socket="": f"MUNGE:{self.uid}:{payload.decode()}")
+        monkeypatch.setattr(munge, "decode", self.decode)
+
+    def decode(self, text: str) -> munge.Credential:
+        if text.count(":") != 2:
+            raise UsageError("credential", "is none")
+        _, uid, payload = text.split(":")
+        return munge.Credential(payload.encode(), int(uid), 0)
+
+
+@pytest.fixture
+def seals(monkeypatch: pytest.MonkeyPatch) -> Seals:
+    monkeypatch.setattr(crews, "_AGAIN_S", 0.05)
+    return Seals(monkeypatch)
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+    monkeypatch.setattr(crews, "rendezvous_port", lambda job, restarts, run: number)
+    return number
+
+
+@pytest.fixture
+def nodes(seals: Seals, port: int) -> Iterator[list[Crew]]:
+    """Of a job on three nodes, all connected."""
+    made = [Crew(at(rank), "127.0.0.1", 1000) for rank in range(3)]
+    until(made, lambda: all(c.connected for c in made))
+    yield made
+    for one in made:
+        one.close()
+
+
+def at(rank: int) -> JobAllocation:
+    return JobAllocation(job_id=9, restarts=0, nodes=NODES, node_rank=rank, gpus=2, in_step=True, leader=rank == 0)
+
+
+def until(some: list[Crew], true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        for one in some:
+            one.poll()
+        time.sleep(0.01)
+
+
+def test_the_first_node_says_what_runs_next(nodes: list[Crew]) -> None:
+    nodes[2].say_ended(0, 7, "memory")
+    until(nodes, lambda: bool(nodes[0].ended))
+    assert nodes[0].ended == {2: (0, 7, "memory")}
+    for word in (
+        NextRun(1, 3, NODES, PLAN),
+        NextRun(2, 3, NODES[:2]),
+        NextRun(0, holds=True),
+        NextRun(0),
+        NextRun(0, code=9),
+    ):
+        nodes[0].tell(word)
+        until(nodes, lambda: nodes[1].word == nodes[2].word == word)  # noqa: B023
+    assert not nodes[0].ended
+
+
+def test_a_node_that_is_gone_is_lost(nodes: list[Crew]) -> None:
+    nodes[1].close()
+    until(nodes[:1], lambda: nodes[0].lost == {1})
+    assert nodes[0].connected, "with all that are left"
+    nodes[0].close()
+    until(nodes[2:], lambda: not nodes[2].connected)
+
+
+def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> None:
+    for uid, words in ((1001, "synergy-node 9 0 1"), (1000, "synergy-node 8 0 1"), (1000, "synergy-node 9 1 1"),
+                       (1000, "synergy-node 9 0 1"), (1000, "synergy-node 9 0 5"), (1000, "ended 0 1 exit")):  # fmt: skip
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+            stranger.sendall(f"MUNGE:{uid}:{words}\nended 0 1 exit\n".encode())
+            for _ in range(20):
+                nodes[0].poll()
+                time.sleep(0.01)
+            stranger.settimeout(5)
+            assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+        stranger.sendall(b"x" * 200_000)
+        until(nodes, lambda: len(nodes[0]._peers) == 2)
+    assert not nodes[0].ended and not nodes[0].lost and nodes[0].connected
+
+
+def test_another_users_first_node_is_not_followed(seals: Seals, port: int) -> None:
+    seals.uid = 1001
+    first, other = Crew(at(0), "127.0.0.1", 1001), Crew(at(1), "127.0.0.1", 1000)
+    for _ in range(30):
+        first.poll()
+        other.poll()
+        time.sleep(0.01)
+    assert not other.connected
+    first.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "run", "run 1 2 n1", "run x 2 n1 -", "run 1 2 n[1- -", "run 1 2 n1 tp:0", "run 99999999 0 n1 -", "overt", "over",
+     "over 9 9", "over -1"],
+)  # fmt: skip
+def test_a_line_that_says_nothing(line: str) -> None:
+    assert next_run(line) is None
+
+
+def test_what_is_said_is_read_back() -> None:
+    for word in (
+        NextRun(1, 3, NODES, PLAN),
+        NextRun(2, 3, NODES[:2]),
+        NextRun(0, holds=True),
+        NextRun(0),
+        NextRun(0, code=9),
+    ):
+        assert next_run(word.line()) == word
+
+
+# -- what follows from it ------------------------------------------------------------------------------------------
+
+
+class Node:
+    """One node's restarts with its guard, whose run has trained."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.guard = PlanGuard(crew.allocation, PlanFile(9, Plan(dp=6, global_batch=24)), None)
+        self.restarts = Restarts(crew.allocation, None, crew=crew)
+        for step in (1, 100):
+            status = {"state": "training", "step": step, "checkpoint_step": step}
+            if crew.first:
+                self.guard.look(status)
+                self.restarts.look(status)
+
+
+@pytest.fixture
+def job(nodes: list[Crew]) -> list[Node]:
+    return [Node(crew) for crew in nodes]
+
+
+def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node]) -> None:
+    told = Told(Plan(tp=2, dp=3, global_batch=24), 4)
+    job[1].restarts.hear(told)
+    job[0].restarts.hear(told)
+    assert not job[0].restarts.decided
+    end = time.monotonic() + 10
+    while not all(node.restarts.decided for node in job):
+        assert time.monotonic() < end
+        for node in job:
+            node.restarts.poll()
+    assert not any(node.restarts.hurries for node in job)
+    assert [node.restarts.goes_on(0, node.guard) for node in job] == [True] * 3
+    assert [node.guard.plan for node in job] == [told.plan] * 3
+    assert {(node.restarts.told.number, node.restarts.told.order) for node in job} == {(1, 4)}
+
+
+def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
+    first, other, third = job
+    assert other.restarts.crew is not None
+    other.restarts.crew.say_ended(0, 9, "memory")
+    end = time.monotonic() + 10
+    while not first.restarts.broken:
+        assert time.monotonic() < end
+        first.restarts.poll()
+    assert first.restarts.hurries and first.restarts.cause(137, own=False) == (9, "memory")
+    assert first.restarts.goes_on(9, first.guard) and first.restarts.told.code == 9
+    assert not first.restarts.broken
+    while not third.restarts.decided:
+        assert time.monotonic() < end
+        third.restarts.poll()
+    assert third.restarts.hurries
+    assert third.restarts.goes_on(137, third.guard) and other.restarts.goes_on(9, other.guard)
+    assert {node.restarts.told.number for node in job} == {1}
+
+
+def test_a_lost_node_leaves_the_largest_plan_on_the_others(job: list[Node]) -> None:
+    first, lost, third = job
+    assert lost.restarts.crew is not None
+    lost.restarts.crew.close()
+    end = time.monotonic() + 10
+    while not first.restarts.broken:
+        assert time.monotonic() < end
+        first.restarts.poll()
+    assert first.restarts.goes_on(1, first.guard)
+    assert (first.guard.plan, first.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
+    assert third.restarts.goes_on(1, third.guard)
+    assert (third.guard.plan, third.restarts.allocation) == (
+        first.guard.plan,
+        replace(at(2), nodes=("n1", "n3"), node_rank=1),
+    )
+    assert first.restarts.possible and not first.restarts.broken
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_end_of_a_job_is_told(job: list[Node], waits: bool) -> None:
+    job[0].guard.waits = waits
+    code = 2 if waits else 0
+    assert [node.restarts.goes_on(code, node.guard) for node in job] == [False] * 3
+    assert [(node.guard.waits, node.guard.tells) for node in job[1:]] == [(waits, False)] * 2
+
+
+def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) -> None:
+    job[0].restarts.look({"step": 100, "checkpoint_step": None})
+    job[0].restarts._saved = None
+    assert not job[0].restarts.goes_on(9, job[0].guard)
+    end = time.monotonic() + 10
+    while not job[1].restarts.decided:
+        assert time.monotonic() < end
+        job[1].restarts.poll()
+    assert job[1].restarts.hurries and not job[1].restarts.goes_on(137, job[1].guard) and job[1].restarts.code == 9

@@ -1,0 +1,105 @@
+"""Restarts inside an allocation: the launcher with real processes, and its rules one by one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from synergy_launch.launcher import run_history
+from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_go_on
+from synergy_launch.launcher.plan_guard import PlanGuard
+from synergy_launch.launcher.run_history import Crash
+
+from synergyd.records import Plan
+from synergyd.wire.plan_file import PlanFile
+from synergyd.wire.report import Told
+from tests.unit.launch.launcher.test_plan_guard import HERE, Job
+
+NOW_S = 100_000.0
+STATUS = {"step": 120, "checkpoint_step": 110, "checkpoint_requests": 1}
+
+
+@pytest.mark.parametrize(
+    ("crashes", "step", "goes_on"),
+    [
+        ((), 0, True),
+        ((Crash(120, NOW_S - 60),), 121, True),
+        ((Crash(120, NOW_S - 60),), 120, False),  # it fails at the same step again
+        ((Crash(120, NOW_S - WINDOW_S - 1),), 120, True),
+        (tuple(Crash(n, NOW_S - 60) for n in range(CRASHES)), 500, False),
+        ((*(Crash(n, NOW_S - 2 * WINDOW_S) for n in range(9)), Crash(9, NOW_S)), 10, True),
+    ],
+)
+def test_a_crash_is_mended_while_the_run_gets_further(crashes: tuple[Crash, ...], step: int, goes_on: bool) -> None:
+    assert may_go_on(crashes, step, NOW_S) is goes_on
+
+
+def trained() -> PlanGuard:
+    """The guard of a run that has got past its first steps."""
+    guard = PlanGuard(HERE, None, None)
+    for step in (1, 100):
+        guard.look({"state": "training", "step": step, "checkpoint_step": None})
+    return guard
+
+
+def test_what_is_no_crash_ends_the_job(tmp_path: Path) -> None:
+    restarts, guard = Restarts(HERE, tmp_path, clock=lambda: NOW_S), trained()
+    assert not restarts.goes_on(7, guard), "it has no checkpoint"
+    restarts.look(STATUS)
+    assert [restarts.goes_on(code, guard) for code in (0, 2, 130, 143)] == [False] * 4
+    assert not restarts.goes_on(7, PlanGuard(HERE, None, None)), "it has not trained"
+    none = Restarts(HERE, tmp_path, crashes=0)
+    none.look(STATUS)
+    assert not none.goes_on(7, guard)
+    assert restarts.goes_on(7, guard) and "exit code 7 at step 120" in restarts.words
+    told = restarts.told
+    assert (told.number, told.crashes, told.code, told.step, restarts.acknowledged) == (1, 1, 7, 120, 1)
+    restarts.look(STATUS)
+    assert not restarts.goes_on(7, guard), "no step further"
+    # the next incarnation knows it too
+    again = Restarts(HERE, tmp_path, clock=lambda: NOW_S)
+    again.look(STATUS)
+    assert not again.goes_on(7, guard)
+    assert run_history.read(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S),)
+
+
+def test_an_order_is_followed_once() -> None:
+    restarts, guard = Restarts(HERE, None), PlanGuard(HERE, PlanFile(9), None)
+    restarts.hear(Told(Plan(dp=4), 1))
+    restarts.hear(Told(Plan(dp=4), 1))
+    assert restarts.decided and restarts.goes_on(143, guard) and not restarts.decided
+    assert (guard.plan, restarts.told.order, restarts.told.number) == (Plan(dp=4), 1, 1)
+    restarts.hear(Told(Plan(dp=4), 1))
+    assert not restarts.decided
+    restarts.hear(Told(Plan(), 2))
+    assert restarts.decided
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_crashed_run_goes_on_from_its_checkpoint(job: Job) -> None:
+    body = """
+        first = len(runs.read_text().split()) == 1
+        status(step=5, checkpoint_step=5)
+        time.sleep(0.5)
+        status(step=30 if first else 60, checkpoint_step=20)
+        time.sleep(0.5)
+        sys.exit(7 if first else 0)
+    """
+    code, runs, said = job.run(body)
+    assert (code, runs) == (0, ["planned", "planned"]), said
+    assert "ended with exit code 7 at step 30: started again in place from its checkpoint of step 20" in said
+    assert [c.step for c in job.history.crashes] == [30] and job.history.failed == ()
+
+
+@pytest.mark.parametrize("second", [10, 5])
+def test_a_script_that_fails_at_the_same_step_again_ends_with_its_own_code(job: Job, second: int) -> None:
+    """Its checkpoint may be so near that the second run has fewer steps than first ones: that is not its plan's fault."""
+    code, runs, said = job.run(f"trains(10 if len(runs.read_text().split()) == 1 else {second}); sys.exit(3)")
+    assert (code, runs, job.history.failed) == (3, ["planned", "planned"], ()), said
+    before = time.time()
+    assert all(abs(before - c.at_s) < 60 for c in job.history.crashes)
