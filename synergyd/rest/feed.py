@@ -15,6 +15,7 @@ from synergyd.control.decision_log import JobStatus
 from synergyd.errors import SynergyError
 from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all
 from synergyd.store.store import Store
+from synergyd.views.json_records import StatusJson
 from synergyd.views.status import collect
 from synergyd.wire.codec import encode
 
@@ -36,7 +37,8 @@ class Answer:
 class Edition:
     """The jobs as one look at the database showed them."""
 
-    head: bytes = b"{}"  # the answer's fields but `jobs`
+    head: bytes = b"{}"  # the answer's fields but `jobs`, for those who may see all jobs
+    others_head: bytes = b"{}"  # and for all others: what befell a node tells of jobs
     jobs: dict[int, tuple[Owner, bytes]] = field(default_factory=dict)
     _answers: dict[object, Answer] = field(default_factory=dict)  # by user ("" for who sees all) and job
     _rights: SlurmRights | None = None  # that the answers were made for
@@ -57,7 +59,8 @@ class Edition:
                 self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
             )
             bodies = [body for _, (owner, body) in wanted if not whose or sees(user, owner, rights)]
-            plain = self.head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
+            head = self.others_head if whose else self.head
+            plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
             etag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
             self._answers[key] = Answer(etag, plain, gzip.compress(plain, 1))
         return self._answers[key]
@@ -66,11 +69,14 @@ class Edition:
 def edition(store: Store) -> Edition:
     """Raises SynergyError while the database is away."""
     now = collect(store)
+    jobs = {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
+    return Edition(_head(now), _head(replace(now, bad_nodes=())), jobs)
+
+
+def _head(now: StatusJson) -> bytes:
     head = encode(replace(now, jobs=()))
     del head["jobs"]
-    return Edition(
-        json.dumps(head).encode(), {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
-    )
+    return json.dumps(head).encode()
 
 
 def _owner(row: JobStatus) -> Owner:

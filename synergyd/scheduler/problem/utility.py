@@ -143,7 +143,8 @@ def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, sl
 
 def cell_utility(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
     """Utility of cells[index], see `value`; without weight and bonus."""
-    factor = 1.0 / job.slowed if stays and index == job.current else restart_factor(job, index)
+    held_up = job.slowed if index == job.current else 1.0
+    factor = 1.0 / held_up if stays else restart_factor(job, index)
     return utility(factor * job.relative[index] / slowdown, terms)
 
 

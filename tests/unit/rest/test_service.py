@@ -239,7 +239,13 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'e.db'}", create=True) as store:
         made = Service(store, OPEN)
         try:
-            assert made.ask("ann", "/v1/status")[2] == {"format": 1, "epoch_s": None, "dry_run": False, "jobs": []}
+            assert made.ask("ann", "/v1/status")[2] == {
+                "format": 1,
+                "epoch_s": None,
+                "dry_run": False,
+                "jobs": [],
+                "bad_nodes": [],
+            }
         finally:
             made.stop()
 

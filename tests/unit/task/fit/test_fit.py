@@ -131,7 +131,9 @@ def test_figures_carry_what_the_profile_knows() -> None:
     job, nodes = replace(JOB, directive=Directive(model="gpt3-1.3b")), Cluster((Node("n1", "a100", 8),))
     task = JobPlanner(job, Profile(), load_model("gpt3-1.3b"), {"a100": here})
     cells = task.cells(nodes)
-    assert cells and {cell.uncertainty for cell in cells} == {uncertainty(here.uncertainty, 0)}
+    assert cells and all(
+        cell.uncertainty == pytest.approx(uncertainty(here.uncertainty, 0), rel=0.05) for cell in cells
+    )
 
 
 def test_a_source_of_many_rows_does_not_stand_for_all() -> None:
