@@ -101,7 +101,7 @@ def test_a_crash_is_mended_in_place_and_one_at_the_same_step_again_ends_the_job(
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmCluster, stays: bool) -> None:
     """`stays`: the job may outlive a node in Slurm too, by its owner's options."""
-    before = "export CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=1" * stays + "\n"
+    before = "export CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=set" * stays + "\n"
     job = submit(cluster, "lost", before, 2, *["--no-kill"] * stays)
     until_steps(cluster, job, steps=25, timeout_s=90)
     nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()
