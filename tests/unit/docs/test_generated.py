@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import unified_diff
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,8 +24,14 @@ def made() -> dict[Path, str]:
 
 
 def test_generated_pages_are_fresh(made: dict[Path, str]) -> None:
-    stale = [str(p.relative_to(ROOT)) for p, text in made.items() if not p.is_file() or p.read_text() != text]
+    stale = [line for p, text in made.items() for line in changed(p, text)]
     assert stale == [], "run: python docs/generate.py"
+
+
+def changed(path: Path, text: str) -> list[str]:
+    """The lines that would change in the page."""
+    before = path.read_text().splitlines() if path.is_file() else []
+    return list(unified_diff(before, text.splitlines(), str(path.relative_to(ROOT)), "", n=0, lineterm=""))
 
 
 def test_reference_and_man_pages_are_all_generated(made: dict[Path, str]) -> None:
