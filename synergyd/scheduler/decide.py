@@ -124,41 +124,20 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
-    answer, tried = weigh_bad_nodes(solve(problem, policy), problem, policy), None
-    if not policy.rule and not policy.sizes_fixed:
-        if (started := start_as_asked(answer.problem, answer.allocation)) is not None:
-            answer = EpochAnswer(answer.problem, *started)
-        if (trial := explore(answer.problem, answer.allocation)) is not None:
-            allocation, placement, tried = trial
-            answer = EpochAnswer(answer.problem, allocation, placement)
+    answer, tried = _explored(weigh_bad_nodes(solve(problem, policy), problem, policy), policy)
     shared: Mapping[int, Sharing] = {}
     if settings.link_aware:
-        leaves = {node.name: node.leaf for node in problem.nodes}
-        topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
-        others = [
-            t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None
-        ]
-        answer = weigh_links(answer, policy, topology, others)
-        shared = sharings([*others, *_traffic(answer, topology)], topology)
-    context = ExplanationContext(
-        answer.problem,
-        answer.allocation,
-        answer.placement,
-        sizes_fixed=policy.sizes_fixed,
-        rule=policy.rule,
-        away=answer.away,
-    )
-    by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
-    decisions, leaked = [], leak_words(snapshot.cluster.nodes)
+        answer, shared = _linked(answer, policy, settings, outside)
+    decisions = []
+    leaked, known_progress = leak_words(snapshot.cluster.nodes), progress or {}
+    told = _Told(answer, policy, fairness, shared, tried)
     for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
         if isinstance(sorted_job, UntouchedJob):
             left = _untouched(job.job_id, sorted_job, shared.get(job.job_id))
             decisions.append(replace(left, why=left.why + job.barred_why))
             continue
-        found = _decision(by_id[job.job_id], answer, context, fairness.get(job.job_id), shared.get(job.job_id))
-        if tried == by_id[job.job_id] and found.action is Action.RESIZE:
-            found = replace(found, why=trial_words(answer.problem, answer.allocation, tried))
-        note = disbelief(job, (progress or {}).get(job.job_id, _UNKNOWN), settings)
+        found = told.decision(job.job_id)
+        note = disbelief(job, known_progress.get(job.job_id, _UNKNOWN), settings)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
         decisions.append(replace(found, why=found.why + note) if note else found)
@@ -176,6 +155,29 @@ def decide(
     woken = with_wakes(as_held, answer.problem, answer.allocation, answer.placement, snapshot, grows=grows)
     turned = with_turns(woken, answer.problem, answer.allocation, passed)
     return within_caps(turned, answer.problem, caps)
+
+
+def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, int | None]:
+    """The answer with sizes that are started or tried on GPUs that nobody wants; the index of the job that tries one."""
+    if policy.rule or policy.sizes_fixed:
+        return answer, None
+    if (started := start_as_asked(answer.problem, answer.allocation)) is not None:
+        answer = EpochAnswer(answer.problem, *started)
+    if (trial := explore(answer.problem, answer.allocation)) is None:
+        return answer, None
+    allocation, placement, tried = trial
+    return EpochAnswer(answer.problem, allocation, placement), tried
+
+
+def _linked(
+    answer: EpochAnswer, policy: Policy, settings: Settings, outside: Mapping[int, UntouchedJob]
+) -> tuple[EpochAnswer, Mapping[int, Sharing]]:
+    """The answer with shared links weighed, and who shares which."""
+    leaves = {node.name: node.leaf for node in answer.problem.nodes}
+    topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
+    others = [t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
+    answer = weigh_links(answer, policy, topology, others)
+    return answer, sharings([*others, *_traffic(answer, topology)], topology)
 
 
 def _restarts(known: JobRestarts, settings: Settings, gives_back: bool) -> JobRestarts:
@@ -330,23 +332,49 @@ def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decis
     return Decision(job_id, left.action, left.cell, left.nodes, why, left.relative_goodput, sharing=shared)
 
 
-def _decision(
-    index: int, answer: EpochAnswer, context: ExplanationContext, fairness: float | None, shared: Sharing | None
-) -> Decision:
-    job, terms = answer.problem.jobs[index], answer.problem.terms
-    choice = answer.allocation.choice[index]
-    if choice is None:
-        why, alternatives = explain(context, index, Action.WAIT)
-        worth = value_terms(job, None, False, terms)
-        return Decision(job.job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
-    nodes = answer.placement.nodes[job.job_id]
-    action = _action(job, choice, nodes)
-    why, alternatives = explain(context, index, action)
-    cell = job.cells[choice]
-    worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
-    relative = relative_goodput(cell, job.cells, job.asked)
-    why += sentence(shared)
-    return Decision(job.job_id, action, cell, _hosts(nodes), why, relative, alternatives, worth, fairness, shared)
+class _Told:
+    """An answer's decisions with their reasons. `tried`: the index of the job that tries a size."""
+
+    def __init__(
+        self,
+        answer: EpochAnswer,
+        policy: Policy,
+        fairness: Mapping[int, float],
+        shared: Mapping[int, Sharing],
+        tried: int | None,
+    ) -> None:
+        self._answer, self._fairness, self._shared, self._tried = answer, fairness, shared, tried
+        self._context = ExplanationContext(
+            answer.problem,
+            answer.allocation,
+            answer.placement,
+            sizes_fixed=policy.sizes_fixed,
+            rule=policy.rule,
+            away=answer.away,
+        )
+        self._by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
+
+    def decision(self, job_id: int) -> Decision:
+        index, answer = self._by_id[job_id], self._answer
+        fairness, shared = self._fairness.get(job_id), self._shared.get(job_id)
+        job, terms = answer.problem.jobs[index], answer.problem.terms
+        choice = answer.allocation.choice[index]
+        if choice is None:
+            why, alternatives = explain(self._context, index, Action.WAIT)
+            worth = value_terms(job, None, False, terms)
+            return Decision(job_id, Action.WAIT, None, (), why, None, alternatives, worth, fairness)
+        nodes = answer.placement.nodes[job_id]
+        action = _action(job, choice, nodes)
+        why, alternatives = explain(self._context, index, action)
+        cell = job.cells[choice]
+        worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
+        relative = relative_goodput(cell, job.cells, job.asked)
+        why = trial_words(answer.problem, answer.allocation, index) if self._tries(index, action) else why
+        why += sentence(shared)
+        return Decision(job_id, action, cell, _hosts(nodes), why, relative, alternatives, worth, fairness, shared)
+
+    def _tries(self, index: int, action: Action) -> bool:
+        return index == self._tried and action is Action.RESIZE
 
 
 def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
