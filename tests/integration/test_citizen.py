@@ -144,3 +144,18 @@ def test_cpus_of_each_gpu_follow_the_size(town: SlurmCluster, plain: Any) -> Non
     job_id = light_job.submit(town, gpus=1, directive="min_gpus=3 max_gpus=3", options=("--cpus-per-gpu=4",))
     assert len(nodes_of(town, job_id)) == 1
     assert town.run("squeue", "-h", "-j", str(job_id), "-o", "%C").stdout.strip() == "12"
+
+
+def test_a_refusal_that_no_node_shows_costs_one_more_try(town: SlurmCluster, plain: Any) -> None:
+    """n2's partition has given out all the CPUs that it may there, and jobs of another partition hide that: the node itself has GPUs
+    and CPUs free, and is the tightest fit. For as long as a release may take (two epochs, a minute at the least) Slurm does not
+    start the job there."""
+    plain("-w", "n2", "-p", "capped", "-c", "6", "--gres=gpu:1")
+    plain("-w", "n2", "-p", "main", "-c", "1", "--gres=gpu:1")
+    job_id = light_job.submit(town, gpus=2, directive="min_gpus=2 max_gpus=2", options=("-p", "capped", "-c", "4"))
+    town.wait_for(lambda: row_of(town, job_id)["required_nodes"] == "n2", START_S, "the job to be pinned")
+    town.wait_for(lambda: town.state(job_id) == "RUNNING", 60 + START_S, "the job to run")
+    assert nodes_of(town, job_id) == {"n3"}
+    story = [line["detail"] for line in explain(town, job_id)["story"]]
+    (said,) = (text for text in story if "Slurm did not start it with" in text)
+    assert "on n2" in said and "(its reason: Resources)" in said and "on nodes of Slurm's choice is tried" in said
