@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 
 from synergyd.control.decision_log import JobStatus
+from synergyd.control.node_health import NodeRecord
 from synergyd.rest import server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
@@ -25,8 +26,9 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering
-from synergyd.store.records import EpochRecord, StoredLifecycle
+from synergyd.store.records import EpochRecord, StoredLifecycle, StoredNode
 from synergyd.store.store import Store, open_store
+from synergyd.wire.codec import encode
 from tests.unit.store.store_world import decision
 
 OPEN, PRIVATE = SlurmRights(), SlurmRights(private_jobs=True, operators=frozenset({"op"}))
@@ -137,6 +139,13 @@ def test_private_jobs_are_not_there_for_others(private: Service) -> None:
     assert private.ask("bob", "/v1/jobs/2/explain")[2]["decision"]["job_id"] == 2
     # an answer that is kept for one caller is not given to another
     assert jobs(private.ask("eve", "/v1/status")[2]) == []
+
+
+def test_what_befell_a_node_is_for_those_who_see_all_jobs(private: Service) -> None:
+    record = encode(NodeRecord(name="n1", drained=True))
+    private.store.put_nodes([StoredNode("n1", record, 1000.0)])
+    names = {user: [n["name"] for n in private.ask(user, "/v1/status")[2]["bad_nodes"]] for user in ("ann", "op")}
+    assert names == {"ann": [], "op": ["n1"]}
 
 
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
