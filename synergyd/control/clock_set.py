@@ -53,6 +53,7 @@ def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifec
         retry_after_s=min(life.retry_after_s, now_s + longest_retry_s(life, limits)),
         failures=failures,
         restart=life.restart.not_after(now_s),
+        moves=life.moves.not_after(now_s),
         hangs=replace(life.hangs, until_s=min(life.hangs.until_s, now_s + SHUN_S)),
     )
 

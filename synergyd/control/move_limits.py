@@ -23,7 +23,7 @@ _GIB = 2.0**30
 def settled(job: Job, moves: Moves, settings: Settings, now_s: float, minute: int) -> Job:
     """The job, fixed where only a need may change it now: in QuietHours, and after MaxResizesPerDay changes. `minute`: of the day,
     by the admin's clock."""
-    if job.state is not JobState.RUNNING or job.fixed or job.directive is None or needs_change(job):
+    if job.state is not JobState.RUNNING or job.fixed or job.directive is None or needs_change(job, settings, now_s):
         return job
     end, most = quiet_until(settings.quiet_hours, minute), settings.max_resizes_per_day
     if end is not None:
@@ -34,9 +34,11 @@ def settled(job: Job, moves: Moves, settings: Settings, now_s: float, minute: in
     return job
 
 
-def needs_change(job: Job) -> bool:
-    """Is a change of the running job more than a gain: a reservation cuts it short, or it holds GPUs that others have a right to?"""
-    return job.cut_s is not None or bool(job.gives_back)
+def needs_change(job: Job, settings: Settings, now_s: float) -> bool:
+    """Is a change of the running job more than a gain: a reservation cuts it short soon, or it holds GPUs that others have a right
+    to?"""
+    near_s = settings.checkpoint_timeout_s + 2 * settings.epoch_s + settings.restart_cost_s
+    return (job.cut_s is not None and job.cut_s - now_s <= near_s) or bool(job.gives_back)
 
 
 def quiet_until(spans: Iterable[tuple[int, int]], minute: int) -> int | None:
@@ -45,7 +47,7 @@ def quiet_until(spans: Iterable[tuple[int, int]], minute: int) -> int | None:
     return max(ends, key=lambda end: (end - minute) % 1440, default=None)
 
 
-def caps_beside(jobs: Mapping[int, Tracked], settings: Settings) -> MoveCaps:
+def caps_beside(jobs: Mapping[int, Tracked], settings: Settings, now_s: float) -> MoveCaps:
     """What the settings leave for changes of running jobs beside those that are under way."""
     if not settings.max_resizes and not settings.max_checkpoint_gibps:
         return NO_CAPS
@@ -59,7 +61,7 @@ def caps_beside(jobs: Mapping[int, Tracked], settings: Settings) -> MoveCaps:
         under_way=sum(changing(t.lifecycle) for t in jobs.values()),
         writing_gib_s=sum(rates.get(i, settings.max_checkpoint_gibps) for i in writing),
         rates_gib_s=rates,
-        needed=frozenset(i for i, t in jobs.items() if t.job is not None and needs_change(t.job)),
+        needed=frozenset(i for i, t in jobs.items() if t.job is not None and needs_change(t.job, settings, now_s)),
     )
 
 

@@ -23,6 +23,10 @@ class Moves:
     def clock_set(self, by_s: float) -> Moves:
         return replace(self, at_s=tuple(at + by_s for at in self.at_s))
 
+    def not_after(self, now_s: float) -> Moves:
+        """As read back, where the clock was ahead when it was written."""
+        return replace(self, at_s=tuple(min(at, now_s) for at in self.at_s))
+
     def count(self, now_s: float) -> int:
         """Of the last day."""
         return len(self._lately(now_s))

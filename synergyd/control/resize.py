@@ -363,6 +363,10 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             return Step(sent, _awaited(life, limits))
         case ResizeState.RELEASED if over and event.room and (refuses(event.reason) or waits_its_turn(event.reason)):
             return _not_started(life, event.reason, now_s, limits)
+        case ResizeState.RELEASED if over and waits_its_turn(event.reason) and _as_plain(life):
+            # it stands in Slurm's queue as it would without a directive, and stays there until it starts
+            plain = replace(life, target=None, left=event.reason or "None")
+            return _to(plain, ResizeState.QUEUED, now_s, f"waits in Slurm's queue as it was submitted ({event.reason})")
         case ResizeState.RELEASED if over:
             # its GPUs went to someone else or a node is away: decide anew
             return _to(
@@ -370,6 +374,16 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             )
         case _:
             return Step(life)
+
+
+def _as_plain(life: JobLifecycle) -> bool:
+    """Was it released at the size asked for, on nodes of Slurm's choice?"""
+    return (
+        life.target is not None
+        and life.asked is not None
+        and not life.target.nodes
+        and life.target.shape == life.asked.shape
+    )
 
 
 def _not_started(life: JobLifecycle, reason: str, now_s: float, limits: ResizeTimes) -> Step:

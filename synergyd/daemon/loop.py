@@ -110,7 +110,7 @@ class Daemon:
             progress=self.controller.progress(snapshot.jobs),
             typical_s=self.controller.durations.typical_s,
             slurm_limits=self.observer.slurm_limits,
-            caps=caps_beside(self.controller.jobs, self.settings),
+            caps=caps_beside(self.controller.jobs, self.settings, began),
             restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
             passed=self.observer.passed,
         )

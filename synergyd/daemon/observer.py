@@ -120,7 +120,7 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
-        self.passed = passed_over(rows, known, now_s - PASSED_EPOCHS * self.settings.epoch_s)
+        self.passed = passed_over(rows, known, now_s - PASSED_EPOCHS * self.settings.epoch_s, self._gpu_types)
         uses = (use_of(row, known[i], self._gpu_types, now_s, self._limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
@@ -312,6 +312,8 @@ class Observer:
             self._reservations = read_reservations(self.writer.reservations(), cpus)
         except SlurmError as problem:
             log.warning("reservations: %s", problem)
+            self._reserved_left = 0
+            return
         self._reserved_left = 0 if self._reservations else NO_RESERVATIONS
 
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:

@@ -14,6 +14,8 @@ from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.words import shape_words
 
+MOST = 20  # an epoch: each is some calls of Slurm
+
 
 def with_turns(
     decisions: Iterable[Decision], problem: Problem, allocation: Allocation, passed: Container[int]
@@ -23,11 +25,12 @@ def with_turns(
     if not requests:
         return tuple(decisions)
     allowance = Allowance(problem, allocation.choice)
-    found = []
+    found, turns = [], 0
     for decision in decisions:
         job = requests.get(decision.job_id)
         waits = job is not None and decision.action is Action.WAIT and job.current is None
-        if job is not None and waits and job.asked is not None and _allowed(job, allowance):
+        if job is not None and waits and job.asked is not None and turns < MOST and _allowed(job, allowance):
+            turns += 1
             allowance.change(job, None, job.asked)
             cell = job.cells[job.asked]
             why = f"Starts on {shape_words(cell.shape)} when Slurm has them free: jobs without a directive that were submitted "

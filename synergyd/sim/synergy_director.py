@@ -127,7 +127,7 @@ class SynergyDirector:
             self.policy,
             {i: self._progress(world, live) for i, live in world.jobs.items()},
             self.controller.durations.typical_s,
-            caps=caps_beside(self.controller.jobs, self.settings),
+            caps=caps_beside(self.controller.jobs, self.settings, world.now_s),
             restarts=self.controller.restarts.of(jobs.values(), self.controller.jobs, world.now_s),
         )
         self.decisions_s.append(time.perf_counter() - began)

@@ -170,20 +170,24 @@ def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozense
 _CROWDED = "jobs without a directive wait for GPUs in its partition"
 
 
-def passed_over(rows: Iterable[JobRow], ours: Container[int], before_s: float) -> frozenset[int]:
+def passed_over(
+    rows: Iterable[JobRow], ours: Container[int], before_s: float, gpu_type_of_node: Mapping[str, str]
+) -> frozenset[int]:
     """Those of `ours` that wait since before `before_s`, and that a job of a partition of theirs has passed: one that is not
-    Synergy's, was submitted later, and has GPUs already. By Slurm's times: seconds since 1970."""
+    Synergy's, was submitted later, and has GPUs already, of the type that they ask for if they name one. By Slurm's times:
+    seconds since 1970."""
     rows = list(rows)
-    newest: dict[str, float] = {}  # submit time, by partition
+    newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
     for r in rows:
         if r.job_id not in ours and r.state == "RUNNING" and (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
             for partition in r.partition.split(","):
-                newest[partition] = max(newest.get(partition, 0.0), r.submit_s)
+                for kind in {"", *(gpu_type_of_node.get(name, "") for name in r.node_names)}:
+                    newest[partition, kind] = max(newest.get((partition, kind), 0.0), r.submit_s)
     return frozenset(
         r.job_id
         for r in rows
         if r.job_id in ours and r.state == "PENDING" and r.priority > 0 and r.submit_s < before_s
-        if any(newest.get(partition, 0.0) > r.submit_s for partition in r.partition.split(","))
+        if any(newest.get((p, gpus_of(r.tres_per_node)[0]), 0.0) > r.submit_s for p in r.partition.split(","))
     )
 
 

@@ -57,6 +57,16 @@ def test_after_so_many_changes_within_a_day_a_job_is_left_alone() -> None:
     assert settled(replace(RUNS, gives_back="plain jobs wait"), moves, TWICE, NOW_S, NOON).fixed == ""
 
 
+def test_a_reservation_far_ahead_is_no_need() -> None:
+    far = replace(RUNS, cut_s=NOW_S + 86_400.0)
+    assert "QuietHours" in settled(far, NO_MOVES, QUIET, NOW_S, NIGHT).fixed
+
+
+def test_changes_from_under_a_clock_that_was_ahead_count_from_now() -> None:
+    moves = Moves((NOW_S + 1e9, NOW_S + 2e9)).not_after(NOW_S)
+    assert moves.again_s(2, NOW_S) == 86_400.0
+
+
 def test_a_life_remembers_changes_that_were_begun_and_what_its_checkpoint_took() -> None:
     life = JobLifecycle(JOB, 0.0, ResizeState.RUNNING, NOW_S)
     asked = advance(life, Wanted(LARGE, "cause", 0, SMALL), NOW_S, LIMITS).life
@@ -93,11 +103,11 @@ def test_what_is_under_way_counts_with_the_rates_of_its_checkpoints() -> None:
     assert write_gib_s(known) == write_gib_s(named) == pytest.approx(checkpoint_gib / 10)
     assert write_gib_s(by_name) is None and write_gib_s(unknown) is None
 
-    caps = caps_beside({1: known, 2: named, 3: unknown}, Settings(max_resizes=4, max_checkpoint_gibps=20.0))
+    caps = caps_beside({1: known, 2: named, 3: unknown}, Settings(max_resizes=4, max_checkpoint_gibps=20.0), NOW_S)
     assert (caps.most, caps.under_way, set(caps.needed)) == (4, 2, {1})
     assert caps.writing_gib_s == pytest.approx(checkpoint_gib / 10 + 20.0)
     assert caps.rate(2) == pytest.approx(checkpoint_gib / 10) and caps.rate(3) == 20.0
-    assert caps_beside({1: known}, Settings()) is NO_CAPS
+    assert caps_beside({1: known}, Settings(), NOW_S) is NO_CAPS
 
 
 def test_spans_of_the_day_are_read_or_refused() -> None:

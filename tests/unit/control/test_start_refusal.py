@@ -109,6 +109,15 @@ def test_a_job_whose_turn_it_is_not_waits_like_a_plain_one(reason: str) -> None:
     assert advance(step.life, Observed("RUNNING"), 200.0, LIMITS).life.left == ""
 
 
+@pytest.mark.parametrize("reason", ["Resources", "Priority", ""])
+def test_a_job_that_waits_its_turn_as_submitted_stays_in_slurms_queue(reason: str) -> None:
+    life = released(wanted(JobLifecycle(1, 0.0), ASKED, 0.0).life, ASKED, 0.0)
+    step = advance(life, Tick(False, reason), LIMITS.release_timeout_s, LIMITS)
+    assert step.life.state is ResizeState.QUEUED and step.life.left and not step.life.refusals
+    assert wanted(step.life, PINNED, 100.0).life == step.life, "nothing takes it out again"
+    assert advance(step.life, Observed("RUNNING"), 200.0, LIMITS).life.left == ""
+
+
 @pytest.mark.parametrize("reason", ["Dependency", "BeginTime", "JobHeldUser", "PartitionDown", "Licenses"])
 def test_what_is_not_of_size_or_nodes_is_no_refusal(reason: str) -> None:
     life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)

@@ -13,9 +13,9 @@ from tests.unit.slurm.fake_slurm import row
 def test_a_later_plain_job_with_gpus_of_the_same_partition_passes_those_that_wait() -> None:
     ours = row(1, state="PENDING", submit_s=100.0, priority=5, partition="a,b")
     other = row(2, state="RUNNING", submit_s=101.0, partition="b", tres_per_node="gres:gpu:1")
-    assert passed_over([ours, other], {1}, 200.0) == {1}
-    assert passed_over([ours, other], {1, 2}, 200.0) == frozenset()
-    assert passed_over([ours, other], {1}, 100.0) == frozenset(), "it has only just come"
+    assert passed_over([ours, other], {1}, 200.0, {}) == {1}
+    assert passed_over([ours, other], {1, 2}, 200.0, {}) == frozenset()
+    assert passed_over([ours, other], {1}, 100.0, {}) == frozenset(), "it has only just come"
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_a_later_plain_job_with_gpus_of_the_same_partition_passes_those_that_wai
 def test_and_no_others(mine: dict[str, Any], others: dict[str, Any]) -> None:
     ours = {"state": "PENDING", "submit_s": 100.0, "priority": 5, "partition": "a", **mine}
     other = {"state": "RUNNING", "submit_s": 101.0, "partition": "a", "tres_per_node": "gres:gpu:1", **others}
-    assert passed_over([row(1, **ours), row(2, **other)], {1}, 200.0) == frozenset()
+    assert passed_over([row(1, **ours), row(2, **other)], {1}, 200.0, {}) == frozenset()
