@@ -164,7 +164,8 @@ class Observer:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            if job.directive is None and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
+            slurms = job.directive is None or (job_id in self.forms.slurms and not job.held and not job.paused)
+            if slurms and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
                 self.left.append(job_id)
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)

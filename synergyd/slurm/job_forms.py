@@ -62,6 +62,7 @@ class Forms:
     waits: dict[int, str] = field(default_factory=dict)
     park: list[int] = field(default_factory=list)
     split: list[tuple[int, int]] = field(default_factory=list)
+    slurms: set[int] = field(default_factory=set)  # those of `waits` that are Slurm's alone to start
 
 
 def forms_of(
@@ -114,6 +115,7 @@ def _array(
         return
     if rest.job_id in untouched or rest.job_id in fixed or not name_of(rest):
         forms.waits[rest.job_id] = f"tasks {rest.array_task} of its array wait for Slurm"
+        forms.slurms.add(rest.job_id)
         return
     forms.waits[rest.job_id] = f"tasks {rest.array_task} of its array wait for the tasks before them"
     forms.park.append(rest.job_id)

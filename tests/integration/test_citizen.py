@@ -141,9 +141,9 @@ def test_what_slurm_counts_alone_is_left_to_it(town: SlurmCluster, plain: Any) -
 
 
 def test_cpus_of_each_gpu_follow_the_size(town: SlurmCluster, plain: Any) -> None:
-    job_id = light_job.submit(town, gpus=1, directive="min_gpus=3 max_gpus=3", options=("--cpus-per-gpu=4",))
+    job_id = light_job.submit(town, gpus=1, directive="min_gpus=2 max_gpus=2", options=("--cpus-per-gpu=4",))
     assert len(nodes_of(town, job_id)) == 1
-    assert town.run("squeue", "-h", "-j", str(job_id), "-o", "%C").stdout.strip() == "12"
+    assert town.run("squeue", "-h", "-j", str(job_id), "-o", "%C").stdout.strip() == "8"
 
 
 def test_a_refusal_that_no_node_shows_costs_one_more_try(town: SlurmCluster, plain: Any) -> None:

@@ -269,7 +269,7 @@ def test_each_bad_command_line_is_one_line(site: SlurmCluster, here: Here) -> No
     for argv, code, words in (
         (("synergyctl", "explain", "4711"), 2, "job 4711: was never seen"),
         (("synergyctl", "pause", "4711"), 2, "job 4711: was never seen"),
-        (("synergyctl", "render", "4711"), 2, "job 4711: has no decided size"),
+        (("synergyctl", "render", "4711"), 2, "job 4711: was never seen by the daemon"),
         (("synergyctl", "status", "4711"), 2, "job 4711: is not in the last epoch"),
         (("synergyctl", "plan", "--model", "nonsense", "--gpus", "8", "--gpu-type", "a100"), 2, "nonsense"),
         (("synergyctl", "plan", "--model", "llama2-7b", "--gpus", "x", "--gpu-type", "a100"), 2, "x"),

@@ -109,11 +109,15 @@ class Matrix:
         if state == "RUNNING":
             return
         if state == "RELEASED":
-            self._control("update", "PartitionName=main", "State=DOWN")  # released, and yet Slurm can't start it
+            self.stalls.set(CALL["HELD"], "before")
         else:
             self.stalls.set(CALL[state], when)
         self._control("update", "NodeName=n2", "State=RESUME")
         if state == "RELEASED":
+            self.stalls.wait(CALL["HELD"], "before")
+            # released, and yet Slurm can't start it; a job that runs would not be resized in such a partition
+            self._control("update", "PartitionName=main", "State=DOWN")
+            self.stalls.clear()
             self._wait(lambda: self._life() == "RELEASED", 30, "RELEASED")
         else:
             self.stalls.wait(CALL[state], when)
