@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -56,7 +55,7 @@ def merged(where: str, values: Mapping[str, object], before: Steering) -> Steeri
         gpus = getattr(steering, key)
         if gpus is not None and not 1 <= gpus <= MOST_GPUS:
             raise UsageError(where, f"{key} is {shown(gpus)}", f"it takes {_RIGHT}")
-    if steering.weight is not None and not (math.isfinite(steering.weight) and 0.001 <= steering.weight <= 1000):
+    if steering.weight is not None and not 0.001 <= steering.weight <= 1000:
         raise UsageError(where, f"weight is {shown(steering.weight)}", "a weight lies from 0.001 to 1000")
     low, high = steering.min_gpus, steering.max_gpus
     if low is not None and high is not None and low > high:

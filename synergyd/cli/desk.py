@@ -97,8 +97,7 @@ class RestDesk:
         self._client = client
 
     def job_id(self, name: str) -> int:
-        # a job that has left the queue goes by its id here
-        return int(name) if name.isdecimal() else job_id_among(self.status(None).jobs, name)
+        return job_id_among(self.status(None).jobs, name)
 
     def status(self, job_id: int | None) -> StatusJson:
         _, body = self._client.ask("GET", _status_path(job_id))

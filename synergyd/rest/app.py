@@ -16,15 +16,16 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from synergyd import __version__
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.rest.caller import Owner, commands, commands_all, sees
+from synergyd.rest.caller import Owner, commands, commands_all, sees, sees_all
 from synergyd.rest.feed import Answer, Feed
 from synergyd.rest.identity import Identity, UnknownCallerError
+from synergyd.rest.masking import masked
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering, merged
@@ -123,6 +124,8 @@ def _guarded(door: Door, handler: Handler) -> Callable[[Request], Awaitable[Resp
             return problem(503, error, Retry_After="5")
         except SynergyError as error:
             return problem(400, error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
 
     return answer
 
@@ -199,13 +202,15 @@ async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Res
     owner = edition.owner(job_id)
     if owner is None and (known := await door.read(door.store.owner, job_id)):  # it has left the queue
         owner = Owner(user=known[0], account=known[1])
-    if not sees(user, owner, await asyncio.to_thread(door.rights.rights)):
+    rights = await asyncio.to_thread(door.rights.rights)
+    if not sees(user, owner, rights):
         return _no_such_job(job_id)
     try:
         told = await door.read(collect_explain, door.store, job_id)
     except UsageError:
         return _no_such_job(job_id)
-    return JSONResponse(encode(told))
+    shown = encode(told)
+    return JSONResponse(shown if sees_all(user, rights) else masked(shown, edition.visible(user, rights)))
 
 
 async def _steering(door: Door, request: Request, user: str, body: bytes) -> Response:

@@ -6,19 +6,22 @@ import asyncio
 import gzip
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.errors import SynergyError
 from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all
+from synergyd.rest.masking import masked
 from synergyd.store.store import Store
 from synergyd.views.json_records import StatusJson
 from synergyd.views.status import collect
 from synergyd.wire.codec import encode
 
+log = logging.getLogger("synergyrestd")
 LOOK_S = 0.5  # between two looks at the database, where somebody waits
 SPARE = 3.0  # a look that took long is followed by so many times its length without one
 IDLE_S = 30.0  # nobody has asked for so long: nobody is looked for
@@ -48,6 +51,13 @@ class Edition:
         known = self.jobs.get(job_id)
         return known[0] if known else None
 
+    def visible(self, user: str, rights: SlurmRights) -> Callable[[int], bool]:
+        """May the user know of a job in the queue?"""
+        return lambda job_id: sees(user, self.owner(job_id), rights)
+
+    def _seen(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
+        return json.dumps(masked(json.loads(body), self.visible(user, rights))).encode()
+
     def answer(self, user: str, rights: SlurmRights, job_id: int | None) -> Answer:
         """All jobs that the user may see, or the one. Those who may see all share one answer."""
         if rights != self._rights:
@@ -59,10 +69,14 @@ class Edition:
                 self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
             )
             bodies = [body for _, (owner, body) in wanted if not whose or sees(user, owner, rights)]
+            bodies = [self._seen(user, rights, body) for body in bodies] if whose else bodies
             head = self.others_head if whose else self.head
             plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
             etag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
-            self._answers[key] = Answer(etag, plain, gzip.compress(plain, 1))
+            answer = Answer(etag, plain, gzip.compress(plain, 1))
+            if job_id is not None and job_id not in self.jobs:
+                return answer  # any number may be asked for
+            self._answers[key] = answer
         return self._answers[key]
 
 
@@ -99,7 +113,12 @@ class Feed:
         """At most LOOK_S old, or as old as the database's absence. Raises SynergyError where there never was one."""
         self._asked_s = time.monotonic()
         if self._edition is None or self._asked_s - self._read_s > IDLE_S:
-            await self._look()
+            try:
+                await self._look()
+            except SynergyError as error:
+                self.problem, self._read_s = str(error), time.monotonic()  # not asked again for each request
+                if self._edition is None:
+                    raise
         assert self._edition is not None
         return self._edition
 
@@ -123,6 +142,8 @@ class Feed:
                     await self._look()
                 except SynergyError as error:
                     self.problem = str(error)
+                except Exception:  # a fault of ours must not leave all watchers with an old edition for ever
+                    log.exception("the last epoch can't be shown")
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(LOOK_S, SPARE * took_s))
 

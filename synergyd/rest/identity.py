@@ -54,6 +54,8 @@ class Identity:
         try:
             opened = munge.decode(credential, self.munge_socket)
         except SynergyError as error:
+            if error.right:  # munged is not there
+                raise
             raise UnknownCallerError("munge", error.what, error.right) from None
         if opened.payload != payload:
             raise UnknownCallerError(

@@ -29,7 +29,8 @@ from synergyd.store.store import open_store
 
 log = logging.getLogger("synergyrestd")
 MAX_CONNECTIONS = 4096  # at once; what comes beyond is answered 503
-CONNECTIONS_A_PEER = 768  # of one user over the Unix socket (root excepted), of one address over the port
+CONNECTIONS_A_USER = 64  # over the Unix socket, root excepted
+CONNECTIONS_A_PEER = 768  # of one address over the port: many users' login node
 FIRST_REQUEST_S = 10.0  # a connection that has not asked by then is closed
 CONNECTION_S = 120.0  # every connection ends after so long, however slowly its client reads
 KEEP_ALIVE_S = 30
@@ -48,7 +49,8 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self.peer = peer_of(transport.get_extra_info("socket"))
         self.open_by_peer[self.peer] += 1
-        if self.open_by_peer[self.peer] > CONNECTIONS_A_PEER and self.peer != 0:
+        most = CONNECTIONS_A_USER if isinstance(self.peer, int) else CONNECTIONS_A_PEER
+        if self.open_by_peer[self.peer] > most and self.peer != 0:
             transport.abort()
             return
         self.loop.call_later(FIRST_REQUEST_S, self._close_silent)

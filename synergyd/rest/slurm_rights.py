@@ -83,14 +83,16 @@ class RightsReader:
         self._asked_s = clock()
 
     def rights(self) -> SlurmRights:
-        with self._lock:
-            if self._clock() - self._asked_s >= FRESH_S:
+        """One thread asks anew; all others go on with the last answer."""
+        if self._clock() - self._asked_s >= FRESH_S and self._lock.acquire(blocking=False):
+            try:
+                self.config, self._rights = self._ask()
+            except UnavailableError as error:
+                log.warning("rights stay as they were: %s", error)
+            finally:
                 self._asked_s = self._clock()
-                try:
-                    self.config, self._rights = self._ask()
-                except UnavailableError as error:
-                    log.warning("rights stay as they were: %s", error)
-            return self._rights
+                self._lock.release()
+        return self._rights
 
     def _ask(self) -> tuple[dict[str, str], SlurmRights]:
         config = config_values(self._run(("scontrol", "show", "config")))

@@ -30,7 +30,17 @@ from synergyd.store.records import (
     StoredNode,
     StoredReport,
 )
-from synergyd.store.tables import EpochRow, EventRow, JobFlagRow, LifecycleRow, NodeRow, OwnerRow, ProfileRow, ReportRow
+from synergyd.store.tables import (
+    EpochRow,
+    EventRow,
+    JobFlagRow,
+    LifecycleRow,
+    NodeRow,
+    OwnerRow,
+    ProfileRow,
+    ReportRow,
+    SteeringRow,
+)
 
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
@@ -284,6 +294,9 @@ class Store:
                 ),
                 delete(ReportRow).where(
                     ReportRow.received_s < older_than_s, ~exists().where(LifecycleRow.job_id == ReportRow.job_id)
+                ),
+                delete(SteeringRow).where(
+                    SteeringRow.changed_s < older_than_s, ~exists().where(LifecycleRow.job_id == SteeringRow.job_id)
                 ),
                 delete(OwnerRow).where(
                     OwnerRow.seen_s < older_than_s, ~exists().where(LifecycleRow.job_id == OwnerRow.job_id)

@@ -19,7 +19,7 @@ from tests.throwaway.synergy import make_cluster, synergyd
 pytestmark = pytest.mark.slurm
 GPUS = 2  # of each node
 # what it runs with where the launcher has no plan. As many stages as GPUs, of a model of four layers: any other plan is better
-POOR = 'export SYNERGY_PLAN_JSON=\'{{"pp": {}, "global_batch": 8}}\'\n'
+POOR = 'export SYNERGY_IN_PLACE=nodes SYNERGY_PLAN_JSON=\'{{"pp": {}, "global_batch": 8}}\'\n'
 
 
 def submit(cluster: SlurmCluster, name: str, before: str, nodes: int = 1, *options: str) -> int:
@@ -84,7 +84,7 @@ def test_another_plan_for_the_same_gpus_needs_no_requeue(
 def test_a_crash_is_mended_in_place_and_one_at_the_same_step_again_ends_the_job(
     cluster: SlurmCluster, nodes: int
 ) -> None:
-    before = "export CHECKPOINT_EVERY=10 CRASHES=35:{}\n"
+    before = "export SYNERGY_IN_PLACE=nodes CHECKPOINT_EVERY=10 CRASHES=35:{}\n"
     once, always = (submit(cluster, f"crash-{nodes}-{n}", before.format(n), nodes) for n in (1, 99))
     until_steps(cluster, once, steps=40, timeout_s=90)
     assert (cluster.state(once), shown(cluster, once, "Restarts")) == ("RUNNING", "0")
@@ -101,7 +101,7 @@ def test_a_crash_is_mended_in_place_and_one_at_the_same_step_again_ends_the_job(
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmCluster, stays: bool) -> None:
     """`stays`: the job may outlive a node in Slurm too, by its owner's options."""
-    before = "export CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=set" * stays + "\n"
+    before = "export SYNERGY_IN_PLACE=nodes CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=set" * stays + "\n"
     job = submit(cluster, "lost", before, 2, *["--no-kill"] * stays)
     until_steps(cluster, job, steps=25, timeout_s=90)
     nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()

@@ -33,7 +33,7 @@ def test_a_bound_that_crosses_the_scripts_other_one_moves_it(steering: Steering,
 @pytest.mark.parametrize(
     "given",
     ["min_gpus", "gpus=4", "min_gpus=0", "max_gpus=65537", "min_gpus=four", "min_gpus=1.5", "weight=0", "weight=nan",
-     "weight=1e9", "weight=-1", "min_gpus=9 max_gpus=8", "min_gpus=1 min_gpus=2", "min_gpus=" + "9" * 5000],
+     "weight=1e9", "weight=-1", "min_gpus=9 max_gpus=8", "min_gpus=1 min_gpus=2", "weight=1e400", "min_gpus=" + "9" * 5000],
 )  # fmt: skip
 def test_a_wrong_text_is_one_line(given: str) -> None:
     with pytest.raises(UsageError) as raised:

@@ -135,7 +135,8 @@ class Crew:
         for peer in [p for p in self._peers if p.closed]:
             self._peers.remove(peer)
             peer.connection.close()
-            if self.first and peer.rank > 0:
+            well = self.ended.get(peer.rank, (0, 1, ""))[1] in (0, 130, 143)
+            if self.first and peer.rank > 0 and not well:
                 self.lost.add(peer.rank)
 
     def tell(self, word: NextRun) -> None:

@@ -40,7 +40,7 @@ _ENDED_WELL = (0, _USAGE, 130, 143)  # SIGINT, SIGTERM
 def may_go_on(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES) -> bool:
     """Is a run that crashed at `step` started again? `crashes`: those before, of all incarnations."""
     late = [c for c in crashes if abs(now_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
-    return len(late) < most and all(step > c.step for c in late)
+    return len(late) < most and all(step > c.step for c in crashes)
 
 
 class Restarts:
@@ -71,6 +71,9 @@ class Restarts:
         self._acknowledged = self._present = 0  # checkpoints on request: of former runs, of this one
         self._step = 0
         self._saved: int | None = None
+        self._crashes: tuple[Crash, ...] = ()  # of this incarnation: the file may not take them
+        self._state: object = None  # of the run, as it said last
+        self.left = False  # the launcher has ended the run
         self._gone: set[int] = set()  # nodes whose loss has been answered
         self.words = ""
 
@@ -138,10 +141,16 @@ class Restarts:
         """The run's status as it is now."""
         if status is None:
             return
+        self._state = status.get("state")
         step, saved, requests = (status.get(name) for name in ("step", "checkpoint_step", "checkpoint_requests"))
         self._step = step if isinstance(step, int) else self._step
         self._saved = saved if isinstance(saved, int) else self._saved
         self._present = requests if isinstance(requests, int) else self._present
+
+    def ended(self) -> None:
+        """The run is over: an order that has not ended it has come too late."""
+        if self._order is not None and not self.left and self._state != "waiting":
+            self._order = self._said_at = None
 
     def cause(self, code: int, *, own: bool) -> tuple[int, str]:
         """(exit code, kind) of what ended the run on the nodes. `own`: this node's processes ended by themselves, with `code`; what
@@ -197,8 +206,11 @@ class Restarts:
         if not self.possible or code in _ENDED_WELL or self._saved is None:
             return False
         history, now_s = run_history.read(self._folder, self.allocation.job_id or 0), self._clock()
-        if not may_go_on(history.crashes, self._step, now_s, self._most):
+        if not may_go_on((*history.crashes, *self._crashes), self._step, now_s, self._most):
             return False
+        if len(self._crashes) >= self._most:
+            return False
+        self._crashes = (*self._crashes, Crash(self._step, now_s))
         run_history.write(self._folder, history.with_crash(Crash(self._step, now_s)))
         self.words = (
             f"ended with exit code {code} at step {self._step}: "
@@ -237,7 +249,8 @@ class Restarts:
         assert crew is not None
         if self._word is None:
             crew.say_ended(self.told.number, min(code, 255), guard.kind(code))
-        until, name = self._monotonic() + HOLD_S, self._all[crew.allocation.node_rank]
+        well = code in (0, 130, 143)  # others may go on for long
+        until, name = self._monotonic() + (float("inf") if well else HOLD_S), self._all[crew.allocation.node_rank]
         while not guard.ending and crew.connected:
             word = self._word
             if word is not None:
@@ -264,4 +277,4 @@ class Restarts:
     def _again(self, told: InPlace) -> None:
         self.told = replace(told, number=told.number + 1)
         self._acknowledged, self._present = self._acknowledged + self._present, 0
-        self._saved = None
+        self._saved, self._state, self.left = None, None, False

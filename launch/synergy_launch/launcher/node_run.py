@@ -82,13 +82,15 @@ class _NodeRun:
         reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure, restarts)
         while True:
             if child.poll() is not None:
+                restarts.ended()
                 if restarts.decided or restarts.broken or not self._resumes(child.returncode):
                     break
                 if time.monotonic() >= self._held_until:
                     self._held_until = 0.0
                     self._command = replace(self._command, argv=tuple(megatron_arguments.resumed(self._command.argv)))
                     child = self._start()
-            elif restarts.decided or restarts.broken:
+            elif (restarts.decided or restarts.broken) and not guard.ending:
+                restarts.left = True
                 self._leave(child, restarts.hurries)
             elif guard.hangs(says_nothing_first=supervisor is not None):
                 self._kill(child)

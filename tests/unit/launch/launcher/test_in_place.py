@@ -26,7 +26,7 @@ STATUS = {"step": 120, "checkpoint_step": 110, "checkpoint_requests": 1}
         ((), 0, True),
         ((Crash(120, NOW_S - 60),), 121, True),
         ((Crash(120, NOW_S - 60),), 120, False),  # it fails at the same step again
-        ((Crash(120, NOW_S - WINDOW_S - 1),), 120, True),
+        ((Crash(120, NOW_S - WINDOW_S - 1),), 121, True),
         (tuple(Crash(n, NOW_S - 60) for n in range(CRASHES)), 500, False),
         ((*(Crash(n, NOW_S - 2 * WINDOW_S) for n in range(9)), Crash(9, NOW_S)), 10, True),
     ],
