@@ -15,8 +15,8 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
-from synergyd.scheduler.problem.utility import relative_goodput, restart_cost_s, value_terms
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
+from synergyd.scheduler.problem.utility import beyond_growth, relative_goodput, restart_cost_s, value_terms
 from synergyd.words import shape_words
 
 
@@ -53,12 +53,14 @@ def around_reservations(
     problem: Problem,
     allocation: Allocation,
     placement: Placement,
+    allowance: Allowance,
     *,
     lead_s: float,
     sizes_fixed: bool = False,
 ) -> tuple[Decision, ...]:
     """The decisions; a job that was to go on as it is changes where that ends it sooner. `lead_s`: how long before the
-    reservation its last checkpoint is asked for: until then it is left alone, since it can change later as well."""
+    reservation its last checkpoint is asked for: until then it is left alone, since it can change later as well. What changes
+    take is taken from `allowance`. With `sizes_fixed` jobs move in their present shape only."""
     decisions = tuple(decisions)
     cost_s = {request.job_id: restart_cost_s(request, problem) for request in problem.jobs}
     near_s = problem.now_s + lead_s
@@ -73,7 +75,6 @@ def around_reservations(
     for i, cell, _ in allocation.taken(problem):
         request = problem.jobs[i]
         free.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
-    allowance = Allowance(problem, allocation.choice)
     requests = {request.job_id: request for request in problem.jobs if request.current is not None}
     found = []
     for decision in decisions:
@@ -96,7 +97,7 @@ def _decided(
     current = request.cells[request.current or 0]
     window = _window(job, request, problem)
     free.give(request.nodes, current.shape.gpus_per_node, request.needs)
-    best = None if request.discount <= 0 else _best(request, free, allowance, sizes_fixed)
+    best = None if request.discount <= 0 else _best(request, problem.terms, free, allowance, sizes_fixed)
     if best is not None and window.pays(current.goodput, request.cells[best[0]].goodput):
         index, names = best
         cell = request.cells[index]
@@ -115,7 +116,13 @@ def _decided(
             worth=value_terms(request, index, False, problem.terms),
         )
     free.take(request.nodes, current.shape.gpus_per_node, request.needs)
-    why = "no other nodes are free for it" if best is None else "a restart elsewhere would not end it sooner"
+    if request.discount <= 0:
+        in_time = job.time_left_s is None or job.time_left_s > window.cost_s
+        why = (
+            "its restarts took as long as it has been there" if in_time else "a restart takes longer than the time left"
+        )
+    else:
+        why = "no other nodes are free for it" if best is None else "a restart elsewhere would not end it sooner"
     return replace(decision, why=f"{decision.why} It is left alone although {job.cut_why}: {why}.")
 
 
@@ -131,7 +138,7 @@ def _window(job: Job, request: JobRequest, problem: Problem) -> Window:
 
 
 def _best(
-    request: JobRequest, free: FreeGpus, allowance: Allowance, sizes_fixed: bool
+    request: JobRequest, terms: Objective, free: FreeGpus, allowance: Allowance, sizes_fixed: bool
 ) -> tuple[int, tuple[str, ...]] | None:
     """The Cell of the highest goodput that fits on nodes that no reservation bars, and these."""
     cells = CellIndex.of(request.cells)
@@ -140,7 +147,9 @@ def _best(
         shape = cells[index].shape
         if (index in request.banned and index != request.current) or (sizes_fixed and shape != now):
             continue
-        if beyond_own(request, index) or allowance.exceeded(request, request.current, index) is not None:
+        if beyond_growth(request, index, terms) or beyond_own(request, index):
+            continue
+        if allowance.exceeded(request, request.current, index) is not None:
             continue
         names = free.pick(shape, request.node_filter, frozenset(request.nodes), needs=request.needs)
         if names is not None:

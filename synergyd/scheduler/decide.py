@@ -26,6 +26,7 @@ from synergyd.scheduler.preemption import without_stopping, without_wasteful_sto
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import (
     NO_SLURM_LIMITS,
+    Allowance,
     SlurmLimits,
     usage_limits,
     with_own_limits,
@@ -142,18 +143,22 @@ def decide(
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
         decisions.append(replace(found, why=found.why + note) if note else found)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
+    allowance = Allowance(
+        answer.problem, answer.allocation.choice
+    )  # one for all: each takes from what the last one left
     as_held = around_reservations(
         as_held,
         snapshot.jobs,
         answer.problem,
         answer.allocation,
         answer.placement,
+        allowance,
         lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
-        sizes_fixed=policy.sizes_fixed,
+        sizes_fixed=policy.sizes_fixed or bool(policy.rule),
     )
     grows = not policy.sizes_fixed and not policy.rule
-    woken = with_wakes(as_held, answer.problem, answer.allocation, answer.placement, snapshot, grows=grows)
-    turned = with_turns(woken, answer.problem, answer.allocation, passed)
+    woken = with_wakes(as_held, answer.problem, allowance, snapshot, grows=grows)
+    turned = with_turns(woken, answer.problem, allowance, passed)
     return within_caps(turned, answer.problem, caps)
 
 

@@ -1,22 +1,24 @@
 """How many running jobs may change at once: the decisions that gain most go first, the others wait and say so. Pure.
 
-A start or a growth may need GPUs that a running job has to leave first. Such changes are begun together or not at all: a job is
-not shrunk for one that waits all the same. Where they are too many to be ever begun together, jobs leave as the bounds allow.
+A start or a growth may need GPUs that a running job has to leave first, or what a usage limit leaves once it has shrunk. Such
+changes are begun together or not at all: a job is not shrunk for one that waits all the same. Where they are too many to be ever
+begun together, jobs leave as the bounds allow.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from synergyd.node_needs import NO_ROOM, Room
-from synergyd.records import Action, Decision
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
+from synergyd.records import Action, Cell, Decision
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem, UsageLimit
 from synergyd.scheduler.problem.utility import relative_goodput, stay_value, value_terms
 from synergyd.words import job_words, shape_words
 
-_Node = tuple[str, str]  # (its own name, GPU type)
+# (its own name, GPU type); a usage limit, of which jobs hold a part like that of a node's GPUs: ("", its number)
+_Node = tuple[str, str]
+_EXACT = 1e-6  # sums of parts of limits are not exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +68,25 @@ class _Pacing:
             i: sum(worth for _, worth in d.worth) - stay_value(self._jobs[i], problem.terms)
             for i, d in self.changes.items()
         }
-        self._holders: dict[_Node, list[int]] = {}
+        self._limits: dict[_Node, UsageLimit] = {("", str(k)): limit for k, limit in enumerate(problem.limits)}
+        self._differences = {i: self._difference(i) for i in self.changes}
+        self._holders: dict[_Node, dict[int, None]] = {}  # whose change leaves some of it, and has not begun
         for i in sorted(self.changes, key=lambda i: (-self._gains[i], i)):
-            for node in self._held(i):
-                self._holders.setdefault(node, []).append(i)
-        self._gpus = Counter({key: n.free for key, n in self._nodes.items()})
+            for node, (count, part) in self._differences[i].items():
+                if min(count, part.cpus, part.memory_mib) < 0:
+                    self._holders.setdefault(node, {})[i] = None
+        self._gpus: dict[_Node, float] = {key: n.free for key, n in self._nodes.items()}
+        self._gpus |= {key: limit.most for key, limit in self._limits.items()}
         self._room = {key: n.room for key, n in self._nodes.items() if n.room is not None}
         for job in problem.jobs:
             if job.current is not None:
-                self._take(job, job.cells[job.current].shape.gpus_per_node, self._held(job.job_id), -1)
+                cell = job.cells[job.current]
+                for node, (count, part) in self._of(job, cell, self._held(job.job_id), -1).items():
+                    self._add(node, count, part)
         self._count, self._writing = caps.under_way, caps.writing_gib_s
         self.begun: set[int] = set()
         self._awaited: dict[int, set[int]] = {}  # by job id: those that it would begin with
+        self._waiting: set[int] = set()  # all of these
 
     def run(self) -> None:
         order = sorted(self.changes, key=lambda i: (i not in self._caps.needed, -self._gains[i], i))
@@ -90,7 +99,7 @@ class _Pacing:
                 continue
             self._begin(i)
         for i in forced:
-            if i not in self.begun and not any(i in together for together in self._awaited.values()):
+            if i not in self.begun and i not in self._waiting:
                 self._begin(i)
 
     def delayed(self, decision: Decision) -> Decision:
@@ -128,11 +137,12 @@ class _Pacing:
     def _begin(self, job_id: int) -> None:
         """The change, with those that it needs, where the bounds allow all of them."""
         together = self._together(job_id)
-        runs = [i for i in together if self._runs(i)]
+        runs = [i for i in together if self._counts(i)]
         if job_id in self._caps.needed or self._fits(runs):
             self._accept(together)
             return
         self._awaited[job_id] = set(together)
+        self._waiting.update(together)
         if self._count or self._writing or self._alone(runs):
             return
         # never all at once: some leave now, and the others as soon as these have
@@ -142,57 +152,70 @@ class _Pacing:
 
     def _together(self, job_id: int) -> list[int]:
         """The change and those that have to begin with it, since it takes what they leave; directly or by way of others."""
-        found, after = [job_id], self._after([job_id])
-        while (short := next((n for n in after if after[n]), None)) is not None:
-            others = (i for i in self._holders.get(short, ()) if i not in found and i not in self.begun)
-            leaves = [i for i in others if min(self._leaves(i, short)) < 0]
-            if not leaves:
-                break  # what it takes there others hold: it is begun when they have left
-            found.append(leaves[0])
-            after = self._after(found)
-        return found
+        found = {job_id: None}  # in the order of their finding
+        while True:
+            short = self._short(found)
+            holders = (i for node in short for i in self._holders.get(node, ()))
+            leaver = next((i for i in holders if i not in found), None)
+            if leaver is None:
+                # what is short yet is held by others, or its node sleeps: it is begun when that is there
+                return list(found)
+            found[leaver] = None
 
-    def _after(self, jobs: Iterable[int]) -> dict[_Node, bool]:
-        """By node that these changes touch: would more be held there than there is?"""
-        gpus: Counter[_Node] = Counter()
+    def _short(self, jobs: Iterable[int]) -> list[_Node]:
+        """Of what would these changes take more than there is?"""
+        gpus: dict[_Node, float] = {}
         room: dict[_Node, Room] = {}
         for i in jobs:
-            for node, (count, part) in self._difference(i).items():
-                gpus[node] += count
+            for node, (count, part) in self._differences[i].items():
+                gpus[node] = gpus.get(node, 0) + count
                 room[node] = room.get(node, NO_ROOM).plus(part)
-        return {
-            node: self._gpus[node] < count or (node in self._room and not self._room[node].holds(room[node]))
+        # below nothing is there where jobs hold more than is handed out: they may leave, and change what they have
+        return [
+            node
             for node, count in sorted(gpus.items())
-        }
+            if max(self._gpus[node], 0) + _EXACT < count
+            or (node in self._room and not self._room[node].at_least(NO_ROOM).holds(room[node]))
+        ]
 
-    def _difference(self, job_id: int) -> dict[_Node, tuple[int, Room]]:
-        """What the change takes of each node, below nothing where it leaves more."""
+    def _difference(self, job_id: int) -> dict[_Node, tuple[float, Room]]:
+        """What the change takes of each node and limit, below nothing where it leaves more."""
         job, cell = self._jobs[job_id], self.changes[job_id].cell
-        found: dict[_Node, tuple[int, Room]] = {}
-        steps = [] if cell is None else [(cell.shape.gpus_per_node, self._taken(job_id), 1)]
-        if job.current is not None:
-            steps.append((job.cells[job.current].shape.gpus_per_node, self._held(job_id), -1))
-        for gpus, nodes, sign in steps:
-            for node in nodes:
-                count, part = found.get(node, (0, NO_ROOM))
-                found[node] = count + sign * gpus, part.plus(self._part(job, gpus, node), sign)
+        found = {} if cell is None else self._of(job, cell, self._taken(job_id), 1)
+        if job.current is None:
+            return found
+        for node, (gpus, part) in self._of(job, job.cells[job.current], self._held(job_id), -1).items():
+            count, room = found.get(node, (0.0, NO_ROOM))
+            found[node] = count + gpus, room.plus(part)
         return found
 
-    def _leaves(self, job_id: int, node: _Node) -> tuple[int, int, int]:
-        """What the change takes of a node that the job holds: below nothing where it leaves some."""
-        count, part = self._difference(job_id)[node]
-        return count, part.cpus, part.memory_mib
+    def _of(self, job: JobRequest, cell: Cell, nodes: Iterable[_Node], sign: int) -> dict[_Node, tuple[float, Room]]:
+        """What the job has with a Cell on these nodes, of each of them and of each limit, times `sign`."""
+        shape = cell.shape
+        each = shape.gpus_per_node
+        found: dict[_Node, tuple[float, Room]] = {
+            node: (sign * each, NO_ROOM.plus(self._part(job, each, node), sign)) for node in nodes
+        }
+        for key, limit in self._limits.items():
+            if (rate := limit.rate(job)) is not None:
+                found[key] = sign * rate.of(shape.gpu_type, shape.nodes, each), NO_ROOM
+        return found
 
     def _accept(self, jobs: Iterable[int]) -> None:
         for i in jobs:
-            for node, (count, part) in self._difference(i).items():
-                self._gpus[node] -= count
-                if node in self._room:
-                    self._room[node] = self._room[node].plus(part, -1)
+            for node, (count, part) in self._differences[i].items():
+                self._add(node, -count, NO_ROOM.plus(part, -1))
+                self._holders.get(node, {}).pop(i, None)
             self.begun.add(i)
-            if self._runs(i):
+            if self._counts(i):
                 self._count += 1
                 self._writing += self._caps.rate(i)
+
+    def _add(self, node: _Node, count: float, part: Room) -> None:
+        """To what is left of it."""
+        self._gpus[node] += count
+        if node in self._room:
+            self._room[node] = self._room[node].plus(part)
 
     def _fits(self, runs: Sequence[int]) -> bool:
         if not runs:
@@ -213,13 +236,7 @@ class _Pacing:
         )
 
     def _needs_others(self, job_id: int) -> bool:
-        return any(self._after([job_id]).values())
-
-    def _take(self, job: JobRequest, gpus: int, nodes: Iterable[_Node], sign: int) -> None:
-        for node in nodes:
-            self._gpus[node] += sign * gpus
-            if node in self._room:
-                self._room[node] = self._room[node].plus(self._part(job, gpus, node), sign)
+        return bool(self._short([job_id]))
 
     def _part(self, job: JobRequest, gpus: int, key: _Node) -> Room:
         node = self._nodes[key]
@@ -227,6 +244,11 @@ class _Pacing:
 
     def _runs(self, job_id: int) -> bool:
         return self._jobs[job_id].current is not None
+
+    def _counts(self, job_id: int) -> bool:
+        """Does it leave what it has at once? One that waits for nodes to power up goes on meanwhile, and counts when they are up."""
+        new = set(self._taken(job_id)).difference(self._held(job_id))
+        return self._runs(job_id) and all(self._nodes[node].free > 0 for node in new)
 
     def _held(self, job_id: int) -> list[_Node]:
         job = self._jobs[job_id]

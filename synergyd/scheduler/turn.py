@@ -11,20 +11,20 @@ from dataclasses import replace
 
 from synergyd.records import Action, Decision
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.records import JobRequest, Problem
 from synergyd.words import shape_words
 
 MOST = 20  # an epoch: each is some calls of Slurm
 
 
 def with_turns(
-    decisions: Iterable[Decision], problem: Problem, allocation: Allocation, passed: Container[int]
+    decisions: Iterable[Decision], problem: Problem, allowance: Allowance, passed: Container[int]
 ) -> tuple[Decision, ...]:
-    """The decisions; a job of `passed` that got no GPUs is left to Slurm's choice of moment and nodes, within limits."""
+    """The decisions; a job of `passed` that got no GPUs is left to Slurm's choice of moment and nodes, within limits: what
+    it takes is taken from `allowance`."""
     requests = {request.job_id: request for request in problem.jobs if request.job_id in passed}
     if not requests:
         return tuple(decisions)
-    allowance = Allowance(problem, allocation.choice)
     found, turns = [], 0
     for decision in decisions:
         job = requests.get(decision.job_id)

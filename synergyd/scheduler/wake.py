@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from synergyd.records import Action, Cluster, Decision, Node, Snapshot
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.from_snapshot import node_capacities
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
 from synergyd.scheduler.problem.node_limits import NodeLimits
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.problem.records import JobRequest, Problem
+from synergyd.scheduler.problem.restart_bound import within_bound
 from synergyd.scheduler.problem.utility import (
     beyond_growth,
     change_value,
@@ -37,34 +37,35 @@ _Option = tuple[float, int, tuple[str, ...], float]  # (value gained, Cell, node
 def with_wakes(
     decisions: Iterable[Decision],
     problem: Problem,
-    allocation: Allocation,
-    placement: Placement,
+    allowance: Allowance,
     snapshot: Snapshot,
     *,
     grows: bool = True,
 ) -> tuple[Decision, ...]:
     """The decisions; a job that got no GPUs starts on nodes of Slurm's choice where powered-down ones have room for the size
     asked for, and with `grows` a running one that was to go on as it is grows onto such nodes. Each of them is counted on
-    for one job's GPUs only."""
-    decisions, nodes = tuple(decisions), snapshot.cluster.nodes
-    if not any(node.wakeable for node in nodes):
+    for one job's GPUs only. What they take is taken from `allowance`."""
+    decisions = tuple(decisions)
+    if not any(node.wakeable for node in snapshot.cluster.nodes):
         return decisions
-    asleep = {node.name: max(0, node.gpus - node.gpus_used) for node in nodes if node.wakeable}
-    decisions = _starts(decisions, problem, allocation, asleep, {n.name: n.wake_s for n in nodes if n.wakeable})
+    with_gpus = (node for node in snapshot.cluster.nodes if node.gpus > 0)
+    # by the problem's names: a node with two types of GPUs counts as two
+    asleep = {c.name: node for node, c in zip(with_gpus, problem.nodes, strict=True) if node.wakeable}
+    left = {name: max(0, node.gpus - node.gpus_used) for name, node in asleep.items()}
+    decisions = _starts(decisions, problem, allowance, left, {name: node.wake_s for name, node in asleep.items()})
     if not grows:
         return decisions
-    return _Growth(decisions, problem, allocation, placement, snapshot, asleep).decisions()
+    return _Growth(decisions, problem, allowance, snapshot, asleep, left).decisions()
 
 
 def _starts(
     decisions: tuple[Decision, ...],
     problem: Problem,
-    allocation: Allocation,
+    allowance: Allowance,
     asleep: dict[str, int],
     wake_s: Mapping[str, float],
 ) -> tuple[Decision, ...]:
     requests = {request.job_id: request for request in problem.jobs}
-    allowance = Allowance(problem, allocation.choice)
     found = []
     for decision in decisions:
         job = requests.get(decision.job_id)
@@ -76,25 +77,26 @@ def _starts(
                 for name in names:
                     asleep[name] -= cell.shape.gpus_per_node
                 why = f"Starts on {shape_words(cell.shape)} on nodes of Slurm's choice: no GPUs are free, and Slurm can wake "
-                why += f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}."
+                why += f"{', '.join(_hosts(names[:3]))}{' and more' if len(names) > 3 else ''}."
                 decision = replace(decision, action=Action.START, cell=cell, node_names=(), why=why)
         found.append(decision)
     return tuple(found)
 
 
 class _Growth:
-    """Running jobs that grow onto nodes that sleep. `left`: GPUs of these by name that no start counts on."""
+    """Running jobs that grow onto nodes that sleep (`asleep`, by the problem's names). `left`: GPUs of these that no start counts
+    on."""
 
     def __init__(
         self,
         decisions: tuple[Decision, ...],
         problem: Problem,
-        allocation: Allocation,
-        placement: Placement,
+        allowance: Allowance,
         snapshot: Snapshot,
+        asleep: Mapping[str, Node],
         left: Mapping[str, int],
     ) -> None:
-        self._problem, self._decisions = problem, decisions
+        self._problem, self._decisions, self._allowance = problem, decisions, allowance
         self._jobs = {job.job_id: job for job in snapshot.jobs}
         waiting = [
             request
@@ -102,20 +104,20 @@ class _Growth:
             if request.current is None and decision.action in (Action.WAIT, Action.START) and not decision.node_names
         ]
         self._asleep = {
-            node.name: node
-            for node, capacity in zip((n for n in snapshot.cluster.nodes if n.gpus > 0), problem.nodes, strict=True)
-            if node.wakeable
+            capacity.name: node
+            for capacity in problem.nodes
+            if (node := asleep.get(capacity.name)) is not None
             and node.wake_s < math.inf
-            and left[node.name] == node.gpus - node.gpus_used
+            and left[capacity.name] == node.gpus - node.gpus_used
             and not any(
                 _may_have(request, capacity.gpu_type) and capacity.admits(request.node_filter) for request in waiting
             )
         }
-        woken = (replace(n, up=True) if n.name in self._asleep else n for n in snapshot.cluster.nodes)
+        wanted = {(node.name, node.gpu_type) for node in self._asleep.values()}
+        woken = (replace(n, up=True) if (n.name, n.gpu_type) in wanted else n for n in snapshot.cluster.nodes)
         nodes = node_capacities(replace(snapshot, cluster=Cluster(tuple(woken))), problem.jobs)
         self._limits = NodeLimits(nodes)
         self._free = FreeGpus(nodes, problem.spanned)
-        self._allowance = Allowance(problem, allocation.choice)
         names = {(node.host or node.name, node.gpu_type): node.name for node in nodes}
         for request, decision in self._pairs():
             cell = decision.cell
@@ -148,7 +150,9 @@ class _Growth:
 
     def _best(self, request: JobRequest) -> _Option | None:
         """The growth onto nodes that sleep that gains most; None where none gains anything."""
-        bound, cells = self._limits.bound(replace(request, banned=frozenset())), CellIndex.of(request.cells)
+        # what placement refused may fit with nodes that are woken; what a restart may not be spent on stays banned
+        anew = within_bound(replace(request, banned=frozenset()))
+        bound, cells = self._limits.bound(anew), CellIndex.of(request.cells)
         now, terms = cells[request.current or 0], self._problem.terms
         stays, least_s = stay_value(request, terms), min(node.wake_s for node in self._asleep.values())
         last = {name: 1 for name in self._asleep}
@@ -166,9 +170,7 @@ class _Growth:
             if self._allowance.exceeded(request, request.current, index) is not None:
                 continue
             names = self._free.pick(shape, bound.node_filter, frozenset(request.nodes), last, request.needs)
-            woken = [
-                self._asleep[name.partition(":")[0]] for name in names or () if name.partition(":")[0] in self._asleep
-            ]
+            woken = [self._asleep[name] for name in names or () if name in self._asleep]
             if names is None or not woken:
                 continue
             wake_s = max(node.wake_s for node in woken)
@@ -188,13 +190,12 @@ class _Growth:
         self._free.give(request.nodes, now.shape.gpus_per_node, request.needs)
         self._free.take(names, cell.shape.gpus_per_node, request.needs)
         self._allowance.change(request, request.current, index)
-        hosts = tuple(name.partition(":")[0] for name in names)
-        woken = [name for name in hosts if name in self._asleep]
+        hosts, woken = _hosts(names), _hosts(name for name in names if name in self._asleep)
         cost_s = restart_cost_s(request, self._problem) + wake_s
         why = (
             f"Grows from {shape_words(now.shape)} to {shape_words(cell.shape)} as soon as {', '.join(woken[:3])}"
             f"{' and more' if len(woken) > 3 else ''} {'is' if len(woken) == 1 else 'are'} powered up, and goes on meanwhile: "
-            f"predicted goodput {now.goodput:.3g} -> {cell.goodput:.3g} sequences/s; {wake_s:.0f} s for that and the restart "
+            f"predicted goodput {now.goodput:.3g} -> {cell.goodput:.3g} sequences/s; {cost_s:.0f} s for that and the restart "
             f"are paid back in about {payback_s(now.goodput, cell.goodput, cost_s):.0f} s."
         )
         asked = relative_goodput(cell, request.cells, request.asked)
@@ -202,6 +203,11 @@ class _Growth:
         return replace(
             decision, action=Action.RESIZE, cell=cell, node_names=hosts, why=why, relative_goodput=asked, worth=worth
         )
+
+
+def _hosts(names: Iterable[str]) -> tuple[str, ...]:
+    """The nodes' own names, of those that tell a node's types of GPUs apart."""
+    return tuple(name.partition(":")[0] for name in names)
 
 
 def _may_have(request: JobRequest, gpu_type: str) -> bool:

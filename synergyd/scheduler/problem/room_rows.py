@@ -5,7 +5,7 @@ Nodes of one GPU type count together, so no placement is ruled out. What does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from synergyd.node_needs import NodeNeeds
@@ -34,6 +34,7 @@ def _rows(gpu_type: str, nodes: Sequence[NodeCapacity], jobs: Sequence[JobReques
             of_cells[id(job.cells)] = {each for kind, _, each in shapes if kind == gpu_type}
         sizes.setdefault(job.needs, set()).update(of_cells[id(job.cells)])
     gpus = sum(node.free for node in nodes)
+    up = {node.name for node in nodes if node.free > 0}
     for unit, rooms, rates in (
         ("CPUs", _cpus(nodes), {needs: _cpu_rate(needs, gpu_type, nodes) for needs in sizes}),
         ("MiB", _memory(nodes), {needs: _memory_rate(needs, gpu_type, nodes) for needs in sizes}),
@@ -45,7 +46,14 @@ def _rows(gpu_type: str, nodes: Sequence[NodeCapacity], jobs: Sequence[JobReques
         scaled = {needs: rate.times(1 / share) for needs, rate in rates.items()}
         row = UsageLimit("nodes of type", gpu_type, 0.0, unit=unit, rates={j.job_id: scaled[j.needs] for j in jobs})
         held = sum(row.use(job, job.current) for job in jobs)
-        yield replace(row, most=max(float(gpus), held))
+        # what jobs hold of nodes that give nothing out is not part of `gpus`
+        away = sum(row.use(job, job.current) * _share_away(job, up) for job in jobs if job.current is not None)
+        yield replace(row, most=max(gpus + away, held))
+
+
+def _share_away(job: JobRequest, up: Container[str]) -> float:
+    """The share of its nodes that are not `up`."""
+    return sum(name not in up for name in job.nodes) / max(1, len(job.nodes))
 
 
 def _cpus(nodes: Sequence[NodeCapacity]) -> list[int]:

@@ -82,6 +82,31 @@ def test_one_that_may_not_be_resized_is_left_alone() -> None:
     assert decided(cut(300, "n0", fixed="it is paused")).action is Action.KEEP
 
 
+def test_where_no_restart_pays_it_says_so() -> None:
+    late = decided(cut(50, "n0", time_left_s=40.0))
+    assert late.action is Action.KEEP and late.why.endswith(": a restart takes longer than the time left.")
+    young = cut(300, "n0", restarts=200)  # of 60 s each in 10,000 s
+    assert decided(young).why.endswith(": its restarts took as long as it has been there.")
+
+
+def test_it_grows_no_further_than_others_do() -> None:
+    offers = (cell(1.0), cell(1.9, gpus=2), cell(3.6, gpus=4))
+    made = cut(50, "n0", nodes=("n0",), shape=offers[0].shape)
+    for most, gpus in ((2.0, 2), (0.0, 4)):
+        bounded = replace(SETTINGS, max_growth=most)
+        moved = run(snapshot([node("n0", gpus=1), node("n1")], [replace(made, restarts=100)]), {1: offers}, bounded)[1]
+        assert moved.cell is not None and (moved.node_names, moved.cell.shape.gpus) == (("n1",), gpus)
+
+
+def test_a_policy_with_a_rule_keeps_its_shape() -> None:
+    crius = replace(SETTINGS, policy="crius")
+    nodes = [node("n0"), node("n1")]
+    assert run(snapshot(nodes, [cut(300, "n0")]), {1: WIDE})[1].action is Action.RESIZE
+    assert run(snapshot(nodes, [cut(300, "n0")]), {1: WIDE}, crius)[1].action is Action.KEEP
+    moved = run(snapshot([*nodes, node("n2")], [cut(300, "n0")]), {1: WIDE}, crius)[1]
+    assert (moved.action, moved.cell, moved.node_names) == (Action.RESIZE, WIDE[1], ("n1", "n2"))
+
+
 def test_two_jobs_are_not_given_the_same_nodes() -> None:
     first = cut(300, "n0", "n1", nodes=("n0",), shape=replace(WIDE[0].shape))
     second = replace(first, job_id=2, node_names=("n1",))

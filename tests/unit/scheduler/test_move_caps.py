@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from synergyd.node_needs import NodeNeeds, Room
 from synergyd.records import Action, Decision, Node, Snapshot
 from synergyd.scheduler.decide import decide
-from synergyd.scheduler.move_caps import MoveCaps
+from synergyd.scheduler.move_caps import MoveCaps, within_caps
+from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import Cells, cells, job, node, snapshot
+from tests.unit.scheduler.builders import Cells, ask, cell, cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
 BETTER = cells(1.0, 1.99, 3.97)
@@ -20,8 +22,10 @@ OLD = {i: 1e7 for i in range(1, 10)}  # restarts cost them nothing
 SETTINGS = Settings(restart_cost_s=60.0)
 
 
-def decided(snap: Snapshot, offers: dict[int, Cells], caps: MoveCaps) -> dict[int, Decision]:
-    answer = {d.job_id: d for d in decide(snap, SETTINGS, offers, {}, ages_s=OLD, caps=caps)}
+def decided(
+    snap: Snapshot, offers: dict[int, Cells], caps: MoveCaps, settings: Settings = SETTINGS
+) -> dict[int, Decision]:
+    answer = {d.job_id: d for d in decide(snap, settings, offers, {}, ages_s=OLD, caps=caps)}
     held: dict[str, int] = {}
     for each in answer.values():
         for name in each.node_names:
@@ -139,3 +143,69 @@ def test_cpus_that_a_job_has_to_leave_count_as_its_gpus_do() -> None:
     assert decided(snap, offers, MoveCaps())[2].action is Action.START
     found = decided(snap, offers, MoveCaps(most=1, under_way=1))
     assert (found[1].action, found[2].action) == (Action.KEEP, Action.WAIT)
+
+
+def test_what_a_limit_leaves_once_a_job_has_shrunk_is_not_taken_before() -> None:
+    """On another type of GPUs: no node is shared, the limit is."""
+    four = replace(SETTINGS, partition_limits={"main": 4})
+    h100 = cells(1.0, 1.9, 3.6, kind="h100")
+    waits = replace(job(2, partition="main"), shape=h100[2].shape, asked=h100[2].shape)
+    snap = snapshot([node("n0"), node("n1", kind="h100")], [job(1, nodes=("n0",), gpus=4, partition="main"), waits])
+    offers = {1: GOOD, 2: h100}
+    assert [d.action for d in decided(snap, offers, MoveCaps(), four).values()] == [Action.RESIZE, Action.START]
+    found = decided(snap, offers, MoveCaps(most=1, under_way=1), four)
+    assert [found[i].action for i in (1, 2)] == [Action.KEEP, Action.WAIT]
+    assert "waits for the GPUs of job 1, which can't change yet" in found[2].why
+    assert [d.action for d in decided(snap, offers, MoveCaps(most=1), four).values()] == [Action.RESIZE, Action.START]
+
+
+def test_jobs_leave_a_node_that_drains_one_after_another() -> None:
+    """None is handed out there, and nobody needs what they leave."""
+    offers = (cell(1.0, gpus=2), cell(6.0, gpus=4))
+    jobs = [job(i, nodes=("n0",), gpus=2) for i in (1, 2)]
+    snap = snapshot([node("n0", up=False), node("n1"), node("n2")], jobs)
+    found = decided(snap, {1: offers, 2: offers}, MoveCaps(most=1))
+    assert sorted(d.action.value for d in found.values()) == ["keep", "resize"]
+
+
+def test_a_growth_that_waits_for_a_node_to_power_up_takes_no_slot() -> None:
+    wide = (cell(3.6, gpus=4, kind="h100"), cell(7.9, nodes=2, gpus=4, kind="h100"))
+    runs = replace(job(1, nodes=("h0",), gpus=4), shape=wide[0].shape, asked=wide[0].shape)
+    asleep = Node("h1", "h100", 4, up=False, wakeable=True, wake_s=30.0)
+    snap = snapshot([node("h0", kind="h100"), asleep, node("n0")], [runs, job(2, nodes=("n0",), gpus=2)])
+    found = decided(snap, {1: wide, 2: GOOD}, MoveCaps(most=1))
+    assert [found[i].node_names for i in (1, 2)] == [("h0", "h1"), ("n0",)]
+    assert {d.action for d in found.values()} == {Action.RESIZE}
+    full = decided(snap, {1: wide, 2: GOOD}, MoveCaps(most=1, under_way=1))
+    assert [full[i].action for i in (1, 2)] == [Action.RESIZE, Action.KEEP]
+
+
+def test_a_change_finds_those_that_leave_beside_nodes_that_sleep() -> None:
+    """Job 1 would have half of two nodes: job 2 is to leave one of them, the other sleeps."""
+    offers = (cell(1.0, gpus=2), cell(9.0, nodes=2, gpus=2))
+    jobs = (
+        ask(1, offers, current=0, nodes=("n1",)),
+        ask(2, GOOD, current=2, nodes=("n3",)),
+    )
+    nodes = (NodeCapacity("n1", "a100", 2), NodeCapacity("n2", "a100", 0), NodeCapacity("n3", "a100", 4))
+    found = [
+        Decision(1, Action.RESIZE, offers[1], ("n2", "n3"), "", worth=(("goodput", 2.0),)),
+        Decision(2, Action.RESIZE, GOOD[1], ("n3",), "", worth=(("goodput", -9.0),)),
+    ]
+    problem = Problem(jobs, nodes)
+    full = within_caps(found, problem, MoveCaps(most=1, under_way=1))
+    assert [d.action for d in full] == [Action.KEEP, Action.KEEP] and "job 2 would change" in full[0].why
+    assert within_caps(found, problem, MoveCaps(most=1)) == tuple(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_limit_is_broken_whatever_has_to_wait(seed: int) -> None:
+    rnd = random.Random(seed)
+    nodes = [node(f"n{i}") for i in range(6)]
+    jobs = [job(i, nodes=(f"n{i}",), gpus=rnd.choice([2, 4]), partition="main") for i in range(4)]
+    jobs += [job(i, asked=rnd.choice([1, 2, 4]), partition="main") for i in range(4, 9)]
+    offers = {j.job_id: cells(1.0, rnd.uniform(1.1, 2), rnd.uniform(2, 4)) for j in jobs}
+    limit = sum(j.shape.gpus for j in jobs[:4]) + rnd.choice([0, 1, 2])
+    caps = MoveCaps(most=rnd.choice([1, 2]), under_way=rnd.choice([0, 1]))
+    found = decided(snapshot(nodes, jobs), offers, caps, replace(SETTINGS, partition_limits={"main": limit}))
+    assert sum(d.cell.shape.gpus for d in found.values() if d.cell) <= limit

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Action, Node
+from synergyd.records import Action, Node, Shape
 from synergyd.scheduler import decide
 from synergyd.scheduler.decide import solve
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
@@ -53,6 +53,19 @@ def test_running_jobs_are_never_beyond_them() -> None:
     holds = ask(1, GOOD, needs=NodeNeeds(cpus_per_gpu=16), current=2, nodes=("n1",))
     (row,) = room_rows([holds], [node("n1")])
     assert row.most == row.use(holds, 2) == 8.0
+
+
+def test_what_jobs_hold_of_nodes_that_drain_is_not_charged_to_the_others() -> None:
+    needs = NodeNeeds(cpus_per_gpu=16)
+    drains = [replace(node(name), free=0) for name in ("d1", "d2")]
+    stays = [ask(i, GOOD, needs=needs, current=1, nodes=(n.name,)) for i, n in enumerate(drains)]
+    waits = [ask(i, GOOD, needs=needs) for i in (7, 8)]
+    (row,) = room_rows([*stays, *waits], [node("n1"), node("n2"), *drains])
+    assert row.most - sum(row.use(job, 1) for job in stays) == 8.0 == sum(row.use(job, 1) for job in waits)
+    wide = replace(GOOD[2], shape=Shape("a100", 2, 2))
+    half = ask(1, (*GOOD, wide), needs=needs, current=3, nodes=("d1", "n1"))
+    (row,) = room_rows([half], [node("n1"), *drains])
+    assert row.most == 4.0 + row.use(half, 3) / 2
 
 
 def scarce(jobs: int, nodes: int) -> Problem:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, Node, Snapshot
+from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, cell, cells, job, node, snapshot
 from tests.unit.scheduler.test_decide import run
@@ -46,6 +47,41 @@ def test_a_larger_job_than_sleeps_waits_and_limits_hold() -> None:
     limited = Settings(restart_cost_s=60.0, partition_limits={"main": 2})
     other = run(with_nodes(snapshot([node("n0", used=4)], [job(1, partition="main")]), ASLEEP), {1: GOOD}, limited)[1]
     assert other.action is Action.WAIT
+
+
+def of_main(job_id: int, **changes: Any) -> Job:
+    return job(job_id, partition="main", **changes)
+
+
+def of_type(made: Job, own: Cell) -> Job:
+    return replace(made, shape=own.shape, asked=own.shape)
+
+
+def test_nodes_that_are_woken_and_turns_share_what_a_limit_leaves() -> None:
+    four = Settings(restart_cost_s=60.0, partition_limits={"main": 4})
+    busy = with_nodes(snapshot([node("n0", used=4)], [of_main(1), of_main(2)]), ASLEEP)
+    found = run(busy, {1: GOOD, 2: GOOD}, four, passed={2})
+    assert [found[i].action for i in (1, 2)] == [Action.START, Action.WAIT]
+
+
+def test_a_start_and_a_growth_onto_nodes_that_sleep_share_what_a_limit_leaves() -> None:
+    eight = Settings(restart_cost_s=60.0, partition_limits={"main": 8})
+    wide = (cell(3.6, gpus=4, kind="h100"), cell(7.0, nodes=2, gpus=4, kind="h100"))
+    runs = of_type(of_main(1, nodes=("h0",), gpus=4, **OLD), wide[0])
+    busy = snapshot([node("h0", kind="h100"), node("n0", used=4)], [runs, of_main(2)])
+    found = run(with_nodes(busy, ASLEEP, sleeping(name="h1", gpu_type="h100")), {1: wide, 2: GOOD}, eight)
+    assert [found[i].action for i in (1, 2)] == [Action.KEEP, Action.START]
+
+
+def test_gpus_of_another_type_on_the_same_node_are_not_counted() -> None:
+    two = [replace(ASLEEP, gpus=2), replace(ASLEEP, gpus=8, gpu_type="v100")]
+    assert run(with_nodes(snapshot([node("n0", used=4)], [job(1)]), *two), {1: GOOD})[1].action is Action.WAIT
+    found = run(with_nodes(snapshot([node("n0", used=4)], [job(1, asked=2)]), *two), {1: GOOD})[1]
+    assert found.action is Action.START and "Slurm can wake c1." in found.why
+    v100 = (cell(3.6, gpus=4, kind="v100"),)
+    other = of_type(job(1), v100[0])
+    found = run(with_nodes(snapshot([node("n0", used=4)], [other]), *two), {1: v100})[1]
+    assert found.action is Action.START and "Slurm can wake c1." in found.why
 
 
 # -- passed by others --------------------------------------------------------------------------------------------------
@@ -155,7 +191,7 @@ def test_a_running_job_grows_onto_a_node_that_is_woken_first() -> None:
     assert (found.action, found.cell, found.node_names) == (Action.RESIZE, WIDER[1], ("n0", "c1"))
     assert (
         "as soon as c1 is powered up, and goes on meanwhile" in found.why
-        and "60 s for that and the restart" in found.why
+        and "; 120 s for that and the restart" in found.why
     )
     # a restart of 60 s and 60 s more: 3.6 * 120 / (7.0 - 3.6)
     assert "paid back in about 127 s" in found.why
@@ -170,6 +206,26 @@ def test_the_time_to_power_up_is_priced() -> None:
     # of its own limit: 7.0 (1 - 160 / left) over 3.6
     assert grows(sleeping(100.0), time_left_s=300.0).action is Action.KEEP
     assert grows(sleeping(100.0), time_left_s=400.0).action is Action.RESIZE
+
+
+def test_a_restart_beyond_its_share_is_not_spent_on_nodes_that_sleep() -> None:
+    spent = JobRestarts(cost=RestartCost(mean_s=60.0), lost_s=2000.0, life_s=9000.0)
+    snap = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=4, **OLD)])
+    for there, restarts, action in (
+        (node("n1"), {1: spent}, Action.KEEP),
+        (sleeping(), {1: spent}, Action.KEEP),
+        (sleeping(), {1: replace(spent, lost_s=0.0)}, Action.RESIZE),
+    ):
+        assert run(with_nodes(snap, there), {1: WIDER}, restarts=restarts)[1].action is action
+
+
+def test_it_grows_onto_the_second_type_of_a_node() -> None:
+    wide = (cell(3.6, gpus=4, kind="v100"), cell(7.0, nodes=2, gpus=4, kind="v100"))
+    runs = of_type(job(1, nodes=("n0",), gpus=4, **OLD), wide[0])
+    snap = with_nodes(snapshot([node("n0", kind="v100")], [runs]), sleeping(gpus=2), sleeping(gpu_type="v100"))
+    found = run(snap, {1: wide})[1]
+    assert (found.action, found.node_names) == (Action.RESIZE, ("n0", "c1"))
+    assert "as soon as c1 is powered up" in found.why
 
 
 def test_nodes_that_are_up_come_first() -> None:
