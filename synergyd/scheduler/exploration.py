@@ -30,7 +30,7 @@ _REACH = (
 # a size that was measured is surer than this (its steps vary by 3 %), a prior is not (20 % and more)
 _MEASURED = 0.1
 _TRIES = 4  # placements tried an epoch
-_STARTS = 64  # jobs an epoch that start as they asked: each looks at all nodes
+_STARTS = 32  # jobs an epoch that start as they asked: each looks at all nodes, 40 ms of 10,000
 # times the present goodput that a trial must be worth: what is at stake must be more than the arithmetic's own error
 _GAIN = 1.01
 
