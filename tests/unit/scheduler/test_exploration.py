@@ -99,7 +99,7 @@ def test_a_trial_must_be_worth_one_percent() -> None:
         table = cells((4, 10.0, 0.0), (8, goodput, 0.2))
         worth = trial_worth(goodput, 0.2, 10.0)
         assert worth > 10.0 and (worth > 10.1) is (expected is Action.RESIZE)
-        assert decided([RUNS], {1: table}, age_s=1e9)[1].action is expected
+        assert decided([RUNS], {1: table}, age_s=1e7)[1].action is expected
 
 
 def test_no_trial_and_no_larger_start_on_a_bad_node() -> None:
