@@ -12,12 +12,15 @@ from synergyd.records import MAX_RETURNS, Job, JobState
 from synergyd.words import span_words
 
 MOST_SLOWED = 10.0  # what a report may say at the most
+# A restarted job keeps its size until it was measured there, for so long after its start at most: its first steps, compiled and with
+# cold caches, may take minutes.
+UNMEASURED_S = 600.0
 
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
     """The job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
     nor where a start has just failed or a node was lost; not resized where it can't be asked for a checkpoint, where a resize
-    has failed lately, or where Slurm has refused it other nodes lately."""
+    has failed lately, where Slurm has refused it other nodes lately, or before it was measured at the size of its last resize."""
     if tracked is None:
         return job
     lifecycle = tracked.lifecycle
@@ -49,7 +52,22 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         last = lifecycle.refusals[-1]
         words = f"Slurm did not start it on {', '.join(last.nodes)} (its reason: {last.reason or 'none'})"
         return replace(job, fixed=f"{words}; tried again when these nodes have changed")
+    if _unmeasured(job, tracked, now_s):
+        return replace(job, fixed="it has not been measured since its restart")
     return job
+
+
+def _unmeasured(job: Job, tracked: Tracked, now_s: float) -> bool:
+    """Was a job whose steps have been measured before restarted a while ago, without a measured step since? Not where it has to
+    change: what the epoch adds to the job only later is taken as the latest snapshot had it."""
+    if not job.restarts or job.start_s is None or not 0 <= now_s - job.start_s < UNMEASURED_S:
+        return False
+    if tracked.profile is None or not tracked.profile.samples:
+        return False  # its reports may never say how long a step takes
+    if tracked.report is None or tracked.report.step_s is not None:
+        return False
+    seen = [job] if tracked.job is None else [job, tracked.job]
+    return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= UNMEASURED_S) for j in seen)
 
 
 def _as_watched(job: Job, tracked: Tracked, now_s: float) -> Job:

@@ -162,16 +162,17 @@ def decide(
     return within_caps(turned, answer.problem, caps)
 
 
-def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, int | None]:
-    """The answer with sizes that are started or tried on GPUs that nobody wants; the index of the job that tries one."""
+def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, tuple[int, int] | None]:
+    """The answer with sizes that are started or tried on GPUs that nobody wants; the indices of the job that tries one and of that
+    Cell."""
     if policy.rule or policy.sizes_fixed:
         return answer, None
-    if (started := start_as_asked(answer.problem, answer.allocation)) is not None:
+    if (started := start_as_asked(answer.problem, answer.allocation, answer.placement)) is not None:
         answer = EpochAnswer(answer.problem, *started)
-    if (trial := explore(answer.problem, answer.allocation)) is None:
+    if (trial := explore(answer.problem, answer.allocation, answer.placement)) is None:
         return answer, None
-    allocation, placement, tried = trial
-    return EpochAnswer(answer.problem, allocation, placement), tried
+    allocation, placement, *tried = trial
+    return EpochAnswer(answer.problem, allocation, placement), (tried[0], tried[1])
 
 
 def _linked(
@@ -293,7 +294,10 @@ def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> Ep
         return answer
     spared = solve(without_bad_nodes(problem), policy)
     answers = [(a.problem, a.allocation, a.placement) for a in (answer, spared)]
-    return spared if worth(*answers[1]) > worth(*answers[0]) else answer
+    if worth(*answers[1]) <= worth(*answers[0]):
+        return answer
+    # the nodes as they are, for what is decided after this
+    return replace(spared, problem=replace(spared.problem, nodes=problem.nodes))
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
@@ -338,7 +342,7 @@ def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decis
 
 
 class _Told:
-    """An answer's decisions with their reasons. `tried`: the index of the job that tries a size."""
+    """An answer's decisions with their reasons. `tried`: the indices of the job that tries a size and of that Cell."""
 
     def __init__(
         self,
@@ -346,7 +350,7 @@ class _Told:
         policy: Policy,
         fairness: Mapping[int, float],
         shared: Mapping[int, Sharing],
-        tried: int | None,
+        tried: tuple[int, int] | None,
     ) -> None:
         self._answer, self._fairness, self._shared, self._tried = answer, fairness, shared, tried
         self._context = ExplanationContext(
@@ -379,7 +383,8 @@ class _Told:
         return Decision(job_id, action, cell, _hosts(nodes), why, relative, alternatives, worth, fairness, shared)
 
     def _tries(self, index: int, action: Action) -> bool:
-        return index == self._tried and action is Action.RESIZE
+        # links may have given it another Cell
+        return action is Action.RESIZE and (index, self._answer.allocation.choice[index]) == self._tried
 
 
 def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ that leaves (knowledge gradient: Frazier, Powell, Dayanik 2008),
 
     E[max(X, k)] = g F((ln(g / k) + s^2 / 2) / s) + k F((ln(k / g) + s^2 / 2) / s)        F: the standard normal's distribution
 
-A trial is made where that, with the restart factor of going there, is more than the goodput now. So it pays its two restarts by
+A trial is made where that, with the restart factor of going there, is 1 % more than the goodput now. So it pays its two restarts by
 what is known of the job's age and length, and ends once the size was measured.
 """
 
@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.gpu_limits import within_limits
+from synergyd.scheduler.problem.gpu_limits import Allowance, within_limits
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import beyond_growth, restart_factor
@@ -29,11 +30,16 @@ _REACH = (
 # a size that was measured is surer than this (its steps vary by 3 %), a prior is not (20 % and more)
 _MEASURED = 0.1
 _TRIES = 4  # placements tried an epoch
+_STARTS = 32  # jobs an epoch that start as they asked: each looks at all nodes, 40 ms of 10,000
+# times the present goodput that a trial must be worth: what is at stake must be more than the arithmetic's own error
+_GAIN = 1.01
 
 
-def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement, int] | None:
-    """The allocation with one running job (its index is the last of the answer) on a size that it tries, on GPUs that the
-    allocation leaves free; None where no trial is worth it. Every other job keeps what it was given."""
+def explore(
+    problem: Problem, allocated: Allocation, placed: Placement
+) -> tuple[Allocation, Placement, int, int] | None:
+    """The allocation with one running job on a size that it tries, on GPUs that the allocation leaves free, and the indices of the
+    job and of that Cell; None where no trial is worth it. Every other job keeps what it was given. No trial takes a bad node."""
     idle = _idle(problem, allocated)
     if not any(free > 0 for free in idle.values()) or any(choice is None for choice in allocated.choice):
         return None  # a job that waits wants them
@@ -45,31 +51,81 @@ def explore(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placem
     for _, i, index in sorted(trials)[:_TRIES]:
         choices = list(allocated.choice)
         choices[i] = index
-        if (found_place := _placed(problem, choices, allocated.moved)) is not None:
-            return *found_place, i
+        found_place = _placed(problem, choices, allocated.moved)
+        if found_place is not None and _bad(problem, *found_place) <= _bad(problem, allocated, placed):
+            return *found_place, i, index
     return None
 
 
-def start_as_asked(problem: Problem, allocated: Allocation) -> tuple[Allocation, Placement] | None:
+def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -> tuple[Allocation, Placement] | None:
     """The allocation with the jobs that start on fewer GPUs than they asked for at that size, as far as GPUs are left over and it
-    was not measured that they are slower there; None where nothing changes. What a user asked for is evidence."""
+    was not measured that they are slower there; None where nothing changes. What a user asked for is evidence. Every other job
+    keeps its nodes; no bad node is taken for it."""
     if any(choice is None for choice in allocated.choice):
         return None  # a job that waits wants them
     idle = _idle(problem, allocated)
-    choices: list[int | None] = list(allocated.choice)
-    answer: tuple[Allocation, Placement] | None = None
-    for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
-        if choice is None or job.current is not None or job.need or job.asked is None or job.asked in job.banned:
+    wanting = [i for i in range(len(problem.jobs)) if _starts_smaller(problem.jobs[i], allocated.choice[i], idle)]
+    if not wanting:
+        return None
+    choices, nodes = list(allocated.choice), dict(placed.nodes)
+    free, allowance = _free(problem, allocated, placed), Allowance(problem, allocated.choice)
+    bad = {node.name for node in problem.nodes if node.penalty > 0}
+    refused = 0
+    for i in wanting[:_STARTS]:
+        job, choice = problem.jobs[i], choices[i]
+        if choice is None or job.asked is None or not _starts_smaller(job, choice, idle):
             continue
-        given, asked = job.cells[choice].shape, job.cells[job.asked].shape
-        unsure = job.cells[job.asked].uncertainty > _MEASURED
-        if not unsure or asked.gpu_type != given.gpu_type or not 0 < asked.gpus - given.gpus <= idle[asked.gpu_type]:
+        given, asked, names = job.cells[choice].shape, job.cells[job.asked].shape, nodes[job.job_id]
+        found = None
+        if allowance.allows(job, choice, job.asked):
+            free.give(names, given.gpus_per_node, job.needs)
+            found = free.pick(asked, job.node_filter, names, None, job.needs, job.shun)
+            if found is None or bad.intersection(found) - set(names):
+                found = None
+                free.take(names, given.gpus_per_node, job.needs)
+        if found is None:
+            refused += 1
+            if refused >= _TRIES:
+                break
             continue
-        trial = [*choices[:i], job.asked, *choices[i + 1 :]]
-        if (found := _placed(problem, trial, allocated.moved)) is not None:
-            choices, answer = trial, found
-            idle[asked.gpu_type] -= asked.gpus - given.gpus
-    return answer
+        free.take(found, asked.gpus_per_node, job.needs)
+        allowance.change(job, choice, job.asked)
+        choices[i], nodes[job.job_id] = job.asked, found
+        idle[asked.gpu_type] -= asked.gpus - given.gpus
+    if choices == list(allocated.choice):
+        return None
+    return allocation_of(problem, choices, allocated.moved), Placement(nodes, {}, free.free)
+
+
+def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> bool:
+    """Does it start on fewer GPUs than it asked for, not measured there, with GPUs for it among `idle`?"""
+    if choice is None or job.current is not None or job.need or job.asked is None or job.asked in job.banned:
+        return False
+    given, asked = job.cells[choice].shape, job.cells[job.asked]
+    more = asked.shape.gpus - given.gpus
+    return (
+        asked.uncertainty > _MEASURED
+        and asked.shape.gpu_type == given.gpu_type
+        and 0 < more <= idle[asked.shape.gpu_type]
+    )
+
+
+def _free(problem: Problem, allocated: Allocation, placed: Placement) -> FreeGpus:
+    """What the placement leaves."""
+    free = FreeGpus(problem.nodes, problem.spanned)
+    for i, cell, _ in allocated.taken(problem):
+        job = problem.jobs[i]
+        free.take(placed.nodes[job.job_id], cell.shape.gpus_per_node, job.needs)
+    return free
+
+
+def _bad(problem: Problem, allocated: Allocation, placed: Placement) -> int:
+    """Bad nodes that jobs come to, once for each job."""
+    bad = {node.name for node in problem.nodes if node.penalty > 0}
+    if not bad:
+        return 0
+    jobs = [problem.jobs[i] for i, _, stays in allocated.taken(problem) if not stays]
+    return sum(len(bad.intersection(placed.nodes[job.job_id]) - set(job.nodes)) for job in jobs)
 
 
 def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
@@ -124,7 +180,7 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
             continue
         index = index_of.by_gpus[gpu_type, gpus]
         cell = job.cells[index]
-        if index in job.banned or cell.goodput <= 0:
+        if index in job.banned or cell.goodput <= 0 or cell.uncertainty <= _MEASURED:
             continue
         # what is uncertain of both moves both
         sigma = math.sqrt(max(cell.uncertainty**2 - now.uncertainty**2, 0.0))
@@ -133,6 +189,6 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
             continue
         # back by a restart, and after an epoch at the tried size, which may be as slow as a restart
         worth = factor * trial_worth(cell.goodput, sigma, factor**2 * now.goodput)
-        if worth > now.goodput:
+        if worth > _GAIN * now.goodput:
             found[index] = math.log(worth / now.goodput) * job.weight
     return found

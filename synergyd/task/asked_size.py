@@ -24,7 +24,7 @@ def at_least_linear(cells: Sequence[Cell], asked_gpus: int, measured: Sequence[M
     below = max((gpus for gpus in best if gpus <= known), default=0)
     rate = best[below] / below if below else 0.0  # goodput a GPU
     factor, last = dict.fromkeys(best, 1.0), 1.0
-    for gpus in sorted(size for size in best if size > known):
+    for gpus in sorted(size for size in best if size > known and best[size] > 0):
         if gpus <= asked_gpus:
             rate = max(rate, best[gpus] / gpus)
             last = rate * gpus / best[gpus]

@@ -11,6 +11,7 @@ would stay small on an idle cluster.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from synergyd.scheduler.problem.cell_index import CellIndex
@@ -27,7 +28,7 @@ def within_bound(job: JobRequest) -> JobRequest:
     present = cells[job.current].goodput
     banned: frozenset[int] = frozenset()
     if present > most:
-        banned = cells.above(-1.0) - cells.above(present) - {job.current}
+        banned = cells.above(-1.0) - cells.above(math.nextafter(present, -math.inf)) - {job.current}
     if (most := _most(job, 1)) is not None:
         banned |= cells.above(-1.0) if present > most else cells.above(most)
     return replace(job, banned=job.banned | banned) if banned else job

@@ -19,7 +19,7 @@ import numpy as np
 
 from synergyd.records import Measurement
 from synergyd.task.model.hardware import GpuFigures
-from synergyd.task.model.throughput import PRIOR, ThroughputFit, ThroughputPrior, fit
+from synergyd.task.model.throughput import NOISE, PRIOR, ThroughputFit, ThroughputPrior, fit
 
 _SHARED = 0.5  # part of the built-in prior's variance that is the cluster's: not known, so as much as the job's own
 _PROGRAMS = 32  # the latest so many teach
@@ -47,8 +47,8 @@ def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:
     for _ in range(_ROUNDS):
         precision, linear = cluster.copy(), cluster @ start
         for one in fits:
-            # the most probable constants balance the data's slope with the prior's
-            h = one.information @ one.theta + (one.theta - start) / sigma**2
+            # the most probable constants balance the data's slope with the prior's, at NOISE; `information` is at the misfit
+            h = one.information @ one.theta + (one.theta - start) / sigma**2 * (NOISE / one.misfit) ** 2
             inverse = np.linalg.inv(one.information + own)
             information = own - own @ inverse @ own
             off = inverse @ (h + own @ mean) - mean

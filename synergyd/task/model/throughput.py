@@ -22,7 +22,7 @@ from synergyd.task.model.arrays import Floats, Ints
 from synergyd.task.model.hardware import GpuFigures
 
 _EFFICIENCY = 0.3  # of peak, for code that is not tuned
-_NOISE = 0.03  # one sigma of a measured step, relative
+NOISE = 0.03  # one sigma of a measured step, relative
 # One sigma of what the formula misses, relative, before the job's own steps show it, and as how many steps that counts: the
 # median error of 9 % after 16 steps of bert, imagenet and ncf (benchmark calibration, which scores the other kinds), over 0.67
 _MISFIT, _MISFIT_STEPS = 0.12, 3.0
@@ -137,14 +137,14 @@ class ThroughputFit:
 
     def sigmas(self, gpu: GpuFigures, counts: Ints) -> Floats:
         """One sigma of log(measured / predicted) of the steps that `ThroughputModel.steps_s` predicts, (N,): the further a step is
-        from what was measured, the more the open constants matter."""
+        from what was measured, the more the open constants matter. What was measured varies by its noise: what the formula misses
+        there is no reason to measure it once more."""
         gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
         slopes = _log_slopes(self.theta, _columns(np.array(gpu_figures, dtype=np.float64), counts))
         sigma = np.sqrt(np.einsum("nk,kl,nl->n", slopes, self.covariance, slopes) + self.misfit**2)
-        for i, (gpus, nodes, replicas, micro_batch, passes) in enumerate(counts.T.tolist() if self.known else ()):
-            off = self.known.get((gpu.gpu_type, gpus, nodes, replicas, micro_batch, passes))
-            if off is not None:
-                sigma[i] = math.hypot(_NOISE, off)
+        for i, configuration in enumerate(counts.T.tolist() if self.known else ()):
+            if (gpu.gpu_type, *configuration) in self.known:
+                sigma[i] = NOISE
         return np.asarray(sigma)
 
 
@@ -207,13 +207,13 @@ def _most_probable(terms: Floats, wanted: Floats, start: Floats, sigma: Floats) 
 
     def cost(theta: Floats) -> tuple[float, Floats]:
         with np.errstate(over="ignore", invalid="ignore"):  # a step too far, which is not taken
-            off = (np.log(_steps(theta, terms)) - wanted) / _NOISE
+            off = (np.log(_steps(theta, terms)) - wanted) / NOISE
         return float(2 * np.sum(np.sqrt(1 + off**2) - 1) + precision @ (theta - start) ** 2), off
 
     theta, damping = start, 1e-2
     best, off = cost(theta)
     for _ in range(_ITERATIONS):
-        slopes = _log_slopes(theta, terms) / _NOISE
+        slopes = _log_slopes(theta, terms) / NOISE
         weight = 1 / np.sqrt(1 + off**2)
         normal = (slopes * weight[:, None]).T @ slopes + np.diag(precision)
         gradient = slopes.T @ (weight * off) + precision * (theta - start)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from synergyd.records import Action, Cell, Decision, Job, Node, Snapshot
-from synergyd.scheduler.decide import decide
+from synergyd.scheduler.decide import decide, solve, weigh_bad_nodes
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import cell, cells, job, node, snapshot
+from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
 
 SETTINGS = Settings(restart_cost_s=60.0)
 
@@ -85,3 +87,13 @@ def test_what_it_sends_takes_no_longer_on_a_slow_node() -> None:
     nodes = [node("n1"), node("n2"), node("n3")]
     sends = replace(cell(8.0, nodes=2, gpus=4), sync_s=1.0)  # all of a step of 1 s
     assert decided(snapshot(nodes, [straggling(1.5)]), {1: (sends,)})[1].action is Action.KEEP
+
+
+def test_what_is_decided_later_sees_the_bad_nodes_that_are_spared() -> None:
+    nodes = (NodeCapacity("n1", "a100", 4), NodeCapacity("n2", "a100", 4, penalty=1.0))
+    problem, policy = (
+        Problem((ask(1, (cell(4.0, gpus=4), cell(4.6, nodes=2, gpus=4)), 4),), nodes),
+        policy_named("synergy"),
+    )
+    found = weigh_bad_nodes(solve(problem, policy), problem, policy)
+    assert found.allocation.choice == (0,) and found.problem.nodes == nodes

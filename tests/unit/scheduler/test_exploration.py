@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from synergyd.records import Action, Cell, Decision, Job, Node, Plan, Shape, Snapshot
-from synergyd.scheduler.decide import decide
-from synergyd.scheduler.exploration import trial_worth
+from synergyd.scheduler.decide import EpochAnswer, _Told, decide
+from synergyd.scheduler.exploration import start_as_asked, trial_worth
+from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.placement.place import Placement
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Problem, UsageLimit
+from synergyd.scheduler.problem.utility import allocation
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import NOW, job, snapshot
+from tests.unit.scheduler.builders import NOW, ask, job, snapshot
 
 NODES = tuple(Node(f"n{i}", "a100", 4) for i in range(4))
 
@@ -78,3 +85,84 @@ def test_worth_of_a_trial_against_draws(goodput: float, sigma: float, fallback: 
     drawn = [max(fallback, goodput * math.exp(draw.gauss(-(sigma**2) / 2, sigma))) for _ in range(200_000)]
     assert trial_worth(goodput, sigma, fallback) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
     assert trial_worth(goodput, 0.0, fallback) == max(goodput, fallback)
+
+
+def test_a_measured_size_is_not_tried_again_however_old_the_job_is() -> None:
+    measured = cells((4, 10.0, 0.03), (8, 9.9, 0.09))
+    assert decided([RUNS], {1: measured}, age_s=1e7)[1].action is Action.KEEP
+    unsure = cells((4, 10.0, 0.03), (8, 9.9, 0.2))
+    assert decided([RUNS], {1: unsure}, age_s=1e7)[1].action is Action.RESIZE
+
+
+def test_a_trial_must_be_worth_one_percent() -> None:
+    for goodput, expected in ((7.5, Action.KEEP), (8.5, Action.RESIZE)):
+        table = cells((4, 10.0, 0.0), (8, goodput, 0.2))
+        worth = trial_worth(goodput, 0.2, 10.0)
+        assert worth > 10.0 and (worth > 10.1) is (expected is Action.RESIZE)
+        assert decided([RUNS], {1: table}, age_s=1e7)[1].action is expected
+
+
+def test_no_trial_and_no_larger_start_on_a_bad_node() -> None:
+    nodes, waits = NODES[:2], replace(job(1, 8), asked=Shape("a100", 2, 4), shape=Shape("a100", 2, 4))
+    plans, start = {1: Plan(dp=4, global_batch=4)}, cells((4, 10.0, 0.2), (8, 3.0, 0.2))
+    for runs, table, of_good in ((RUNS, UNCERTAIN, Action.RESIZE), (waits, start, Action.START)):
+        for penalties, gpus in (({}, 8), ({"n1": 1.0}, 4)):
+            looked = replace(snapshot(nodes, [runs]), penalties=penalties)
+            (found,) = decide(looked, Settings(), {1: table}, {}, plans, {1: 10_000.0})
+            assert found.cell is not None and found.cell.shape.gpus == gpus
+            assert found.action is (Action.KEEP if penalties and runs is RUNS else of_good)
+
+
+def starting(jobs: int, gpus: int, limits: tuple[UsageLimit, ...] = ()) -> tuple[Problem, Allocation, Placement]:
+    """Each is given 1 GPU of its own node of `gpus`, and asked for 4."""
+    offers = CellIndex(cells((1, 10.0, 0.2), (4, 9.0, 0.2)))
+    nodes = tuple(NodeCapacity(f"n{i}", "a100", gpus) for i in range(jobs))
+    problem = Problem(tuple(ask(i, offers, 4) for i in range(jobs)), nodes, limits=limits)
+    return problem, allocation(problem, [0] * jobs), Placement({i: (f"n{i}",) for i in range(jobs)}, {}, {})
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """The shapes that nodes are looked for from now on."""
+    seen: list[Shape] = []
+    pick = FreeGpus.pick
+
+    def counted(self: FreeGpus, shape: Shape, *more: Any) -> tuple[str, ...] | None:
+        seen.append(shape)
+        return pick(self, shape, *more)
+
+    monkeypatch.setattr(FreeGpus, "pick", counted)
+    return seen
+
+
+def test_many_jobs_that_start_cost_few_looks_at_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = looks(monkeypatch)
+    assert start_as_asked(*starting(1000, 3)) is None
+    assert len(seen) <= 4
+    found = start_as_asked(*starting(200, 4))
+    assert found is not None and len(seen) < 50
+    larger = [i for i, choice in enumerate(found[0].choice) if choice == 1]
+    assert len(larger) > 20 and found[1].nodes == {i: (f"n{i}",) for i in range(200)}
+    assert [found[1].left[f"n{i}"] for i in range(200)] == [0 if i in larger else 3 for i in range(200)]
+
+
+def test_jobs_start_as_they_asked_within_limits_and_on_the_nodes_left() -> None:
+    limits = (UsageLimit("account", "", 9, 9),)
+    found = start_as_asked(*starting(4, 4, limits))
+    assert found is not None and found[0].choice == (1, 0, 0, 0)
+    # 1 GPU on a node of 2, and a free node of 4: it goes there
+    problem, allocated, placed = starting(1, 2)
+    wider = replace(problem, nodes=(*problem.nodes, NodeCapacity("free", "a100", 4)))
+    moved = start_as_asked(wider, allocated, placed)
+    assert moved is not None and moved[1].nodes == {0: ("free",)} and moved[1].left == {"n0": 2, "free": 0}
+
+
+def test_a_job_that_links_gave_another_cell_is_not_said_to_try() -> None:
+    offers = CellIndex(cells((4, 10.0, 0.03), (8, 9.5, 1.0), (16, 9.0, 1.0)))
+    problem = Problem(
+        (ask(1, offers, 4, current=0, nodes=("n0",)),), tuple(NodeCapacity(n.name, "a100", 4) for n in NODES)
+    )
+    names = tuple(n.name for n in NODES)
+    for choice, says in ((1, True), (2, False)):
+        answer = EpochAnswer(problem, allocation(problem, [choice]), Placement({1: names[: 2 * choice]}, {}, {}))
+        told = _Told(answer, policy_named("synergy"), {}, {}, (0, 1)).decision(1)
+        assert told.action is Action.RESIZE and told.why.startswith("Tries") is says

@@ -11,8 +11,9 @@ from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.problem.records import Progress
+from synergyd.scheduler.problem.restart_bound import beyond_bound, within_bound
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import cells, job, node, snapshot
+from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
 
 SETTINGS = Settings(restart_cost_s=60.0)
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
@@ -115,3 +116,12 @@ def test_its_own_cost_counts_and_not_the_setting() -> None:
     dear = replace(SETTINGS, restart_cost_s=86_000.0)
     assert decided(JobRestarts(cost=COST), settings=dear).action is Action.RESIZE
     assert decided(JobRestarts(cost=replace(COST, mean_s=86_000.0))).action is Action.KEEP
+
+
+def test_a_cell_of_equal_goodput_needs_room_for_one_restart_as_it_is_said() -> None:
+    offers = (cell(2.0, 1, 2), cell(2.0, 1, 4), cell(3.0, 1, 8), cell(1.9, 1, 1))
+    # one restart of 60 s is a tenth of a life of 600 s, two are of 1200 s
+    known = JobRestarts(cost=RestartCost(mean_s=60.0), life_s=900.0, share=0.1)
+    runs = ask(1, offers, 2, current=0, nodes=("n1",), restart=known, progress=Progress(remaining=100.0))
+    assert within_bound(runs).banned == {3}
+    assert [bool(beyond_bound(runs, i)) for i in range(4)] == [False, False, False, True]

@@ -73,3 +73,9 @@ def test_rates_by_hand() -> None:
     assert at_least_linear(cells, 8, (took(1, 8, 1.0),)) == cells == at_least_linear(cells, 1, ())
     slower = at_least_linear(cells, 8, ())[3]
     assert slower.step_s == pytest.approx(0.2 / 2.5) and slower.throughput == pytest.approx(100)
+
+
+def test_a_size_of_no_goodput_is_left_as_it_is() -> None:
+    offers = [replace(cell(1, 1.0), goodput=0.0), cell(2, 1.0), replace(cell(4, 1.0), goodput=0.0), cell(8, 1.2)]
+    found = at_least_linear(offers, 8, ())
+    assert found[0] == offers[0] and found[2] == offers[2] and found[3].goodput == pytest.approx(4.0)

@@ -59,3 +59,11 @@ def test_steps_that_the_formula_misses_make_it_less_sure() -> None:
         return float(fit(tuple(steps), (GPU,) * len(steps)).sigmas(GPU, counts)[0])
 
     assert of(0.0) < 0.1 < of(0.4)
+
+
+def test_what_was_measured_varies_by_its_noise_however_much_the_formula_misses_it() -> None:
+    before = cells(None)
+    near = cells(None, as_predicted(before[8]), replace(as_predicted(before[16]), step_s=5 * before[16].step_s))
+    for gpus in (8, 16):
+        assert near[gpus].plan == before[gpus].plan and near[gpus].uncertainty == 0.03
+    assert near[64].uncertainty > 0.1

@@ -62,3 +62,19 @@ def test_one_odd_program_moves_little_what_others_agree_on() -> None:
     alone = prior_of([odd], known)
     assert abs(after.mean[FLOPS] - before.mean[FLOPS]) < 0.35 * abs(alone.mean[FLOPS] - before.mean[FLOPS])
     assert np.isfinite([*after.mean, *after.sigma]).all()
+
+
+def test_many_programs_that_are_as_the_prior_says_do_not_move_what_they_do_not_show() -> None:
+    """Only the bytes within a node are fewer: latencies, hidden behind them, are not shown."""
+    draw = np.random.default_rng(1)
+    own = replace(ThroughputModel(), node_bytes=ThroughputModel().node_bytes * float(np.exp(-1.5)))
+    programs = []
+    for _ in range(32):
+        steps = []
+        for gpus in (1, 2, 4):
+            shape = Shape("a100", 1, gpus)
+            step_s = own.step_s(GPU, shape, gpus, 32, 1) * float(np.exp(0.02 * draw.normal()))
+            steps.append(Measurement(Plan(dp=gpus, micro_batch=32, global_batch=32 * gpus), shape, step_s, 4))
+        programs.append(tuple(steps))
+    moved = np.array(prior_of(programs, known).mean) - np.array(PRIOR.mean)
+    assert abs(moved[4]) < 0.3 and abs(moved[6]) < 0.3

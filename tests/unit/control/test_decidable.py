@@ -1,0 +1,41 @@
+"""Which jobs an epoch may resize."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from synergyd.control.decidable import UNMEASURED_S, as_decided_about
+from synergyd.control.lifecycle import JobLifecycle
+from synergyd.control.tracked import Tracked
+from synergyd.records import Job, Profile, Report
+from tests.unit.scheduler.builders import NOW, job
+
+RESTARTED = job(1, nodes=("n0",), gpus=4, restarts=1, start_s=NOW - 60)
+SILENT = Report(1, 1, 100)  # of this incarnation, without a step's seconds
+KNOWN = Profile(samples=5)
+
+
+def fixed(seen: Job, report: Report = SILENT, profile: Profile | None = KNOWN, before: Job | None = None) -> str:
+    tracked = Tracked(lifecycle=JobLifecycle(1, 0.0), report=report, profile=profile, job=before)
+    return as_decided_about(seen, tracked, NOW).fixed
+
+
+def test_a_restarted_job_keeps_its_size_until_it_was_measured_there() -> None:
+    assert fixed(RESTARTED) == "it has not been measured since its restart"
+    assert fixed(RESTARTED, replace(SILENT, step_s=0.5)) == ""
+    assert fixed(replace(RESTARTED, start_s=NOW - UNMEASURED_S)) == ""
+    assert fixed(replace(RESTARTED, restarts=0), Report(1, 0, 1)) == ""
+
+
+@pytest.mark.parametrize("profile", [None, Profile()])
+def test_one_that_never_said_how_long_a_step_takes_is_not_waited_for(profile: Profile | None) -> None:
+    assert fixed(RESTARTED, profile=profile) == ""
+
+
+def test_one_that_has_to_change_is_not_kept() -> None:
+    for must in ({"gives_back": "plain jobs wait"}, {"cut_s": NOW + 300}):
+        changed = job(1, nodes=("n0",), gpus=4, restarts=1, start_s=NOW - 60, **must)
+        assert fixed(changed) == "" == fixed(RESTARTED, before=changed)
+    assert fixed(replace(RESTARTED, cut_s=NOW + 2 * UNMEASURED_S)) != ""
