@@ -7,12 +7,13 @@ times stay as Slurm has them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from synergyd.control.hangs import SHUN_S
 from synergyd.control.launch_failure import AVOID_S, LIFTS
-from synergyd.control.lifecycle import JobLifecycle, ResizeTimes
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, ResizeTimes
 from synergyd.control.resize import longest_retry_s
 from synergyd.control.tracked import Output, Remember, Tracked
 
@@ -26,6 +27,8 @@ def set_clock(tracked: Tracked, by_s: float) -> list[Output]:
     tracked.heard_s = _moved(tracked.heard_s, by_s)
     if tracked.idle is not None:
         tracked.idle = (*tracked.idle[:2], tracked.idle[2] + by_s)
+    if tracked.short_since_s is not None:
+        tracked.short_since_s += by_s
     if tracked.claim is not None:
         tracked.claim = replace(tracked.claim, heard_s=tracked.claim.heard_s + by_s)
     return [] if tracked.lifecycle == before else [Remember(tracked.lifecycle, before.state, "ClockSet")]
@@ -42,12 +45,16 @@ def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
 
 
 def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifecycle:
-    """A life from a store. Its times may lie ahead, where the clock was set back while no daemon ran: then they count from now."""
+    """A life from a store. Its times may lie ahead, where the clock was set back while no daemon ran: then they count from now.
+
+    So does the wait for a restart in place: what it waits for is a report, and no daemon took one.
+    """
+    waits = life.state is ResizeState.RESTARTING and now_s < math.inf
     failures = replace(life.failures, until_s=min(life.failures.until_s, now_s + AVOID_S * 2 ** (LIFTS - 1)))
     return replace(
         life,
         submit_s=min(life.submit_s, now_s),
-        since_s=min(life.since_s, now_s),
+        since_s=now_s if waits else min(life.since_s, now_s),
         asked_s=min(life.asked_s, now_s),
         ended_s=min(life.ended_s, now_s),
         retry_after_s=min(life.retry_after_s, now_s + longest_retry_s(life, limits)),

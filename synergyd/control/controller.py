@@ -50,7 +50,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.gpus_free import gpus_free
-from synergyd.control.in_place import can_restart, restarted, tell_crash
+from synergyd.control.in_place import begins_unheard, can_restart, restarted, tell_crash
 from synergyd.control.in_transit import arrived, stays, under_way
 from synergyd.control.instructions import AskCheckpoint, Park, Target, Wake
 from synergyd.control.job_durations import JobDurations
@@ -311,9 +311,11 @@ class Controller:
             return []  # it has left, or is not known yet: its next report comes soon
         if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
             return []  # of an incarnation that has ended, or that Slurm has not shown yet
+        begun = restarted(latest)
         if latest.silent:
             tracked.take_idle(latest, now_s)
-            return []
+            moved = [] if begun is None else self._advance(latest.job_id, begun, now_s)
+            return [*moved, *begins_unheard(tracked, now_s)] if moved else []
         before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
         outputs: list[Output] = [*tell_crash(tracked, before)]
@@ -325,7 +327,7 @@ class Controller:
             if tracked.unlearnt != latest.restarts:
                 outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
             tracked.unlearnt = latest.restarts
-        if (begun := restarted(latest)) is not None:
+        if begun is not None:
             outputs += self._advance(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
         costs, told = self.restarts.measure(tracked, latest, now_s)

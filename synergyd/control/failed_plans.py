@@ -33,7 +33,7 @@ from synergyd.task.shared_profiles import program
 from synergyd.words import plan_words, size_words
 
 PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
-_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING)
+_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING, ResizeState.RESTARTING)
 _NEED_MEMORY = ("memory", "killed")  # kinds of failure
 _PLAN, _MEMORY = "plan", "memory"  # kinds of keys
 _PLANS, _PROGRAMS = 16, 10_000

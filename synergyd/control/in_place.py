@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from synergyd.control.events import RestartedInPlace
-from synergyd.control.tracked import Remember, Tracked
+from synergyd.control.tracked import Learnt, Remember, Tracked
 from synergyd.records import Report
 
 
@@ -18,6 +20,15 @@ def restarted(report: Report) -> RestartedInPlace | None:
     if report.in_place is None or not report.in_place.order:
         return None
     return RestartedInPlace(report.restarts, report.in_place.order)
+
+
+def begins_unheard(tracked: Tracked, now_s: float) -> list[Learnt]:
+    """A run with another plan has begun, and has said nothing yet: how fast the one before was, or stood still, is not of it."""
+    if tracked.report is None:
+        return []
+    tracked.report = replace(tracked.report, plan=tracked.lifecycle.plan, step_s=None, stalled_s=None)
+    tracked.heard_s = now_s
+    return [Learnt(tracked.report, now_s, {})]
 
 
 def tell_crash(tracked: Tracked, before: Report | None) -> list[Remember]:

@@ -57,5 +57,9 @@ class Restarts:
         if account is life.restart or job is None:
             return {}, []
         tracked.lifecycle = replace(life, restart=account)
-        told = () if times.first else (words(times),)
-        return self.costs.learn(job, times), [Remember(tracked.lifecycle, life.state, "Restarted", told)]
+        in_place = life.restart.under_way is not None and life.restart.under_way.in_place
+        told = () if times.first and not in_place else (words(times),)
+        # what a restart in place takes says nothing of a requeue
+        return {} if in_place else self.costs.learn(job, times), [
+            Remember(tracked.lifecycle, life.state, "Restarted", told)
+        ]

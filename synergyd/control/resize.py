@@ -120,6 +120,8 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
         case ResizeState.CHECKPOINTING if event.state == "SUSPENDED":
             text = "suspended while its checkpoint was awaited: resize given up"
             return _to(replace(life, target=None, stopping=False), ResizeState.RUNNING, now_s, text)
+        case ResizeState.RESTARTING if event.state == "SUSPENDED":
+            return Step(replace(life, since_s=now_s))  # nothing of it runs, so nothing can report
         case ResizeState.REQUEUING if running and newer:
             again = replace(life, retry_after_s=now_s + limits.retry_s)
             return _runs(again, event, now_s, None, "started again before it could be resized")
@@ -228,7 +230,7 @@ def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
 def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING:
         return _to_requeuing(life, now_s, "it failed while its checkpoint was awaited")
-    if life.state is not ResizeState.RUNNING:
+    if life.state not in (ResizeState.RUNNING, ResizeState.RESTARTING):
         return Step(life)
     back = replace(life, target=event.fallback, origin=None, cause="its plan failed", stopping=False)
     return _to_requeuing(back, now_s, event.story)

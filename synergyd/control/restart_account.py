@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from synergyd.control.events import Acknowledged, Observed, PlanFailed, ResizeEvent, Wanted
+from synergyd.control.events import Acknowledged, Observed, PlanFailed, ResizeEvent, RestartedInPlace, Wanted
 from synergyd.records import Report
 from synergyd.restarts import RestartTimes
 
@@ -33,6 +33,8 @@ class Restarting:
     #: it has waited for a decision or for Slurm: time that is no cost of a restart
     waited: bool = False
     started_s: float = 0.0
+    #: it kept its allocation: no requeue, and no sample of what one costs
+    in_place: bool = False
 
     def spent_s(self, now_s: float) -> float:
         """So far, at the most."""
@@ -102,13 +104,20 @@ def _account(
         closed = _closed(account, now_s)
         begun = Restarting(begun_s=now_s, chosen=chosen, waited=now == "QUEUED")
         return replace(closed, chosen=closed.chosen + chosen, under_way=begun)
-    if was == "CHECKPOINTING" and now == "REQUEUING" and one is not None:
+    if was == "CHECKPOINTING" and now in ("REQUEUING", "RESTARTING") and one is not None:
         if isinstance(event, PlanFailed):
             return replace(account, under_way=replace(one, saved_s=now_s))
         took_s = _checkpoint_s(one, event, report, before.restarts, now_s)
         account = replace(account, bytes_per_writer=bytes_per_writer(report) or account.bytes_per_writer)
         return replace(account, under_way=replace(one, saved_s=now_s, checkpoint_s=took_s))
-    if now == "RUNNING" and was in ("CHECKPOINTING", "REQUEUING") and before.restarts == after.restarts:
+    if was == "RESTARTING" and one is not None:
+        if isinstance(event, RestartedInPlace):
+            begun = replace(one, in_place=True, started_s=one.saved_s or now_s, saved_s=0.0)
+            return replace(account, under_way=begun)
+        if now != "RUNNING":
+            account = _in_vain(account, one, now_s)
+            one = account.under_way
+    if was in ("CHECKPOINTING", "REQUEUING", "RESTARTING") and now == "RUNNING" and before.restarts == after.restarts:
         return _closed(account, now_s)  # given up
     if now == "RUNNING" and isinstance(event, Observed):
         return _started(account, event, was, now_s)
@@ -120,6 +129,13 @@ def _account(
 def _closed(account: RestartAccount, now_s: float) -> RestartAccount:
     """What is under way comes to an end without having been measured."""
     return replace(account, lost_s=account.spent_s(now_s), under_way=None)
+
+
+def _in_vain(account: RestartAccount, one: Restarting, now_s: float) -> RestartAccount:
+    """It was not restarted in place: the time of that is spent, and no part of the requeue that follows."""
+    tried_s = max(0.0, now_s - (one.saved_s or now_s))
+    lost_s = account.lost_s + (tried_s if one.chosen else 0.0)
+    return replace(account, lost_s=lost_s, under_way=replace(one, begun_s=one.begun_s + tried_s, saved_s=now_s))
 
 
 def _checkpoint_s(
@@ -136,7 +152,7 @@ def _checkpoint_s(
 def _started(account: RestartAccount, event: Observed, was: str, now_s: float) -> RestartAccount:
     started_s = now_s if event.started_s is None else min(event.started_s, now_s)
     one = account.under_way
-    if one is None or one.started_s or was in ("CHECKPOINTING", "RUNNING"):
+    if one is None or one.started_s or was in ("CHECKPOINTING", "RESTARTING", "RUNNING"):
         # it ended and began again outside of Synergy
         account = _closed(account, now_s) if one is not None and one.started_s else account
         one = Restarting(begun_s=started_s, waited=True)

@@ -59,6 +59,7 @@ def review_loss(tracked: Tracked, now_s: float) -> Wanted | None:
         and report.restarts == job.restarts
         and life.state is ResizeState.RUNNING
         and report.plan.gpus < job.shape.gpus
+        and not (job.paused or tracked.form or life.left)
     )
     if not short or job is None:
         tracked.short_since_s = None

@@ -81,7 +81,9 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     if guard.waits and not guard.ending and allocation.job_id is not None:
         failed = None
         if guard.tells and guard.failure is not None:
-            failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure)
+            # that it has followed an order must be told here, where the run failed before any other report
+            told = restarts.told if restarts.told.number else None
+            failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure, told)
         lost = crew is not None and bool(crew.lost)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)

@@ -119,7 +119,8 @@ class StatusReports:
             return
         before, self._sent, self._sent_at = self._sent, status, time.monotonic()
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
-        urgent = first_speed or any(status.get(key) != before.get(key) for key in _URGENT)
+        begun = not before and "silent" in status
+        urgent = first_speed or begun or any(status.get(key) != before.get(key) for key in _URGENT)
         told = self._restarts.told if able and self._restarts is not None else None
         reporter.offer(status_to_report(status, job_id, restarts, self._failure, told), urgent=urgent or asks)
 
@@ -131,7 +132,10 @@ class StatusReports:
             text = f"no CPU time and no GPU used for {idle_s:.0f} s: the GPUs of this job do nothing"
             click.echo(f"synergy-launch: {text}", err=True)
         if status is None:
-            return {"silent": True, "idle_s": idle_s} if idle_s is not None or self._sent.get("silent") else None
+            # a run that an order began: the daemon waits to hear of it, and its first word may take minutes
+            ordered = self._restarts is not None and self._restarts.told.order > 0
+            speaks = ordered or idle_s is not None or self._sent.get("silent")
+            return {"silent": True, "idle_s": idle_s} if speaks else None
         return {**status, "idle_s": idle_s}
 
 

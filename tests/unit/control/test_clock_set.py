@@ -83,6 +83,9 @@ def test_the_controller_keeps_and_stores_the_moved_times(by_s: float) -> None:
     assert isinstance(kept, Remember) and kept.lifecycle == tracked.lifecycle and not kept.story
     assert tracked.lifecycle.retry_after_s == NOW_S + 100 + by_s and tracked.heard_s == NOW_S - 5 + by_s
     assert tracked.claim is not None and tracked.claim.heard_s == NOW_S - 5 + by_s
+    tracked.short_since_s = NOW_S - 50
+    set_clock(tracked, by_s)
+    assert tracked.short_since_s == NOW_S - 50 + by_s
     assert set_clock(Tracked(lifecycle=JobLifecycle(2, 0.0)), by_s) == []
 
 
@@ -98,6 +101,8 @@ def test_a_clock_that_was_set_back_while_no_daemon_ran_prolongs_no_wait_by_more_
         )
         assert back.retry_after_s <= NOW_S - HOUR_S + LIMITS.retry_s
         assert back.failures.until_s <= NOW_S - HOUR_S + 240
+        # no daemon took the report that it waits for
+        since_s = NOW_S if state is ResizeState.RESTARTING else life.since_s
         assert read_back(life, NOW_S, LIMITS) == replace(
-            life, retry_after_s=min(life.retry_after_s, NOW_S + LIMITS.retry_s)
+            life, since_s=since_s, retry_after_s=min(life.retry_after_s, NOW_S + LIMITS.retry_s)
         )

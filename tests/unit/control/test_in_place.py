@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from synergyd.control.lifecycle import ResizeState
-from synergyd.records import InPlace, Plan
+from synergyd.control.reviews import SHORT_S, review_loss
+from synergyd.records import EarlyFailure, InPlace, Plan
 from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site
 
@@ -90,3 +93,89 @@ def test_a_job_that_goes_on_without_a_node_that_slurm_keeps_is_restarted_on_all(
     site.epoch(120)
     assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).stays
     assert "it runs on fewer GPUs than it holds" in site.story(1) and "lost a node at step 120" in site.story(1)
+
+
+def test_what_it_took_is_spent_once_and_is_no_cost_of_a_requeue(site: Site) -> None:
+    plan, begun_s = decided(site, InPlace()), site.slurm.now_s - 1
+    for step in (11, 31):
+        site.report(
+            1, plan=plan, step=step, trained_s=step - 10.0, in_place=InPlace(number=1, order=1), first_step_s=1.5
+        )
+        site.tick(20)
+    account = site.life(1).restart
+    assert (account.under_way, account.chosen) == (None, 1) and 15 < account.lost_s < site.slurm.now_s - begun_s
+    assert "a restart took" in site.story(1) and "requeue" not in site.story(1).rpartition("a restart took")[2]
+    tracked = site.daemon.controller.jobs[1]
+    assert tracked.job is not None and site.daemon.controller.restarts.cost(tracked, tracked.job).own == 0
+
+
+def test_the_time_of_one_that_was_in_vain_is_spent_once(site: Site) -> None:
+    decided(site, InPlace())
+    one = site.life(1).restart.under_way
+    assert one is not None and one.chosen
+    site.tick(181)
+    assert site.life(1).state is ResizeState.REQUEUING
+    account, now_s = site.life(1).restart, site.slurm.now_s
+    assert account.spent_s(now_s) == now_s - one.begun_s
+    assert account.under_way is not None and account.under_way.saved_s == now_s, "its requeue has just begun"
+
+
+def test_an_order_outlives_a_daemon_that_is_away_for_long(site: Site) -> None:
+    plan = decided(site, InPlace())
+    site.slurm.pass_time(1000)
+    site.start()
+    site.epoch(1)
+    site.tick(100)
+    assert site.life(1).state is ResizeState.RESTARTING and site.slurm.requeued == []
+    site.report(1, plan=plan, in_place=InPlace(number=1, order=1))
+    site.tick(1)
+    assert site.life(1).state is ResizeState.RUNNING
+
+
+def test_a_job_that_is_suspended_has_its_full_time_afterwards(site: Site) -> None:
+    decided(site, InPlace())
+    site.slurm.set(1, state="SUSPENDED")
+    for _ in range(5):
+        site.epoch(60)
+        site.tick(1)
+    site.slurm.set(1, state="RUNNING")
+    site.tick(150)
+    assert site.life(1).state is ResizeState.RESTARTING and site.slurm.requeued == []
+
+
+@pytest.mark.parametrize("told", [None, InPlace(number=1, order=1)])
+def test_a_new_plan_that_fails_at_once_is_requeued_with_what_ran(site: Site, told: InPlace | None) -> None:
+    plan = decided(site, InPlace())
+    failed = EarlyFailure(kind="exit", code=7, number=1, plan=plan)
+    site.report(1, step=0, step_s=None, plan=None, failure=failed, in_place=told)
+    site.tick(1)
+    life = site.life(1)
+    assert (life.state, life.returns, site.slurm.requeued) == (ResizeState.REQUEUING, 1, [(1, 0)])
+    assert life.target is not None and life.target.plan != plan and site.post.answers == {}
+
+
+def test_a_run_is_taken_as_begun_before_its_first_word(site: Site) -> None:
+    plan = decided(site, InPlace())
+    site.report(1, step=0, step_s=None, plan=None, silent=True, in_place=InPlace())
+    site.tick(1)
+    assert site.life(1).state is ResizeState.RESTARTING, "the old run's launcher"
+    site.report(1, step=0, step_s=None, plan=None, silent=True, in_place=InPlace(number=1, order=1))
+    site.tick(1)
+    assert (site.life(1).state, site.life(1).plan) == (ResizeState.RUNNING, plan)
+    assert site.daemon.controller.jobs[1].plan == plan, "no epoch decides by the plan that it had"
+    site.epoch(300)
+    assert site.life(1).state is ResizeState.RUNNING and site.slurm.requeued == []
+
+
+@pytest.mark.parametrize("stays", [{}, {"paused": True}, {"form": "it is not requeued"}, {"left": "Reservation"}])
+def test_a_job_that_is_to_be_left_alone_is_not_restarted_on_all_its_nodes(site: Site, stays: dict[str, Any]) -> None:
+    site.report(1, plan=Plan(micro_batch=8, global_batch=256), in_place=InPlace(number=1, crashes=1, step=120))
+    site.epoch(60)
+    tracked = site.daemon.controller.jobs[1]
+    assert tracked.job is not None
+    tracked.job = replace(tracked.job, paused=stays.get("paused", False))
+    tracked.lifecycle = replace(tracked.lifecycle, left=stays.get("left", ""))
+    tracked.form = stays.get("form", "")
+    now_s = site.slurm.now_s
+    assert review_loss(tracked, now_s) is None
+    assert (review_loss(tracked, now_s + SHORT_S) is None) == bool(stays)

@@ -10,10 +10,12 @@ from synergy_launch.launcher import run_history
 from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_go_on
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.run_history import Crash
+from synergy_launch.launcher.status_reports import StatusReports
 
-from synergyd.records import Plan
+from synergyd.records import InPlace, Plan
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import Told
+from tests.unit.launch.launcher.test_node_run import Sent
 from tests.unit.launch.launcher.test_plan_guard import HERE, Job
 
 NOW_S = 100_000.0
@@ -74,6 +76,19 @@ def test_an_order_is_followed_once() -> None:
     assert not restarts.decided
     restarts.hear(Told(Plan(), 2))
     assert restarts.decided
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_run_that_an_order_began_is_told_before_its_first_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    sent, restarts = Sent(monkeypatch), Restarts(HERE, None)
+    restarts.told = InPlace(number=1, order=order)
+    reports = StatusReports(HERE, PlanFile(9, None, "ctl:1"), tmp_path, None, None, restarts)
+    for _ in range(3):
+        reports.poll()
+    reports.close()
+    assert [(r.silent, r.in_place) for r, _ in sent.reports] == [(True, restarts.told)] * order
 
 
 @pytest.fixture
