@@ -85,7 +85,7 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
     yield "Acknowledged", r.Acknowledged(0, 1)
     yield "RestartedInPlace", r.RestartedInPlace(0, 1)
     yield "PlanFailed", r.PlanFailed(other, "story")
-    yield "Hung", r.Hung(("n1",), "story")
+    yield "Hung", r.Hung(("n1",), 5, "story")
     yield "Tick", r.Tick()
     if life.state is r.ResizeState.RELEASED:  # what Slurm's reason is asked about
         yield "Not started", r.Observed("PENDING", reason="BadConstraints")

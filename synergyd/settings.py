@@ -255,13 +255,14 @@ class Settings:
         ),
     )
     hang_timeout_s: float = field(
-        default=1800.0,
+        default=0.0,
         metadata=_about(
             "HangTimeout",
             duration(0, 604800, "0 (never) to 7 days, such as 30m"),
             "A run without a step for so long counts as hung. It is started again from its last checkpoint, elsewhere if that "
             "can be, at most three times a job. It is given longer where it has paused for longer before and went on (an "
-            "evaluation), where its steps are long, and before its first step. 0: it is only told.",
+            "evaluation), where its steps are long, and before its first step. Set it to more than the longest evaluation or "
+            "save of your users. 0: a run is never started again for that, only told.",
         ),
     )
     idle_reclaim_s: float = field(

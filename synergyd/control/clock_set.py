@@ -25,6 +25,7 @@ def set_clock(tracked: Tracked, by_s: float) -> list[Output]:
     before = tracked.lifecycle
     tracked.lifecycle = moved(before, by_s)
     tracked.heard_s = _moved(tracked.heard_s, by_s)
+    tracked.suspended_s = _moved(tracked.suspended_s, by_s)
     if tracked.idle is not None:
         tracked.idle = (*tracked.idle[:2], tracked.idle[2] + by_s)
     if tracked.short_since_s is not None:

@@ -71,7 +71,7 @@ from synergyd.control.start_time import put_off_until_s
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
 from synergyd.control.waiting import keep_waiting
-from synergyd.control.watch import Watch
+from synergyd.control.watch import Watch, stall_together
 from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
@@ -410,11 +410,12 @@ class Controller:
 
     def _review(self, drains: bool, now_s: float) -> list[Output]:
         outputs: list[Output] = []
+        together = stall_together(self.jobs.values())
         for job_id, tracked in self.jobs.items():
             outputs += review_health(tracked, now_s)
             for found in (
                 review_time(tracked, now_s, self.restarts.lead_s(tracked)),
-                self.watch.review(tracked, now_s, self.times),
+                self.watch.review(tracked, now_s, self.times, together=together),
             ):
                 for one in found:
                     outputs += self._advance(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]

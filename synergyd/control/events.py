@@ -107,9 +107,10 @@ class PlanFailed:
 
 @dataclass(frozen=True)
 class Hung:
-    """The running job's steps have stopped for good on these nodes. `story`: what is done."""
+    """The running job's steps have stopped for good on these nodes, after `step`. `story`: what is done."""
 
     nodes: tuple[str, ...]
+    step: int
     story: str
 
 

@@ -5,6 +5,7 @@ A healthy run may pause for an evaluation. How long is learnt from its reports: 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from synergyd.records import Report
@@ -15,8 +16,9 @@ LONGER = 2.0  # times the longest pause that ended
 # Taken last for so long: the one in whose place it is started has mostly been seen to by then.
 SHUN_S = 3600.0
 _FIRST = 2.0  # times the least time, for a run that has no step yet
-# The launcher tells of a stall in strides that double: its last word is at least half of what the stall is by now.
-_HEARD = 0.5
+# Jobs that stall at once are held up by what they share, such as a file system: by both of these.
+TOGETHER = 3
+TOGETHER_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class Hangs:
     until_s: float = 0.0
     #: the longest pause between two steps that ended, seconds
     pause_s: float = 0.0
+    #: that the last one stopped at; -1: there was none
+    step: int = -1
 
 
 NO_HANGS = Hangs()
@@ -49,11 +53,15 @@ def after_report(hangs: Hangs, before: Report | None, heard_s: float, now: Repor
     return replace(hangs, pause_s=max(hangs.pause_s, before.stalled_s + max(0.0, now_s - heard_s)))
 
 
-def hung_s(hangs: Hangs, report: Report, heard_s: float, now_s: float, least_s: float) -> float | None:
-    """Seconds without a step, where that is a hang; None where it is not. Only the launcher's own word counts: its silence may be
-    the network's."""
+def hung_s(hangs: Hangs, report: Report, least_s: float) -> float | None:
+    """Seconds without a step, where that is a hang; None where it is not. Only what the launcher has told counts: its silence
+    may be the network's."""
     if not least_s or report.stalled_s is None:
         return None
-    longest = longest_s(hangs, report, least_s)
-    stalled_s = report.stalled_s + max(0.0, now_s - heard_s)
-    return stalled_s if stalled_s >= longest and report.stalled_s >= _HEARD * longest else None
+    return report.stalled_s if report.stalled_s >= longest_s(hangs, report, least_s) else None
+
+
+def stalled_together(reports: Iterable[Report]) -> bool:
+    """Do so many of the running jobs stall that the fault is none of theirs? `reports`: of those that report, the latest."""
+    stalls = [report.stalled_s is not None for report in reports]
+    return sum(stalls) >= max(TOGETHER, TOGETHER_SHARE * len(stalls))

@@ -118,10 +118,12 @@ class NodeHealth:
     nodes: tuple[Node, ...] = ()  # as they were seen last, with GPUs
     _clean: frozenset[str] = frozenset()  # those that had all their GPUs then
 
-    def load(self, records: Iterable[NodeRecord]) -> None:
-        """Of a daemon before this one."""
+    def load(self, records: Iterable[NodeRecord], now_s: float) -> None:
+        """Of a daemon before this one. Times may lie ahead, where the clock was set back while none ran: then they count from now."""
         for record in records:
-            self.records.setdefault(record.name, record)
+            marks = tuple(replace(m, at_s=min(m.at_s, now_s)) for m in record.marks)
+            times = {name: min(getattr(record, name), now_s) for name in ("drained_s", "back_s")}
+            self.records.setdefault(record.name, replace(record, marks=marks, **times))
 
     def set_clock(self, by_s: float) -> None:
         """The time of day was set by so many seconds."""

@@ -239,7 +239,8 @@ def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
 def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
     if life.state is not ResizeState.RUNNING:
         return Step(life)  # one whose checkpoint is awaited is requeued without it
-    hangs = replace(life.hangs, count=life.hangs.count + 1, nodes=event.nodes, until_s=now_s + SHUN_S)
+    count, until_s = life.hangs.count + 1, now_s + SHUN_S
+    hangs = replace(life.hangs, count=count, nodes=event.nodes, until_s=until_s, step=event.step)
     back = replace(life, target=None, origin=None, stopping=True, cause="its steps had stopped", hangs=hangs)
     return _to_requeuing(back, now_s, event.story)
 

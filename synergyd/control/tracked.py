@@ -117,6 +117,8 @@ class Tracked:
     form: str = ""
     #: (restarts, what its story says of it last: it hung, or does nothing)
     told: tuple[int, str] = (0, "")
+    #: when it was last seen suspended; 0: never
+    suspended_s: float = 0.0
 
     def validate(self) -> str:
         """What may never be of one job, and is; "" where all is well."""

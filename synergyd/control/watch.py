@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from synergyd.control.events import Hung, Wanted
-from synergyd.control.hangs import MAX_HANGS, after_report, hung_s
+from synergyd.control.hangs import MAX_HANGS, Hangs, after_report, hung_s, stalled_together
 from synergyd.control.instructions import Target
 from synergyd.control.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.node_health import HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
@@ -43,11 +43,7 @@ class Watch:
         outputs: list[Output] = []
         hangs = after_report(life.hangs, before, heard_s, report, now_s)
         if hangs != life.hangs:
-            tracked.lifecycle = replace(life, hangs=hangs)
-            outputs.append(Remember(tracked.lifecycle, life.state, "Paused"))
-            self.pauses[_program(job)] = max(hangs.pause_s, self.pauses.get(_program(job), 0.0))
-            if len(self.pauses) > _PROGRAMS:
-                del self.pauses[next(iter(self.pauses))]
+            outputs += self._learn(tracked, job, hangs.pause_s)
         changed: list[NodeRecord] = []
         if len(job.node_names) > 1:
             for name in set(report.slow_nodes) & set(job.node_names):
@@ -72,20 +68,43 @@ class Watch:
         """The nodes as Slurm shows them now."""
         return _kept(self.nodes.look(nodes, now_s))
 
-    def review(self, tracked: Tracked, now_s: float, times: ResizeTimes) -> list[Output | Wanted | Hung]:
-        """An epoch has passed: has the job hung, or does it do nothing?"""
+    def review(
+        self, tracked: Tracked, now_s: float, times: ResizeTimes, *, together: bool = False
+    ) -> list[Output | Wanted | Hung]:
+        """An epoch has passed: has the job hung, or does it do nothing? `together`: as stall_together says."""
         job, report, life = tracked.job, tracked.report, tracked.lifecycle
+        if job is not None and job.state is JobState.SUSPENDED:
+            tracked.suspended_s = now_s
         if job is None or life.state is not ResizeState.RUNNING or job.state is not JobState.RUNNING:
             return []
+        # its launcher's clock went on meanwhile
+        if tracked.suspended_s and now_s - tracked.suspended_s < max(times.hang_s, times.idle_s):
+            return []
         hangs = replace(life.hangs, pause_s=max(life.hangs.pause_s, self.pauses.get(_program(job), 0.0)))
-        speaks = report is not None and report.restarts == job.restarts
-        stalled_s = (
-            hung_s(hangs, report, tracked.heard_s, now_s, times.hang_s) if report is not None and speaks else None
-        )
-        if stalled_s is None:
-            idle_s = idle_of(tracked, job, now_s)
-            return self._idle(tracked, job, idle_s, now_s, times) if idle_s is not None else []
-        if hangs.count and not set(hangs.nodes) & set(job.node_names):
+        if report is not None and report.restarts == job.restarts:
+            stalled_s = hung_s(hangs, report, times.hang_s)
+            if stalled_s is not None and together:
+                text = (
+                    f"no step for {span_words(stalled_s)}: left as it is, since other jobs stall too (a file system?)"
+                )
+                return _told(tracked, job, "together", text)
+            if stalled_s is not None:
+                return self._hung(tracked, job, report, hangs, stalled_s, now_s)
+        idle_s = idle_of(tracked, job, now_s)
+        return self._idle(tracked, job, idle_s, now_s, times) if idle_s is not None else []
+
+    def _hung(
+        self, tracked: Tracked, job: Job, report: Report, hangs: Hangs, stalled_s: float, now_s: float
+    ) -> list[Output | Wanted | Hung]:
+        elsewhere = bool(hangs.count) and not set(hangs.nodes) & set(job.node_names)
+        began = tracked.began
+        # before its first step the place is that of the checkpoint, whatever the fault
+        moved = began is not None and began[0] == job.restarts and report.step > began[2]
+        if hangs.count and report.step == hangs.step and (elsewhere or moved):
+            found = [*_kept(self.nodes.take_back(job.job_id)), *self._learn(tracked, job, stalled_s)]
+            text = f"no step for {span_words(stalled_s)}, after step {report.step} as before: its own script's, so it goes on"
+            return [*found, *_told(tracked, job, "left alone", text)]
+        if elsewhere:
             changed = self.nodes.take_back(job.job_id)
         else:
             changed = [
@@ -93,15 +112,26 @@ class Watch:
                 for name in job.node_names
                 for r in self.nodes.mark(HUNG, name, job.uid, job.job_id, now_s, 1.0 / len(job.node_names))
             ]
-        found: list[Output | Wanted | Hung] = [*_kept(changed)]
         if hangs.count >= MAX_HANGS:
             text = f"it hung {MAX_HANGS} times before: it is not started again once more"
-            return found + _told(tracked, job, "left alone", text)
-        if why := "it is paused" if job.paused else tracked.form:
-            return found + _told(tracked, job, "hung", f"it hangs, and is not started again: {why}")
+            return [*_kept(changed), *_told(tracked, job, "left alone", text)]
+        if why := _stays(tracked, job):
+            return [
+                *_kept(changed),
+                *_told(tracked, job, "hung", f"it hangs, and is not started again: {why}"),
+            ]
         where = ", ".join(job.node_names[:_NAMED]) + (" and more" if len(job.node_names) > _NAMED else "")
         text = f"no step for {span_words(stalled_s)}: started again from its last checkpoint, on other nodes than {where} if it can be"
-        return [*found, Hung(job.node_names, f"{text} ({hangs.count + 1} of {MAX_HANGS})")]
+        return [*_kept(changed), Hung(job.node_names, report.step, f"{text} ({hangs.count + 1} of {MAX_HANGS})")]
+
+    def _learn(self, tracked: Tracked, job: Job, pause_s: float) -> list[Output]:
+        """The job has paused for so long, and was well."""
+        life = tracked.lifecycle
+        tracked.lifecycle = replace(life, hangs=replace(life.hangs, pause_s=max(life.hangs.pause_s, pause_s)))
+        self.pauses[_program(job)] = max(pause_s, self.pauses.get(_program(job), 0.0))
+        if len(self.pauses) > _PROGRAMS:
+            del self.pauses[next(iter(self.pauses))]
+        return [Remember(tracked.lifecycle, life.state, "Paused")]
 
     def drains(self, now_s: float, wanted: bool) -> list[Output]:
         """Nodes to be drained, where that is `wanted`."""
@@ -125,6 +155,12 @@ class Watch:
         return [*found, Wanted(least, cause, tracked.checkpoints_taken, present, Target(job.asked))]
 
 
+def stall_together(jobs: Iterable[Tracked]) -> bool:
+    """Do so many of the running jobs stall at once that the fault is none of theirs?"""
+    running = ((t.job, t.report) for t in jobs if t.job is not None and t.job.state is JobState.RUNNING)
+    return stalled_together(report for job, report in running if report and report.restarts == job.restarts)
+
+
 def idle_of(tracked: Tracked, job: Job, now_s: float) -> float | None:
     """Seconds for which the running job has done nothing, where it has made no step since its start; None where it does."""
     report, began = tracked.report, tracked.began
@@ -143,6 +179,15 @@ def smallest_of(cells: Sequence[Cell]) -> Target | None:
         return None
     cell = cells[smallest(cells)]
     return Target(cell.shape, (), cell.plan)
+
+
+def _stays(tracked: Tracked, job: Job) -> str:
+    """Why the job is not started again, although it hangs; "" where it is."""
+    if job.paused:
+        return "it is paused"
+    if tracked.lifecycle.left:
+        return "it is left to Slurm, which started it with no size or nodes that Synergy chose"
+    return tracked.form or (job.fixed if job.reservation else "")
 
 
 def _told(tracked: Tracked, job: Job, kind: str, text: str) -> list[Output | Wanted | Hung]:

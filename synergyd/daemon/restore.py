@@ -30,7 +30,7 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
     profiles = {
         int(text): remembered.profiles[key] for key, (kind, _, text) in keys.items() if kind == "job" and text.isdigit()
     }
-    controller.watch.nodes.load(_node_records(remembered))
+    controller.watch.nodes.load(_node_records(remembered), now_s)
     controller.shared_profiles.load(remembered.profiles)
     controller.failed_plans.load(remembered.profiles)
     controller.restarts.costs.load(remembered.profiles)

@@ -77,30 +77,7 @@ def node_of(cluster: SlurmCluster, job_id: int) -> str:
     return cluster.run("squeue", "-h", "-j", str(job_id), "-o", "%N").stdout.strip()
 
 
-def test_a_run_that_hangs_is_started_again_elsewhere_and_completes(cluster: SlurmCluster, daemon: Synergyd) -> None:
-    job = submit(cluster, "hangs", WHOLE_NODE, steps=30)
-    until(cluster, lambda: "hangs on" in light_job.output(cluster, job), 60, "its hang")
-    until(cluster, lambda: cluster.state(job) == "COMPLETED", 90, "its end")
-    first = re.search(r"hangs on (\S+)", light_job.output(cluster, job))
-    assert first is not None and light_job.output(cluster, job).count("hangs on") == 1
-    shown = cluster.run("scontrol", "show", "job", str(job)).stdout
-    assert "Restarts=1 " in shown and f" NodeList={first[1]}\n" not in shown
-    assert f"started again from its last checkpoint, on other nodes than {first[1]}" in story(cluster, job)
-
-
-def test_gpus_of_a_job_that_does_nothing_are_taken_back(cluster: SlurmCluster, daemon: Synergyd) -> None:
-    job = submit(cluster, "idle", "min_gpus=1 max_gpus=2 tp=1 pp=1")
-    until(cluster, lambda: sizes(cluster, job) == [2], 60, "its start")
-    until(
-        cluster, lambda: "the GPUs of this job do nothing" in light_job.output(cluster, job), 30, "a word to its owner"
-    )
-    # its checkpoint is waited for: CheckpointTimeout
-    until(cluster, lambda: sizes(cluster, job) == [1], 120, "it to shrink")
-    told = story(cluster, job)
-    assert "its GPUs do nothing" in told and "so it goes on with its smallest size" in told
-    until(cluster, lambda: "idle for" in status(cluster)[job]["action"], 30, "status to say so")
-
-
+# first, since a user has one mark on a node: a hang's would stand in the way
 def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: SlurmCluster, daemon: Synergyd) -> None:
     own = submit(cluster, "slow", WIDE, "--nodelist=n1")
     until_steps(cluster, own)
@@ -146,3 +123,28 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
         until(cluster, lambda: "n1" not in bad_nodes(cluster), 30, "the node to be forgiven")
     finally:
         last.stop()
+        conf.write_text(conf.read_text().replace("DrainSlow=yes", "DrainSlow=no"))
+
+
+def test_a_run_that_hangs_is_started_again_elsewhere_and_completes(cluster: SlurmCluster, daemon: Synergyd) -> None:
+    job = submit(cluster, "hangs", WHOLE_NODE, steps=30)
+    until(cluster, lambda: "hangs on" in light_job.output(cluster, job), 60, "its hang")
+    until(cluster, lambda: cluster.state(job) == "COMPLETED", 90, "its end")
+    first = re.search(r"hangs on (\S+)", light_job.output(cluster, job))
+    assert first is not None and light_job.output(cluster, job).count("hangs on") == 1
+    shown = cluster.run("scontrol", "show", "job", str(job)).stdout
+    assert "Restarts=1 " in shown and f" NodeList={first[1]}\n" not in shown
+    assert f"started again from its last checkpoint, on other nodes than {first[1]}" in story(cluster, job)
+
+
+def test_gpus_of_a_job_that_does_nothing_are_taken_back(cluster: SlurmCluster, daemon: Synergyd) -> None:
+    job = submit(cluster, "idle", "min_gpus=1 max_gpus=2 tp=1 pp=1")
+    until(cluster, lambda: sizes(cluster, job) == [2], 60, "its start")
+    until(
+        cluster, lambda: "the GPUs of this job do nothing" in light_job.output(cluster, job), 30, "a word to its owner"
+    )
+    # its checkpoint is waited for: CheckpointTimeout
+    until(cluster, lambda: sizes(cluster, job) == [1], 120, "it to shrink")
+    told = story(cluster, job)
+    assert "its GPUs do nothing" in told and "so it goes on with its smallest size" in told
+    until(cluster, lambda: "idle for" in status(cluster)[job]["action"], 30, "status to say so")

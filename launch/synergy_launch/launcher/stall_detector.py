@@ -8,7 +8,12 @@ from typing import Any
 LEAST_S = 60.0
 STEPS = 10.0  # a step that takes this many times the usual one will hardly end
 _UNKNOWN_S = 1800.0  # for loading and the first steps, whose time is unknown
-_SAVING_S = 1800.0
+# Saving ends within half of that. The daemon may restart a run as soon as its stall is told: HangTimeout is mostly shorter.
+_SAVING_S = 3600.0
+# The launcher looks five times a second: so long a gap is a suspended job's (scontrol suspend, gang scheduling).
+_GAP_S = 30.0
+# Times the last stride: the daemon counts only what it was told.
+_STRIDE = 1.25
 
 
 def allowed_s(status: Mapping[str, Any], shortest_s: float = LEAST_S) -> float | None:
@@ -37,15 +42,20 @@ class StallDetector:
         self._seen: object = None
         self._since = now_s
         self._told = 0.0
+        self._looked = now_s
 
     def check(self, status: Mapping[str, Any], now_s: float) -> float | None:
-        """Seconds without a step, where that is longer than it should be; counted in strides that double."""
+        """Seconds without a step, where that is longer than it should be; told in strides of _STRIDE. A gap between
+        two looks doesn't count."""
+        if now_s - self._looked > _GAP_S:
+            self._since += now_s - self._looked
+        self._looked = now_s
         moved = (status.get("step"), status.get("state"), status.get("checkpoint_requests"))
         if moved != self._seen:
             self._seen, self._since, self._told = moved, now_s, 0.0
         limit, idle = allowed_s(status, self._shortest_s), now_s - self._since
         if limit is None or idle < limit:
             return None
-        if idle >= 2 * self._told:
+        if idle >= _STRIDE * self._told:
             self._told = idle
         return round(self._told, 1)

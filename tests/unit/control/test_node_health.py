@@ -16,6 +16,7 @@ from synergyd.control.node_health import (
     SLOW,
     SLURM,
     DrainNode,
+    Mark,
     NodeHealth,
     NodeRecord,
 )
@@ -173,10 +174,20 @@ def test_a_record_survives_the_store_and_the_clock() -> None:
     agreed(nodes)
     kept = [decode(NodeRecord, encode(r), "node") for r in nodes.records.values()]
     again = NodeHealth()
-    again.load(kept)
+    again.load(kept, NOW)
     assert again.records == nodes.records and again.penalties(NOW) == {"n1": 1.0}
     again.set_clock(3600.0)
     assert again.penalties(NOW + 3600) == {"n1": 1.0}
+
+
+def test_times_that_lie_ahead_count_from_now() -> None:
+    ahead = NOW + 10 * KEPT_OFF_S
+    mark = Mark(kind=LOST, uid=SLURM, job_id=1, at_s=ahead)
+    nodes = NodeHealth()
+    nodes.load([NodeRecord(name="n1", marks=(mark,), drained_s=ahead), NodeRecord(name="n2", back_s=ahead)], NOW)
+    assert nodes.penalties(NOW + HALF_LIFE_S) == {"n1": 0.5}
+    assert nodes.records["n1"].drained_s == NOW
+    assert nodes.records["n2"].kept_off(NOW) and not nodes.records["n2"].kept_off(NOW + KEPT_OFF_S)
 
 
 def test_marks_of_a_node_are_bounded() -> None:

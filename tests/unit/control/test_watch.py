@@ -7,12 +7,13 @@ from typing import Any
 
 from synergyd.control.controller import Controller
 from synergyd.control.events import ClockSet, HealthReviewed, JobObserved, NodesRead, Observed, Reported, SnapshotTaken
-from synergyd.control.hangs import MAX_HANGS, Hangs, hung_s, longest_s
+from synergyd.control.hangs import MAX_HANGS, Hangs, hung_s, longest_s, stalled_together
 from synergyd.control.instructions import AskCheckpoint, Requeue, Target
-from synergyd.control.lifecycle import ResizeState, ResizeTimes
+from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Output, Remember
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot
+from synergyd.settings import Settings
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
 PLAN = Plan(tp=2, dp=2, global_batch=8)
@@ -58,7 +59,8 @@ def test_a_run_that_hangs_is_requeued_and_decided_about_anew() -> None:
     controller = running(JOB)
     tell(controller, 100.0)
     tell(controller, 1300.0, stalled_s=1200.0)
-    assert Requeue(1, 0) not in review(controller, 1800.0)
+    assert Requeue(1, 0) not in review(controller, 1900.0)  # it was not told of 1800 s
+    tell(controller, 1900.0, stalled_s=1800.0)
     outputs = review(controller, 1900.0)
     assert Requeue(1, 0) in outputs and AskCheckpoint(1, 0) not in outputs
     assert "no step for 30 min: started again from its last checkpoint, on other nodes than n1" in told(outputs)
@@ -71,6 +73,13 @@ def test_a_run_that_hangs_is_requeued_and_decided_about_anew() -> None:
     assert controller.as_decided_about(waits, 1910.0 + 3600.0).shun == ()
 
 
+def test_no_run_is_started_again_by_default() -> None:
+    controller = Controller(times_of(Settings()), 60.0)
+    see(controller, JOB)
+    tell(controller, 100.0, stalled_s=1e6)
+    assert Requeue(1, 0) not in review(controller, 200.0)
+
+
 def test_a_long_evaluation_that_ended_is_no_hang_the_next_time() -> None:
     controller = running(JOB)
     tell(controller, 100.0)
@@ -78,7 +87,8 @@ def test_a_long_evaluation_that_ended_is_no_hang_the_next_time() -> None:
     tell(controller, 1700.0, step=51)  # it went on
     assert controller.jobs[1].lifecycle.hangs.pause_s == 1600.0
     tell(controller, 4000.0, step=51, stalled_s=3000.0)
-    assert Requeue(1, 0) not in review(controller, 4100.0)  # 3100 s: within twice its longest pause
+    assert Requeue(1, 0) not in review(controller, 4100.0)  # within twice its longest pause
+    tell(controller, 4300.0, step=51, stalled_s=3300.0)
     assert Requeue(1, 0) in review(controller, 4300.0)
 
 
@@ -92,7 +102,7 @@ def test_runs_of_one_program_share_the_longest_pause() -> None:
 
 def test_silence_is_no_hang() -> None:
     controller = running(JOB)
-    tell(controller, 100.0, stalled_s=60.0)
+    tell(controller, 100.0, stalled_s=1700.0)
     assert Requeue(1, 0) not in review(controller, 100_000.0)
 
 
@@ -100,9 +110,10 @@ def test_bounds_of_a_hang() -> None:
     report = Report(1, 0, 5, step_s=200.0, stalled_s=2000.0)
     assert longest_s(Hangs(), report, 1800.0) == 4000.0  # 20 steps
     assert longest_s(Hangs(), replace(report, step_s=None), 1800.0) == 3600.0  # nothing is known of its steps
-    assert hung_s(Hangs(), report, 0.0, 1000.0, 1800.0) is None
-    assert hung_s(Hangs(), report, 0.0, 2000.0, 1800.0) == 4000.0
-    assert hung_s(Hangs(), report, 0.0, 9000.0, 0.0) is None  # never
+    assert hung_s(Hangs(), report, 1800.0) is None
+    assert hung_s(Hangs(), replace(report, stalled_s=None), 1800.0) is None
+    assert hung_s(Hangs(), replace(report, stalled_s=4000.0), 1800.0) == 4000.0
+    assert hung_s(Hangs(), replace(report, stalled_s=9000.0), 0.0) is None  # never
 
 
 def test_after_some_hangs_a_job_is_left_alone() -> None:
@@ -138,6 +149,88 @@ def test_hangs_of_two_users_mark_the_node_and_a_second_hang_elsewhere_clears_it(
     tell(controller, 310.0, job_id=2, stalled_s=2000.0)
     review(controller, 320.0)
     assert controller.watch.nodes.penalties(320.0) == {}
+
+
+def again(controller: Controller, at_s: float, *nodes: str) -> None:
+    """The job was requeued, and runs on these nodes."""
+    restarts = controller.jobs[1].lifecycle.restarts + 1
+    controller.handle(JobObserved(1, 0.0, Observed("PENDING", restarts)), at_s)
+    see(controller, replace(JOB, restarts=restarts, node_names=nodes), at_s=at_s + 10)
+
+
+def test_a_stall_after_the_same_step_on_other_nodes_is_the_scripts_own() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0, stalled_s=2000.0)
+    assert Requeue(1, 0) in review(controller, 200.0)
+    assert controller.jobs[1].lifecycle.hangs.step == 50
+    again(controller, 300.0, "n2")
+    tell(controller, 310.0, stalled_s=2000.0)
+    outputs = review(controller, 320.0)
+    assert Requeue(1, 1) not in outputs and "after step 50 as before: its own script's" in told(outputs)
+    life = controller.jobs[1].lifecycle
+    assert (life.state, life.hangs.count, life.hangs.pause_s) == (ResizeState.RUNNING, 1, 2000.0)
+    assert controller.watch.nodes.records == {}  # its marks are taken back
+    tell(controller, 330.0, step=51)
+    tell(controller, 9000.0, step=51, stalled_s=4500.0)  # a hang at another step
+    assert Requeue(1, 1) in review(controller, 9000.0)
+
+
+def test_a_stall_after_the_same_step_on_the_same_nodes_is_the_scripts_own_once_it_has_moved() -> None:
+    for first, restarts in ((40, False), (50, True)):
+        controller = running(JOB)
+        tell(controller, 100.0, stalled_s=2000.0)
+        review(controller, 200.0)
+        again(controller, 300.0, "n1")
+        tell(controller, 310.0, step=first)
+        tell(controller, 2400.0, stalled_s=2000.0)
+        assert (Requeue(1, 1) in review(controller, 2400.0)) is restarts
+
+
+def test_jobs_that_stall_at_once_are_told_only() -> None:
+    jobs = [replace(JOB, job_id=i, name=f"run{i}", uid=1000 + i) for i in range(1, 13)]
+    controller = running(*jobs)
+    for job_id in range(1, 13):
+        tell(controller, 100.0, job_id=job_id, stalled_s={1: 2000.0, 2: 60.0, 3: 60.0}.get(job_id))
+    outputs = review(controller, 100.0)
+    assert Requeue(1, 0) not in outputs and "other jobs stall too" in told(outputs)
+    assert controller.watch.nodes.records == {}
+    tell(controller, 110.0, step=51, job_id=2)  # two of them: no outage
+    assert Requeue(1, 0) in review(controller, 120.0)
+
+
+def test_how_many_stall_at_once() -> None:
+    well, stalls = Report(1, 0, 5), Report(1, 0, 5, stalled_s=60.0)
+    assert stalled_together([stalls] * 3) and stalled_together([stalls] * 3 + [well] * 9)
+    assert not stalled_together([stalls] * 2) and not stalled_together([stalls] * 3 + [well] * 10)
+    assert not stalled_together([])
+
+
+def test_a_job_that_was_suspended_is_given_its_time() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0)
+    see(controller, replace(JOB, state=JobState.SUSPENDED), at_s=5000.0)
+    review(controller, 5000.0)
+    controller.handle(ClockSet(100.0), 5100.0)
+    see(controller, JOB, at_s=5110.0)
+    tell(controller, 5110.0, stalled_s=5000.0)
+    assert Requeue(1, 0) not in review(controller, 6890.0)
+    see(controller, JOB, at_s=6910.0)
+    assert Requeue(1, 0) not in review(controller, 5100.0 + TIMES.idle_s - 1)
+    assert Requeue(1, 0) in review(controller, 5100.0 + TIMES.idle_s)
+
+
+def test_a_job_left_to_slurm_or_fixed_by_its_reservation_is_told_only() -> None:
+    for left, job in (
+        ("Resources", JOB),
+        ("", replace(JOB, reservation="night", fixed="it is in the reservation night")),
+    ):
+        controller = running(JOB)
+        see(controller, job)
+        controller.jobs[1].form = ""
+        controller.jobs[1].lifecycle = replace(controller.jobs[1].lifecycle, left=left)
+        tell(controller, 100.0, stalled_s=2000.0)
+        outputs = review(controller, 200.0)
+        assert Requeue(1, 0) not in outputs and "it hangs, and is not started again" in told(outputs)
 
 
 # -- slow nodes ------------------------------------------------------------------------------------------------------------

@@ -22,19 +22,28 @@ from tests.unit.daemon.daemon_world import SCRIPT, Site
 TRAINING = {"state": "training", "step": 10, "step_s": 2.0, "checkpoint_requests": 0}
 
 
-def test_a_stall_is_told_after_ten_steps_and_again_when_it_has_doubled() -> None:
+def test_a_stall_is_told_after_ten_steps_and_again_in_strides() -> None:
     stall = StallDetector(0.0)
     told = [stall.check({**TRAINING, "step_s": 12.0}, float(now)) for now in range(0, 500, 10)]
     assert told[:12] == [None] * 12  # up to 110 s
-    assert sorted({t for t in told if t is not None}) == [120.0, 240.0, 480.0]
+    assert sorted({t for t in told if t is not None}) == [120.0, 150.0, 190.0, 240.0, 300.0, 380.0, 480.0]
     assert stall.check({**TRAINING, "step_s": 12.0, "step": 11}, 500.0) is None
+
+
+def test_time_in_which_the_launcher_did_not_look_is_no_stall() -> None:
+    stall = StallDetector(0.0)
+    for now in range(0, 60, 10):
+        assert stall.check(TRAINING, float(now)) is None
+    assert stall.check(TRAINING, 5050.0) is None  # it was suspended
+    assert stall.check(TRAINING, 5055.0) is None
+    assert stall.check(TRAINING, 5060.0) == 60.0
 
 
 @pytest.mark.parametrize(
     ("change", "limit"),
     [
         ({}, 60.0), ({"step_s": 30.0}, 300.0), ({"step_s": None}, 1800.0), ({"step_s": True}, 1800.0),
-        ({"state": "checkpointing"}, 1800.0), ({"state": "waiting"}, None), ({"state": "done"}, None),
+        ({"state": "checkpointing"}, 3600.0), ({"state": "waiting"}, None), ({"state": "done"}, None),
         ({"state": "starting", "step_s": None}, 1800.0),
     ],
 )  # fmt: skip

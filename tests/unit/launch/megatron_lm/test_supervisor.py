@@ -301,4 +301,5 @@ def test_a_log_that_tells_of_every_tenth_step_is_not_taken_for_a_stall() -> None
     status: dict[str, object] = {"state": "training", "step": 10, "step_s": 30.0, "steps_between": 10, "least_s": 100.0}
     assert allowed_s(status) == 600.0
     assert allowed_s({**status, "step_s": 1.0}) == 100.0
-    assert StallDetector(0.0).check(status, 599.0) is None
+    stall = StallDetector(0.0)
+    assert [stall.check(status, float(now)) for now in range(0, 601, 25)] == [None] * 24 + [600.0]
