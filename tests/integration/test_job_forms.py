@@ -215,6 +215,4 @@ def test_what_is_left_to_slurm_of_heterogeneous_jobs_is_said(site: SlurmCluster)
         site.wait_for(lambda i=leader: row_of(site, i)["job_state"] == "RUNNING", 60, f"{options} to start")  # type: ignore[misc]
         site.wait_for(lambda i=job: i in status(site), 60, "the job to be known")  # type: ignore[misc]
         assert why in explain(site, job)["decision"]["why"], options
-        row = row_of(site, leader)
-        assert row["start_time"] - row["submit_time"] < GRACE_S - 2, "the daemon ended the plugin's grace"
         site.run("scancel", str(leader))

@@ -66,7 +66,7 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     in_place = os.environ.get("SYNERGY_IN_PLACE", "1")
     crew, able = None, in_place != "0"
     # on several nodes only where the user asks for it: one node's end is then another's too
-    if in_place == "nodes" and plan_file is not None and allocation.job_id is not None and len(allocation.nodes) > 1:
+    if in_place == "nodes" and allocation.job_id is not None and len(allocation.nodes) > 1:
         crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
     restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
     going = True
