@@ -366,16 +366,14 @@ class Controller:
             cause = f"{size_words(job.shape, tracked.lifecycle.plan)} go to others"
             return self._advance(job.job_id, Preempted(cause, tracked.checkpoints_taken), now_s)
         if decision.action is Action.WAIT:
-            return self._keep_waiting(tracked, job, now_s) if event.schedulable else []
+            return keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s) if event.schedulable else []
         if decision.cell is None or tracked.lifecycle.state not in _DECIDABLE:
             return []
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
             return self._want(tracked, decision, job, now_s)
         tracked.blocked = decision
-        return [*self._keep_waiting(tracked, job, now_s), *wakes(decision, self._cluster)]
-
-    def _keep_waiting(self, tracked: Tracked, job: Job, now_s: float) -> list[Output]:
-        return keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
+        waits = keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
+        return [*waits, *wakes(decision, self._cluster)]
 
     def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
         if tracked is None or tracked.blocked is None:
