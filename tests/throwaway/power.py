@@ -16,12 +16,14 @@ def cloud_settings(cluster: SlurmCluster, *, resume_timeout_s: int) -> tuple[str
 export PATH=$PATH:/usr/sbin:/sbin SLURM_CONF={cluster.conf} MUNGE_SOCKET={cluster.munge_socket}
 for node in $(scontrol show hostnames "$1"); do"""
     # -b: else slurmctld takes a slurmd of a machine that has not booted since for one that was up before
-    up = f"[ -e {cluster.folder}/broken-$node ] || slurmd -b -f {cluster.conf} -N $node &"
+    # -D: one that made itself a daemon here refused batch jobs that were given to it while it came up (22.05.8)
+    slurmd = f"setsid slurmd -D -b -f {cluster.conf} -N $node </dev/null >/dev/null 2>&1"
+    up = f"[ -e {cluster.folder}/broken-$node ] || {slurmd} &"
     down = f"kill $(cat {cluster.folder}/slurmd-$node.pid)"
     programs = {}
     for name, line in (("resume", up), ("suspend", down)):
         programs[name] = cluster.folder / f"{name}.sh"
-        programs[name].write_text(f"{head}\n  {line}\ndone\nwait\n")
+        programs[name].write_text(f"{head}\n  {line}\ndone\n")
         programs[name].chmod(0o755)
     return (
         f"ResumeProgram={programs['resume']}",
