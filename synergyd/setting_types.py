@@ -188,6 +188,12 @@ def _rule(text: str) -> str:
     return text
 
 
+def _placement(text: str) -> str:
+    if not re.fullmatch(r"pack|quiet|lwf-[0-9]{1,4}", text):
+        raise ValueError(text)
+    return text
+
+
 _LINKS = f"{', '.join(NETWORK_LINKS)}; 4x10gbe for several together"
 FLAG = ValueType(name="yes or no", takes="yes or no", read=_yes, write=_yes_text)
 PORT = ValueType(name="port", takes="a port from 1 to 65535, or 0 for none", read=_port)
@@ -208,6 +214,7 @@ DATABASE = ValueType(
 LINK = ValueType(name="link", takes=_LINKS, read=_link)
 UPLINK = ValueType(name="link", takes=f"none, or {_LINKS}", read=_uplink, write=lambda link: link or "none")
 RULE = ValueType(name="word", takes="ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
+PLACEMENT = ValueType(name="word", takes="pack, quiet or lwf-N, such as lwf-1", read=_placement)
 
 
 def path(takes: str) -> ValueType:

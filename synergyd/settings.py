@@ -19,6 +19,7 @@ from synergyd.setting_types import (
     HOST,
     LINK,
     NAMES,
+    PLACEMENT,
     PORT,
     RULE,
     UPLINK,
@@ -438,6 +439,16 @@ class Settings:
             "limit begins anew. Waiting jobs start on what is free.",
             unset="none",
             example="08:00-18:00,22:30-06:00",
+        ),
+    )
+    placement: str = field(  # the rules: scheduler/layout.py
+        default="pack",
+        metadata=_about(
+            "Placement",
+            PLACEMENT,
+            "Which nodes jobs get that start or change. pack: the fullest that fit, inside a leaf switch where they can. lwf-N: a job "
+            "of more than N GPUs gets the nodes with the least work left to do, smaller ones the fullest that fit. quiet: those "
+            "where shared links are expected to cost least.",
         ),
     )
     link_aware: bool = field(

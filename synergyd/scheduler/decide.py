@@ -17,6 +17,7 @@ from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
 from synergyd.scheduler.give_back import as_resize, give_back
+from synergyd.scheduler.layout import laid_out
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
@@ -126,9 +127,7 @@ def decide(
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
     answer, tried = _explored(weigh_bad_nodes(solve(problem, policy), problem, policy), policy)
-    shared: Mapping[int, Sharing] = {}
-    if settings.link_aware:
-        answer, shared = _linked(answer, policy, settings, outside)
+    answer, shared = _linked(answer, policy, settings, outside)
     decisions = []
     leaked, known_progress = leak_words(snapshot.cluster.nodes), progress or {}
     told = _Told(answer, policy, fairness, shared, tried)
@@ -178,10 +177,18 @@ def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, tuple[i
 def _linked(
     answer: EpochAnswer, policy: Policy, settings: Settings, outside: Mapping[int, UntouchedJob]
 ) -> tuple[EpochAnswer, Mapping[int, Sharing]]:
-    """The answer with shared links weighed, and who shares which."""
+    """The answer with the setting Placement and shared links weighed, and who shares which."""
+    if settings.placement == "pack" and not settings.link_aware:
+        return answer, {}
     leaves = {node.name: node.leaf for node in answer.problem.nodes}
     topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
     others = [t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
+    laid = laid_out(
+        answer.problem, answer.allocation, answer.placement, settings.placement, outside.values(), topology, others
+    )
+    answer = replace(answer, allocation=laid[0], placement=laid[1])
+    if not settings.link_aware:
+        return answer, {}
     answer = weigh_links(answer, policy, topology, others)
     return answer, sharings([*others, *_traffic(answer, topology)], topology)
 

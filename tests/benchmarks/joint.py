@@ -9,8 +9,8 @@ uplink of --uplink; jobs that share a link slow each other down in truth, by slo
 what spanning nodes costs each job. `--spread` is the share of the jobs of several GPUs whose users ask for twice the nodes that they
 need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs take whole nodes, and no node's link is shared.
 
-Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `quiet`: alone
-without contention in truth, for what contention costs.
+Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `lwf-K` and
+`quiet` with that Placement, also as `joint+lwf-K`; `free`: alone without contention in truth, for what contention costs.
 
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
 deviation over seeds.
@@ -47,7 +47,7 @@ from synergyd.sim.simulate import simulate
 from synergyd.sim.traces.kinds import gpu_type_of, read_trace
 
 GPUS = 4
-WAYS = ("quiet", "alone", "one", "joint", "joint+one")
+WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet", "joint+lwf-1")
 
 
 def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
@@ -74,13 +74,15 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
     ideals = Ideals(scenario)
     found = {}
     for way in args.ways:
+        rules = [part for part in way.split("+") if part == "quiet" or part.startswith("lwf-")]
         settings = Settings(
+            placement=rules[0] if rules else "pack",
             link_aware="joint" in way.split("+"),
             one_multi_node_job_per_node="one" in way.split("+"),
             node_link="10gbe",
             leaf_uplink=args.uplink,
         )
-        truth = scenario if way == "quiet" else replace(scenario, topology=topology)
+        truth = scenario if way == "free" else replace(scenario, topology=topology)
         told = metrics_of(simulate(truth, args.policy, settings, oracle=args.oracle, ideals=ideals), ideals)
         found[way] = {
             "jct_s": told.avg_jct_s,

@@ -3,8 +3,9 @@ more than kappa workers fill whole nodes, least loaded first, so that few links 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement, PlacementRequest, why_not
 from synergyd.scheduler.problem.records import NodeCapacity
 
@@ -30,15 +31,16 @@ def place_lwf(
     requests: Sequence[PlacementRequest],
     kappa: int,
     work: Mapping[str, Sequence[float]],
+    spanned: Collection[str] | None = None,
 ) -> Placement:
     """Names the nodes of every request, as `place` does, by least workload first.
 
     `work[node]` is the remaining work (seconds) of each GPU of the node that will go on working, idle ones may be left out; what this
     call places counts as work too, so that jobs placed together spread out. Requests that stay keep their nodes. Others are placed
-    biggest GPUs-per-node first, as the counts guarantee a fit only in that order; of jobs up to `kappa` GPUs each goes where
-    its GPUs have least work, then the tightest fit; larger ones where the node's mean work is least.
+    biggest GPUs-per-node first, as the counts guarantee a fit only in that order. Free GPUs are idle, thus all alike to a job of up
+    to `kappa` GPUs: it gets the tightest fit, as `place` gives it; larger ones go where the node's mean work is least.
     """
-    free = {node.name: node.free for node in capacities}
+    free_gpus = FreeGpus(capacities, spanned)
     total = {node.name: max(1, node.free, len(work.get(node.name, ()))) for node in capacities}
     load = {node.name: float(sum(work.get(node.name, ()))) for node in capacities}
     # A job placed here without figures of its own counts like the mean of what is known.
@@ -48,34 +50,51 @@ def place_lwf(
     failed: dict[int, str] = {}
     for request in requests:
         if request.stay:
+            free_gpus.take(request.nodes, request.shape.gpus_per_node, request.needs)
             nodes[request.job_id] = request.nodes
-            for name in request.nodes:
-                if name in free:
-                    free[name] = max(0, free[name] - request.shape.gpus_per_node)
-    choices = {r.node_filter: sum(node.admits(r.node_filter) for node in capacities) for r in requests}
+    choices = {f: sum(node.admits(f) for node in capacities) for f in {r.node_filter for r in requests}}
     changing = sorted(
         (r for r in requests if not r.stay),
-        key=lambda r: (-r.shape.gpus_per_node, -r.shape.nodes, choices[r.node_filter], not r.nodes, r.job_id),
+        key=lambda r: (
+            not r.node_filter.required,
+            -r.shape.gpus_per_node,
+            -r.shape.nodes,
+            choices[r.node_filter],
+            not r.nodes,
+            r.job_id,
+        ),
     )
     for request in changing:
-        shape, gpus = request.shape, request.shape.gpus_per_node
-        fit = [
-            node.name
-            for node in capacities
-            if node.gpu_type == shape.gpu_type and node.admits(request.node_filter) and free[node.name] >= gpus
-        ]
-        if len(fit) < shape.nodes:
-            failed[request.job_id] = why_not(free, capacities, request)
-            continue
-        own = frozenset(request.nodes)
+        shape, own, needs = request.shape, frozenset(request.nodes), request.needs
         if shape.gpus <= kappa:
-            # Free GPUs are idle: all equal, so that only the fit is left to decide.
-            fit.sort(key=lambda name: (name not in own, free[name]))
+            names = free_gpus.pick(shape, request.node_filter, own, None, needs, request.shun)
         else:
-            fit.sort(key=lambda name: (load[name] / total[name], name not in own, free[name]))
-        chosen = frozenset(fit[: shape.nodes])
-        for name in chosen:
-            free[name] -= gpus
-            load[name] += gpus * typical
+            ranks = {x: (load[x] / total[x], x not in own, free_gpus.free[x]) for x in load}
+            names = _idlest(free_gpus, request, ranks)
+        if names is None:
+            failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(needs)
+            continue
+        free_gpus.take(names, shape.gpus_per_node, needs)
+        for name in names:
+            load[name] += shape.gpus_per_node * typical
+        chosen = frozenset(names)
         nodes[request.job_id] = tuple(node.name for node in capacities if node.name in chosen)
-    return Placement(nodes, failed, free)
+    return Placement(nodes, failed, free_gpus.free)
+
+
+def _idlest(
+    free_gpus: FreeGpus, request: PlacementRequest, ranks: Mapping[str, tuple[float, bool, int]]
+) -> tuple[str, ...] | None:
+    """The nodes of least rank inside the partition where the busiest of them is idlest; None where there are too few."""
+    shape, required = request.shape, frozenset(request.node_filter.required)
+    found = []
+    for partition in request.node_filter.partition.split(","):
+        node_filter = request.node_filter._replace(partition=partition)
+        fits = sorted(free_gpus.fitting(shape, node_filter, request.needs), key=lambda name: ranks[name])
+        # a node of several GPU types has one name a type
+        must = [name for name in fits if name.partition(":")[0] in required]
+        rest = [name for name in free_gpus.better(fits, shape.nodes, request.shun) if name not in must]
+        names = (*must, *rest)[: shape.nodes]
+        if len(names) == shape.nodes and node_filter.allows(names, {}):
+            found.append(names)
+    return min(found, key=lambda names: max(ranks[name] for name in names), default=None)

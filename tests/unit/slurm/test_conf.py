@@ -73,7 +73,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY MaxResizes=3 MaxCheckpointGiBps=20 MaxResizesPerDay=6 QuietHours=08:00-18:00 RestPort=9103\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
-        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes\n"
+        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes Placement=lwf-2\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
@@ -120,6 +120,7 @@ def test_every_key(folder: Path) -> None:
         qos_weights={"high": 4.0, "low": 0.5},
         account_limits={"chem": 64},
         partition_limits={"gpu": 128, "debug": 0},
+        placement="lwf-2",
         link_aware=True,
         node_link="2x25gbe",
         leaf_uplink="100gbe",
