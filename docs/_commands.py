@@ -56,7 +56,7 @@ def walk(command: click.Command, words: str, parent: click.Context | None = None
     """A command and all below it."""
     settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     # click keeps the help option of the first context: one without our -h where a test called this command by itself
-    vars(command).pop("_help_option", None)
+    setattr(command, "_help_option", None)  # noqa: B010
     context = click.Context(command, info_name=words.split()[-1], parent=parent, **settings)
     yield Shown(words, context)
     if words == "synergyctl simulate":
