@@ -12,6 +12,7 @@ from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.records import Cell, Cluster, Job, Measurement, ModelSpec, Plan, Profile, Report
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
+from synergyd.task.batch_advice import advise
 from synergyd.task.fit.population import prior_of
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.job_planner import JobPlanner
@@ -32,6 +33,8 @@ class CellsOrWhy:
     why_none: str
     #: there are some, and all are banned
     all_failed: bool = False
+    #: a sentence on a batch range that it would gain from, with a blank before it
+    advice: str = ""
 
 
 class Forecast:
@@ -62,6 +65,7 @@ class Forecast:
             job.asked,
             job.shape,
             job.partition,
+            job.state,
             kinds(job, cluster),
             profile,
             present,
@@ -101,7 +105,10 @@ class Forecast:
         )  # what an epoch derives from them is kept with them
         if found and not cells:
             return CellsOrWhy((), "all plans that fit have failed for this program", all_failed=True)
-        return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster))
+        advice = advise(task)
+        return CellsOrWhy(
+            cells, "" if cells else task.why_no_cell(cluster), advice=advice.sentence() if advice is not None else ""
+        )
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model, without the profile's corrections, predicts of the reported plan."""

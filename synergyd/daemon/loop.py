@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, present
@@ -38,7 +39,7 @@ from synergyd.daemon.link_members import members_of
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
-from synergyd.records import Decision, JobState, Snapshot
+from synergyd.records import Action, Decision, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
@@ -100,7 +101,7 @@ class Daemon:
         began, counted_s = self._now(), self._monotonic()
         snapshot = self._observe(began)
         forecasts = self._forecasts(snapshot)
-        self.decisions = decide(
+        decisions = decide(
             self.controller.deciding(snapshot),
             self.settings,
             {i: f.cells for i, f in forecasts.items()},
@@ -113,6 +114,12 @@ class Daemon:
             caps=caps_beside(self.controller.jobs, self.settings, began),
             restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
             passed=self.observer.passed,
+        )
+        self.decisions = tuple(
+            replace(d, why=d.why + forecasts[d.job_id].advice)
+            if d.action is Action.KEEP and d.job_id in forecasts
+            else d
+            for d in decisions
         )
         self._run(EpochDecided(self.decisions))
         record = epoch_record(

@@ -220,3 +220,17 @@ def test_the_next_run_of_a_plain_program_starts_from_what_the_last_one_measured_
     site.epoch(10)
     known, other = believed(site, 2, 3)
     assert [m.step_s for m in known.measured] == pytest.approx([0.7], rel=0.02) and other == Profile()
+
+
+def test_a_running_job_is_told_which_batch_range_it_would_gain_from(site: Site) -> None:
+    site.slurm.submit(1, script=SCRIPT.replace("global_batch=256 max_gpus=4", "max_gpus=2"))
+    site.slurm.runs(1, "n1")
+    site.epoch()
+    plan = Plan(dp=2, micro_batch=8, global_batch=16)
+    site.report(1, noise_scale=5_000.0, plan=plan)
+    decision = site.epoch(60)[1]
+    assert decision.action is Action.KEEP and "With global_batch=16:" in decision.why and "% sooner" in decision.why
+    for _ in range(40):  # the scale is smoothed
+        site.report(1, noise_scale=0.5, plan=plan)
+        last = site.epoch(60)[1]
+    assert "global_batch=" not in last.why
