@@ -153,6 +153,8 @@ class Accepts:
     ep: bool = False
     #: what it computes in; "": the hardware's usual one
     precision: str = ""
+    #: pipeline stages of unlike numbers of layers
+    uneven: bool = False
 
 
 NOTHING_MORE = Accepts()

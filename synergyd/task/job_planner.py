@@ -210,6 +210,7 @@ class JobPlanner:
             cp=None if accepts.cp else present.cp,
             ep=None if accepts.ep else present.ep,
             precisions=(accepts.precision or present.precision,),
+            uneven=accepts.uneven,
         )
         if self.present is not None and not self._reshardable:
             degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}

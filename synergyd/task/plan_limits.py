@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 
 from synergyd.errors import UsageError
+from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import PRECISION
 
@@ -44,6 +45,7 @@ class PlanLimits:
     ep: int | None = 1
     zero_stages: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("bf16",)
+    uneven: bool = False  # pipeline stages may have unlike numbers of layers (pipeline_stages.py)
 
 
 def divisors(n: int) -> list[int]:
@@ -63,6 +65,16 @@ def tensor_degrees(model: ModelSpec) -> list[int]:
         and model.shared_ffn % t == 0
         and (model.kv_heads % t == 0 or t % model.kv_heads == 0)
     ]
+
+
+def pipeline_degrees(model: ModelSpec, uneven: bool) -> list[int]:
+    """Divisors of the layers; with `uneven` also the powers of two on which the ends have fewer (pipeline_stages.py): GPU counts have
+    few other divisors."""
+    degrees = divisors(model.layers)
+    if uneven:
+        powers = [2**i for i in range(2, model.layers.bit_length())]
+        degrees += [p for p in powers if model.layers % p and stage_layers(model.layers, p) is not None]
+    return sorted(degrees)
 
 
 def context_degrees(model: ModelSpec, least: int = LONG_SEQUENCE) -> list[int]:
@@ -124,15 +136,21 @@ def _check_model(model: ModelSpec, limits: PlanLimits, where: str) -> None:
             f"ffn {model.ffn} and sequence {model.seq}",
             f"tp may be {_listed(good)}",
         )
-    if limits.pp is not None and model.layers % limits.pp:
-        right = f"pp may be {_listed(divisors(model.layers))}"
+    if limits.pp is not None and limits.pp not in (good := pipeline_degrees(model, limits.uneven)):
+        right = f"pp may be {_listed(good)}"
         raise UsageError(where, f"pp={limits.pp} does not divide {model.name}'s {model.layers} layers", right)
     if limits.vpp is not None and limits.vpp > 1:
         if limits.pp == 1:
             raise UsageError(where, f"vpp={limits.vpp} with pp=1", "virtual stages need a pipeline: pp of 2 or more")
-        if model.layers % (limits.vpp * (limits.pp or 1)):
+        if not virtual_stages(model.layers, limits.pp or 1, limits.vpp):
             stages = f"pp={limits.pp} x vpp={limits.vpp}" if limits.pp else f"vpp={limits.vpp}"
-            right = f"vpp may be {_listed(divisors(model.layers // (limits.pp or 1)))}"
+            layout = stage_layers(model.layers, limits.pp or 1)
+            good = (
+                [v for v in divisors(layout.middle) if virtual_stages(model.layers, limits.pp or 1, v)]
+                if layout
+                else []
+            )
+            right = f"vpp may be {_listed(good)}"
             raise UsageError(where, f"{stages} does not divide {model.name}'s {model.layers} layers", right)
     if limits.cp is not None and limits.cp > 1 and limits.cp not in (good := context_degrees(model, 1)):
         what = f"cp={limits.cp} can't cut {model.name}'s sequence of {model.seq}"

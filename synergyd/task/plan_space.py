@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
 from synergyd.task.model.hardware import GpuFigures
@@ -31,6 +32,7 @@ from synergyd.task.plan_limits import (
     divisors,
     expert_degrees,
     micro_batches,
+    pipeline_degrees,
     tensor_degrees,
 )
 
@@ -212,7 +214,7 @@ def _degrees(
         return np.array(values, dtype=np.int64)
 
     tps = ints([limits.tp] if limits.tp else tensor_degrees(model))
-    pps = ints([limits.pp] if limits.pp else divisors(model.layers))
+    pps = ints([limits.pp] if limits.pp else pipeline_degrees(model, limits.uneven))
     cps = ints([limits.cp] if limits.cp else context_degrees(model))
     gpus, node = ints([s.gpus for s in shapes]), ints([s.gpus_per_node for s in shapes])
     grid = np.meshgrid(np.arange(len(shapes), dtype=np.int64), tps, pps, cps, indexing="ij")
@@ -231,12 +233,15 @@ def _degrees(
     shape, tp, pp, cp = shape[keep], tp[keep], pp[keep], cp[keep]
     dp = gpus[shape] // used[keep]
 
-    vpps = ints([limits.vpp] if limits.vpp else divisors(model.layers))
+    each = [p for p in (stage_layers(model.layers, int(p)) for p in pps) if p is not None]
+    vpps = ints([limits.vpp] if limits.vpp else sorted({v for some in each for v in divisors(some.middle)}))
     eps = ints([limits.ep] if limits.ep else expert_degrees(model))
     zeros, precisions = ints(limits.zero_stages), ints([PRECISION.index(p) for p in limits.precisions])
     stages = np.unique(pp)
     # which vpp each pp allows, then looked up by each row
-    allowed = (model.layers % (stages[:, None] * vpps[None, :]) == 0) & ((stages[:, None] > 1) | (vpps[None, :] == 1))
+    fits = [[virtual_stages(model.layers, int(p), int(v)) for v in vpps] for p in stages]
+    allowed = np.array(fits, dtype=np.bool_).reshape(len(stages), len(vpps))
+    allowed &= (stages[:, None] > 1) | (vpps[None, :] == 1)
     by_vpp = allowed[np.searchsorted(stages, pp)]
     by_ep = dp[:, None] % eps[None, :] == 0
     ranks = dp * cp

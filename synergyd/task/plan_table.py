@@ -117,6 +117,7 @@ def plan_table(
         ep=ep,
         zero_stages=ZERO_STAGES if zero is None else (zero,),
         precisions=(precision or usual_precision(gpu_type),),
+        uneven=True,
     )
     check_fixed(model, limits, "", max(gpus))
     if "fp8" in limits.precisions and gpu.fp8_speedup <= 1:

@@ -76,6 +76,18 @@ def test_resized_run_equals_the_one_left_alone(tmp_path: Path, alone: dict[str, 
     assert sorted(path.name for path in checkpoint.iterdir()) == ["step_00000005", "step_00000008"]
 
 
+def test_a_pipeline_whose_ends_have_fewer_layers(tmp_path: Path) -> None:
+    """Six layers on four stages, 1, 2, 2 and 1, then on one and on two others: the losses of one process."""
+    spec, checkpoint = replace(SPEC, layers=6), tmp_path / "checkpoints"
+    reference = train(tmp_path / "alone", plan(1, 1, 1), 6, spec=spec)
+    losses: list[float] = []
+    for number, (degrees, until) in enumerate([((1, 4, 1), 2), ((1, 1, 2), 4), ((1, 4, 1), 6)]):
+        result = train(tmp_path / str(number), plan(*degrees), until, checkpoint=checkpoint, save=True, spec=spec)
+        assert result["first"] == len(losses)
+        losses += result["losses"]
+    assert largest_difference(losses, reference["losses"]) < 2e-5
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_a_checkpoint_written_beside_training_holds_the_state_of_its_own_step(
     tmp_path: Path, alone: dict[str, Any], distributed: bool

@@ -15,7 +15,7 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 
 BASE = (
     "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.words "
-    "synergyd.steering synergyd.rates synergyd.link_names synergyd.settings"
+    "synergyd.steering synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -35,6 +35,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.words", "synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),
     ("synergyd.rates", "synergyd.errors"),
+    ("synergyd.pipeline_stages", ""),
     ("synergyd.link_names", ""),
     ("synergyd.setting_types", "synergyd.link_names"),
     ("synergyd.settings", "synergyd.setting_types"),
@@ -53,7 +54,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     # what runs inside jobs: of synergyd only what needs the standard library alone
     ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.rates"),
     ("synergy_launch.agent", "synergyd.errors synergyd.records synergy_launch.batch"),
-    ("synergy_launch.megatron_lm", "synergyd.records synergyd.rates synergyd.wire"),
+    ("synergy_launch.megatron_lm", "synergyd.records synergyd.rates synergyd.pipeline_stages synergyd.wire"),
     (
         "synergy_launch.launcher",
         "synergyd synergyd.errors synergyd.records synergyd.wire synergy_launch.batch synergy_launch.agent synergy_launch.megatron_lm",
@@ -65,7 +66,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "synergy_launch.megatron_core",
-        "synergyd.errors synergyd.records synergy_launch.batch synergy_launch.agent synergy_launch.links synergy_launch.pytorch",
+        "synergyd.errors synergyd.records synergyd.pipeline_stages synergy_launch.batch synergy_launch.agent synergy_launch.links "
+        "synergy_launch.pytorch",
     ),
     (
         "synergy_launch.huggingface",
@@ -108,6 +110,7 @@ FORBIDDEN = {
     "synergyd.words": (*IMPURE, *HEAVY),
     "synergyd.steering": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
+    "synergyd.pipeline_stages": (*IMPURE, *HEAVY),
     "synergyd.link_names": (*IMPURE, *HEAVY),
     "synergyd.setting_types": (*IMPURE, *HEAVY),
     "synergyd.settings": (*IMPURE, *HEAVY),

@@ -82,7 +82,7 @@ def node_command(
     plan, remark = fit_plan(plan_file.plan if plan_file else None, allocation.world)
     checkpoint = checkpoint or (plan_file.checkpoint if plan_file else "")
     name, arguments = script[0], list(script[1:])
-    capabilities = accepts(arguments) if style in ("auto", "megatron") else NOTHING_MORE
+    capabilities = accepts(arguments, version) if style in ("auto", "megatron") else NOTHING_MORE
     if plan and is_megatron(style, arguments):
         arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version)
     environment = {

@@ -13,6 +13,7 @@ import torch
 from synergy_launch.agent.settings import check_degrees
 from synergy_launch.megatron_core import cpu_backend
 from synergyd.errors import UsageError
+from synergyd.pipeline_stages import stage_layers
 from synergyd.records import ModelSpec, Plan
 
 # Megatron orders communication before computation by it when tp > 1; it must be set before CUDA starts.
@@ -52,7 +53,7 @@ def check_model(spec: ModelSpec, plan: Plan) -> None:
     for name, size in (("heads", spec.heads), ("key-value heads", spec.kv_heads), ("MLP width", spec.ffn)):
         if size % plan.tp:
             raise UsageError(where, f"tp={plan.tp} can't divide {size} {name}", f"tp must be a divisor of {size}")
-    if spec.layers % plan.pp:
+    if stage_layers(spec.layers, plan.pp) is None:
         raise UsageError(where, f"pp={plan.pp} can't divide {spec.layers} layers", f"pp must divide {spec.layers}")
     if padded_vocab(spec) % plan.tp:
         raise UsageError(where, f"tp={plan.tp} can't divide a vocabulary of {padded_vocab(spec)}", "a power of two")
@@ -90,6 +91,8 @@ def transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Trans
         recompute = {"recompute_granularity": "selective"}
     elif plan.recompute != "none":
         raise UsageError("plan", f"recompute={plan.recompute}", "none, selective or full")
+    stages = stage_layers(spec.layers, plan.pp)
+    uneven = stages is not None and not stages.even
     with warnings.catch_warnings(action="ignore"):
         return TransformerConfig(
             num_layers=spec.layers,
@@ -106,6 +109,8 @@ def transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Trans
             attention_dropout=0.0,
             tensor_model_parallel_size=plan.tp,
             pipeline_model_parallel_size=plan.pp,
+            num_layers_in_first_pipeline_stage=stages.first if stages is not None and uneven else None,
+            num_layers_in_last_pipeline_stage=stages.last if stages is not None and uneven else None,
             sequence_parallel=plan.sequence_parallel and plan.tp > 1,
             params_dtype=dtype,
             pipeline_dtype=dtype,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
 from synergy_launch.megatron_lm.options import drop, has, number, values
+from synergyd.pipeline_stages import stage_layers
 from synergyd.records import Plan
 from synergyd.wire.plan import MAX_NUMBER
 
@@ -26,12 +27,10 @@ NOTHING_YET = Trained()
 NEWEST = (0, 16)  # that this is written for
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+_FIRST_LAYERS, _LAST_LAYERS = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+_ENDS_COUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 # They lay the layers out for one pp and vpp.
-_LAYOUT = (
-    "--pipeline-model-parallel-layout",
-    "--decoder-first-pipeline-num-layers",
-    "--decoder-last-pipeline-num-layers",
-)
+_LAYOUT = ("--pipeline-model-parallel-layout", _FIRST_LAYERS, _LAST_LAYERS)
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # Megatron FSDP's names of the ZeRO stages
 
 
@@ -184,6 +183,12 @@ def _with_degrees(out: list[str], plan: Plan) -> list[str]:
         out = drop(out, (_EXPERT,))
         out += [_EXPERT, str(plan.ep)] if plan.ep > 1 else []
     layers = number(out, "--num-layers", 0)
+    stages = stage_layers(layers, plan.pp) if layers else None
+    if stages is not None and not stages.even:
+        out = [a for a in drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT)) if a not in _ENDS_COUNT]
+        if plan.vpp > 1:  # Megatron can't interleave a first stage of another size
+            return [*out, *_ENDS_COUNT, _VIRTUAL_STAGES, str(plan.vpp)]
+        return [*out, _FIRST_LAYERS, str(stages.first), _LAST_LAYERS, str(stages.last)]
     if plan.vpp > 1:
         out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT))
         # the first one is known to every version

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from synergy_launch.megatron_lm.arguments import NEWEST
 from synergyd.records import NOTHING_MORE, Accepts
 
 # Without them a command line is not one of Megatron-LM's training scripts, which know all of the degrees.
@@ -22,13 +23,15 @@ _OWN_LAYOUT = (
     "--account-for-loss-in-pipeline-split",
     "--no-overlap-p2p-communication",
 )
+# Uneven stages came with core_v0.9, the flags by which the ends count as layers later; this one has all of them.
+_UNEVEN_FROM = (0, 12)
 
 
-def accepts(argv: Sequence[str]) -> Accepts:
+def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
     """What a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
 
     cp and fp8 need Transformer Engine, so `--transformer-impl local` rules cp out; ep needs experts. The precision is
-    the user's own and never changed: another one is another training.
+    the user's own and never changed: another one is another training. `version`: Megatron-LM's.
     """
     words = [word.partition("=") for word in argv]
     keys = {key for key, _, _ in words}
@@ -44,4 +47,5 @@ def accepts(argv: Sequence[str]) -> Accepts:
         cp=not fsdp and values.get("--transformer-impl") != "local",
         ep=not fsdp and "--num-experts" in keys,
         precision="fp8" if "--fp8-format" in keys else precision,
+        uneven=not fsdp and not keys & set(_OWN_LAYOUT) and version >= _UNEVEN_FROM,
     )

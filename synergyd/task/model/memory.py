@@ -11,6 +11,7 @@ from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import Bools, Floats, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GIB, GpuFigures
+from synergyd.task.model.stages import layers_at_ends
 
 # By precision (bf16, fp16, fp32, fp8): bytes a parameter of weights, of gradients, and of what the optimizer keeps
 # besides (fp32 master weights where the weights are not, both moments; Megatron's fp16 keeps an fp32 gradient too).
@@ -67,6 +68,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     half = _HALF[plans.precision]
     tokens = plans.micro_batch * s / plans.cp
     per_stage = np.ceil(model.layers / p)
+    first_layers, last_layers = layers_at_ends(model.layers, p)
     spread = np.where(plans.sequence_parallel, t, 1)
 
     # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
@@ -85,7 +87,6 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
 
     embedding = model.embedding_parameters / t
     one_layer = (model.dense_parameters + model.expert_parameters / plans.ep) / t
-    layers = per_stage * one_layer
     # one stage holds both ends and shares the tied embedding; two ends hold a copy each, tied or not
     norm = np.where(model.gates == 3, h, 2 * h)
     single = (
@@ -95,14 +96,14 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
         + norm
         + model.layers * (model.dense_parameters + model.expert_parameters / plans.ep)
     ) / t
-    first_parameters = np.where(p == 1, single, layers + embedding + model.positions)
-    last_parameters = np.where(p == 1, single, layers + embedding)
+    first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
+    last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
 
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
     loss = tokens * (4 * h + gpu.logit_bytes * vocab) / t
     scale = gpu.activation_scale
-    first_activations = scale * (in_flight * per_stage * kept + working)
-    last_activations = scale * (in_flight_last * per_stage * kept + working)
+    first_activations = scale * (in_flight * first_layers * kept + working)
+    last_activations = scale * (in_flight_last * last_layers * kept + working)
     first_logits = entry + np.where(p == 1, loss, 0.0)
     last_logits = np.where(p == 1, entry, 0.0) + loss
 
@@ -117,6 +118,13 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     state = held + optimizer
     first = first_parameters * state + first_activations + first_logits
     at_end = last_parameters * state + last_activations + last_logits
+    # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
+    second_activations = scale * (np.minimum(m, in_flight - 1) * per_stage * kept + working)
+    second = per_stage * one_layer * state + second_activations
+    middle = (first_layers < per_stage) & (second > first)
+    first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
+    first_activations = np.where(middle, second_activations, first_activations)
+    first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
     use_last = (at_end > first) if last is None else ((at_end > first) | last)
     fullest = np.where(use_last, last_parameters, first_parameters)
     live = np.where(use_last, at_end, first) + gathered

@@ -15,6 +15,7 @@ from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import PRECISION, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.stages import layers_at_ends
 
 # Bytes of Adam with fp32 master weights: read gradient, master, two moments; write master, two moments and the bf16
 # copy.
@@ -136,6 +137,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     m = plans.micro_batches.astype(np.float64)
     tokens = plans.micro_batch * model.seq / c
     per_stage = np.ceil(layers / p)
+    fewer = per_stage - layers_at_ends(layers, p)[1]  # layers that the last stage has less than the others
     links = _links(gpu, plans)
 
     operand, weight_bytes = _OPERAND_BYTES[plans.precision], _WEIGHT_BYTES[plans.precision]
@@ -240,9 +242,10 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     stage = work + per_stage * tp_layer + p2p
     nodes = t * p * d * c / plans.local
     parts = StepTime(
-        compute=m * (work + logits),
+        # the last stage has the logits, and fewer layers where the layout is uneven
+        compute=m * (work + np.maximum(0.0, logits - fewer * layer)),
         bubble=(p - 1) * stage / v,
-        tp=m * (per_stage * tp_layer + tp_logits),
+        tp=m * (per_stage * tp_layer + np.maximum(0.0, tp_logits - fewer * tp_layer)),
         pp=m * p2p + ends,
         dp=np.where(everything, m * each, once),
         optimizer=optimizer,

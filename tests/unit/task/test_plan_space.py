@@ -174,10 +174,10 @@ MEGATRON = [
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (MEGATRON, Accepts(True, True, False, "bf16")),
-        ([*MEGATRON, "--num-experts", "8", "--fp8-format", "hybrid"], Accepts(True, True, True, "fp8")),
-        ([*MEGATRON[:-1], "--fp16", "--transformer-impl=local"], Accepts(True, False, False, "fp16")),
-        ([*MEGATRON, "--transformer-impl", "local"], Accepts(True, False, False, "bf16")),
+        (MEGATRON, Accepts(True, True, False, "bf16", True)),
+        ([*MEGATRON, "--num-experts", "8", "--fp8-format", "hybrid"], Accepts(True, True, True, "fp8", True)),
+        ([*MEGATRON[:-1], "--fp16", "--transformer-impl=local"], Accepts(True, False, False, "fp16", True)),
+        ([*MEGATRON, "--transformer-impl", "local"], Accepts(True, False, False, "bf16", True)),
         ([*MEGATRON, "--decoder-first-pipeline-num-layers", "3"], Accepts(False, True, False, "bf16")),
         ([*MEGATRON, "--use-torch-fsdp2"], Accepts(False, False, False, "bf16")),
         ([*MEGATRON, "--use-legacy-models"], NOTHING_MORE),
@@ -188,6 +188,8 @@ MEGATRON = [
 )
 def test_what_a_command_line_accepts(argv: list[str], expected: Accepts) -> None:
     assert accepts(argv) == expected
+    # options of uneven stages are younger than the others
+    assert accepts(argv, (0, 11)) == replace(expected, uneven=False)
 
 
 CLUSTER = Cluster(tuple(Node(f"n{i}", "h100", 8) for i in range(4)))
