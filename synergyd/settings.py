@@ -468,6 +468,14 @@ class Settings:
             "yes: at most one job that spans nodes on each node, so that no two share its network.",
         ),
     )
+    keep_usage_s: float = field(
+        default=400 * 86400.0,
+        metadata=_about(
+            "KeepUsage",
+            duration(86400, 36500 * 86400, "1 day or more, such as 400d"),
+            "For how long the GPU hours of jobs are kept for `synergyctl report`: a row a job, restart and day.",
+        ),
+    )
     gpu_figures: dict[str, dict[str, float]] = field(
         default_factory=dict,
         metadata=_about(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlencode
 
 from synergyd.cli.job_names import job_id_among, job_id_of
 from synergyd.cli.rest_client import RestClient
@@ -17,6 +18,7 @@ from synergyd.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from synergyd.store.store import Store
+    from synergyd.views.report import ReportJson
 
 _WATCH_S = 1.0
 _POLL_S = 20
@@ -38,6 +40,10 @@ class Desk(Protocol):
     def explain(self, job_id: int) -> ExplainJson: ...
 
     def set_paused(self, job_id: int, paused: bool) -> None: ...
+
+    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
+        """GPU hours of a span, of a user and an account where they are named."""
+        ...
 
     def steer(self, job_id: int, given: Sequence[str]) -> Steering:
         """What holds after `given`, texts of `key=value`."""
@@ -67,6 +73,11 @@ class DatabaseDesk:
         from synergyd.views.explain import collect
 
         return collect(self._store, job_id)
+
+    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
+        from synergyd.views.report import collect
+
+        return collect(self._store, from_s, to_s, user, account)
 
     def set_paused(self, job_id: int, paused: bool) -> None:
         from synergyd.views.steering import set_paused
@@ -112,6 +123,12 @@ class RestDesk:
 
     def explain(self, job_id: int) -> ExplainJson:
         return decode(ExplainJson, self._client.ask("GET", f"/v1/jobs/{job_id}/explain")[1], "explain")
+
+    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
+        from synergyd.views.report import ReportJson
+
+        query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
+        return decode(ReportJson, self._client.ask("GET", f"/v1/report?{query}")[1], "report")
 
     def set_paused(self, job_id: int, paused: bool) -> None:
         self._client.ask("POST", f"/v1/jobs/{job_id}/{'pause' if paused else 'resume'}")

@@ -38,6 +38,7 @@ from synergyd.daemon.link_members import members_of
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
+from synergyd.daemon.usage_look import holdings
 from synergyd.records import Decision, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
@@ -98,22 +99,13 @@ class Daemon:
     def epoch(self) -> EpochRecord:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
         began, counted_s = self._now(), self._monotonic()
-        snapshot = self._observe(began)
-        forecasts = self._forecasts(snapshot)
-        self.decisions = decide(
-            self.controller.deciding(snapshot),
-            self.settings,
-            {i: f.cells for i, f in forecasts.items()},
-            {i: f.why_none for i, f in forecasts.items() if f.why_none},
-            self.controller.plans(),
-            self.controller.ages_s(began),
-            progress=self.controller.progress(snapshot.jobs),
-            typical_s=self.controller.durations.typical_s,
-            slurm_limits=self.observer.slurm_limits,
-            caps=caps_beside(self.controller.jobs, self.settings, began),
-            restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
-            passed=self.observer.passed,
-        )
+        phase = self.tools.phases.of
+        with phase("observe"):
+            snapshot = self._observe(began)
+        with phase("model"):
+            forecasts = self._forecasts(snapshot)
+        with phase("decide"):
+            self.decisions = self._decide(snapshot, forecasts, began)
         self._run(EpochDecided(self.decisions))
         record = epoch_record(
             self._decision_log.among(self.decisions, began),
@@ -125,8 +117,11 @@ class Daemon:
         )
         if self.acts or self.settings.dry_run:
             self.tools.store.save_epoch(record)
-        self._act(snapshot, forecasts)
-        self.tools.store.flush()
+        with phase("act"):
+            self._act(snapshot, forecasts)
+        self._account(forecasts, began)
+        with phase("store"):
+            self.tools.store.flush()
         return record
 
     def tick(self) -> None:
@@ -206,6 +201,29 @@ class Daemon:
             self.executor.let_go([*self.observer.left, *self._without_cells(snapshot, forecasts)])
             self.executor.park_again()
             self.heartbeat.completed(self._now())
+
+    def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> tuple[Decision, ...]:
+        controller = self.controller
+        return decide(
+            controller.deciding(snapshot),
+            self.settings,
+            {i: f.cells for i, f in forecasts.items()},
+            {i: f.why_none for i, f in forecasts.items() if f.why_none},
+            controller.plans(),
+            controller.ages_s(now_s),
+            progress=controller.progress(snapshot.jobs),
+            typical_s=controller.durations.typical_s,
+            slurm_limits=self.observer.slurm_limits,
+            caps=caps_beside(controller.jobs, self.settings, now_s),
+            restarts=controller.restarts.of(snapshot.jobs, controller.jobs, now_s),
+            passed=self.observer.passed,
+        )
+
+    def _account(self, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> None:
+        """What jobs hold goes to the thread that keeps it."""
+        if self.tools.usage is not None and self.acts:
+            seen = self.observer.everybodys, self.settings.partitions, self.controller.jobs
+            self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts)), self.tools.term())
 
     def _without_cells(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
         """Jobs that wait for the plugin's grace alone: no size of theirs can be decided about, so Slurm may start them."""

@@ -21,6 +21,7 @@ from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.daemon.state_dir_witness import StateDirWitness
 from synergyd.daemon.tools import Tools
+from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
@@ -74,6 +75,8 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
     links_address = f"{host}:{links.port}" if links else ""
+    # in its own thread: a connection of its own to Slurm and to the database
+    usage = UsageKeeper(lambda: open_store(url), CommandLine().past_runs, settings.keep_usage_s, time.time, min(ASK_S, 5 * settings.epoch_s))
     tools = Tools(
         reader=reader,
         writer=writer,
@@ -86,6 +89,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         term=lambda: keeper.term,
         links=links,
         links_address=links_address,
+        usage=usage,
     )
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
@@ -94,6 +98,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     finally:
         if leads():
             heartbeat.remove(settings.state_dir)
+        usage.close()
         store.close()
         keeper.close()
         if inbox:
