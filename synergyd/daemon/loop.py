@@ -25,6 +25,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.move_limits import caps_beside
+from synergyd.control.notices import late_deadlines
 from synergyd.control.tracked import Remember
 from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
@@ -78,6 +79,8 @@ class Daemon:
         self.forecast = Forecast(settings)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s)
         self.controller = Controller(times or times_of(settings), settings.epoch_s)
+        self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
+        self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decision_log = DecisionLog()
         self._loaded = False
@@ -193,6 +196,8 @@ class Daemon:
         self._tell()
         if acts:
             self._run(HealthReviewed(drains=self.settings.drain_slow))
+            for late in late_deadlines(self.controller, forecasts, snapshot.time_s):
+                self.executor.do(late)
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))

@@ -18,6 +18,7 @@ from synergyd.daemon.lease_keeper import LeaseKeeper
 from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
+from synergyd.daemon.notice_sender import start_notices
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.daemon.state_dir_witness import StateDirWitness
 from synergyd.daemon.tools import Tools
@@ -76,7 +77,13 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     links = _link_arbiter(settings)
     links_address = f"{host}:{links.port}" if links else ""
     # in its own thread: a connection of its own to Slurm and to the database
-    usage = UsageKeeper(lambda: open_store(url), CommandLine().past_runs, settings.keep_usage_s, time.time, min(ASK_S, 5 * settings.epoch_s))
+    usage = UsageKeeper(
+        lambda: open_store(url),
+        CommandLine().past_runs,
+        settings.keep_usage_s,
+        time.time,
+        min(ASK_S, 5 * settings.epoch_s),
+    )
     tools = Tools(
         reader=reader,
         writer=writer,
@@ -91,6 +98,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         links_address=links_address,
         usage=usage,
     )
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().mail_of, leads)
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -99,6 +107,8 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         if leads():
             heartbeat.remove(settings.state_dir)
         usage.close()
+        if notices:
+            notices.close()
         store.close()
         keeper.close()
         if inbox:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, select, update
 
+from synergyd.errors import UsageError
 from synergyd.notice import Notice
 from synergyd.store.tables import NoticeRow
 from synergyd.wire.codec import decode
@@ -25,12 +26,16 @@ class WaitingNotice:
 
 def due(connection: Connection, now_s: float, limit: int) -> list[WaitingNotice]:
     """Those to try now, the oldest first. A clock set back makes none wait longer than its back-off."""
-    rows = connection.execute(
-        select(NoticeRow).where(NoticeRow.next_s <= now_s).order_by(NoticeRow.at_s).limit(limit)
-    ).scalars()
-    return [
-        WaitingNotice(notice=decode(Notice, r.payload, r.key), done=tuple(r.done), attempts=r.attempts) for r in rows
-    ]
+    columns = NoticeRow.key, NoticeRow.payload, NoticeRow.done, NoticeRow.attempts
+    rows = connection.execute(select(*columns).where(NoticeRow.next_s <= now_s).order_by(NoticeRow.at_s).limit(limit))
+    found = []
+    for row in rows:
+        try:
+            notice = decode(Notice, row.payload, row.key)
+        except UsageError:  # damaged: `bound` deletes it, and the others go on
+            continue
+        found.append(WaitingNotice(notice=notice, done=tuple(row.done), attempts=row.attempts))
+    return found
 
 
 def tried(connection: Connection, key: str, done: Iterable[str], attempts: int, next_s: float | None) -> None:
@@ -48,8 +53,8 @@ def mailed(connection: Connection, job_id: int, since_s: float) -> int:
 
 
 def bound(connection: Connection, older_than_s: float) -> int:
-    """Deletes what is done and old, and what waits beyond MOST_WAITING; returns how many waited."""
-    connection.execute(delete(NoticeRow).where(NoticeRow.next_s.is_(None), NoticeRow.at_s < older_than_s))
+    """Deletes what is old, and what waits beyond MOST_WAITING; returns how many of those there were."""
+    connection.execute(delete(NoticeRow).where(NoticeRow.at_s < older_than_s))
     waiting = connection.execute(select(func.count()).where(NoticeRow.next_s.is_not(None))).scalar_one()
     if waiting <= MOST_WAITING:
         return 0

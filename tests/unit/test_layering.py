@@ -39,7 +39,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.rates", "synergyd.errors"),
     ("synergyd.link_names", ""),
     ("synergyd.setting_types", "synergyd.link_names"),
-    ("synergyd.settings", "synergyd.setting_types"),
+    ("synergyd.settings", "synergyd.setting_types synergyd.notice"),
     ("synergyd.settings_text", "synergyd.settings"),
     ("synergyd.wire", "synergyd.errors synergyd.ordinary_file synergyd.records"),
     ("synergyd.links", BASE),

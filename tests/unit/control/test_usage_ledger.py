@@ -46,7 +46,9 @@ def test_training_counts_by_goodput_and_a_restart_by_what_it_took() -> None:
     ledger.look(1160.0, [holding(training_s=1100.0)])
     ledger.look(1220.0, [holding(training_s=1101.0, relative=3.0, sigma=0.1)])
     ledger.look(1280.0, [holding(training_s=1102.0)])  # on its way elsewhere: it trains as before
-    again = holding(gpus=4, start_s=1320.0, submit_s=1310.0, restarts=1, trained_before=True, chosen=True, checkpoint_s=10.0)
+    again = holding(
+        gpus=4, start_s=1320.0, submit_s=1310.0, restarts=1, trained_before=True, chosen=True, checkpoint_s=10.0
+    )
     ledger.look(1340.0, [again])
     ledger.look(1400.0, [holding(**{**vars(again), "training_s": 1360.0, "relative": 1.0})])
     ledger.look(1460.0, [])
@@ -121,7 +123,7 @@ def test_a_part_is_split_in_proportion() -> None:
     assert (early.trained_s, late.trained_s, early.stopped_s, late.stopped_s) == (20.0, 60.0, 5.0, 0.0)
     both, whole = totals([early, late]), totals([part()])
     assert both.saved_h == pytest.approx(whole.saved_h) and both.useful_gpu_h == pytest.approx(whole.useful_gpu_h)
-    assert (both.jobs, both.held_gpu_h, both.asked_gpu_h) == (1, pytest.approx(800 / 3600), pytest.approx(400 / 3600))
+    assert (both.jobs, both.held_gpu_h, both.asked_gpu_h) == pytest.approx((1, 800 / 3600, 400 / 3600))
 
 
 def test_errors_of_one_job_add_up_and_of_different_jobs_do_not() -> None:
