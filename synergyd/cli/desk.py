@@ -18,7 +18,7 @@ from synergyd.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from synergyd.store.store import Store
-    from synergyd.views.report import ReportJson
+    from synergyd.views.json_records import ReportJson
 
 _WATCH_S = 1.0
 _POLL_S = 20
@@ -125,7 +125,7 @@ class RestDesk:
         return decode(ExplainJson, self._client.ask("GET", f"/v1/jobs/{job_id}/explain")[1], "explain")
 
     def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
-        from synergyd.views.report import ReportJson
+        from synergyd.views.json_records import ReportJson
 
         query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
         return decode(ReportJson, self._client.ask("GET", f"/v1/report?{query}")[1], "report")

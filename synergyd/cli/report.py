@@ -17,7 +17,7 @@ from synergyd.cli.console import console
 from synergyd.cli.context import Context, pass_context
 from synergyd.errors import UsageError, one_line
 from synergyd.usage import Totals
-from synergyd.views.report import ReportJson
+from synergyd.views.json_records import ReportJson
 from synergyd.wire.codec import encode
 
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])")

@@ -10,8 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from synergyd import __version__
 from synergyd.steering import Steering
-from synergyd.views.json_records import ExplainJson, StatusJson, field_docs
-from synergyd.views.report import ReportJson
+from synergyd.views.json_records import ExplainJson, ReportJson, StatusJson, field_docs
 
 _JOB = {
     "name": "job_id",

@@ -10,7 +10,8 @@ from synergyd.errors import UsageError, one_line
 from synergyd.rest.caller import Owner, SlurmRights, commands
 from synergyd.store.store import Store
 from synergyd.usage import Usage
-from synergyd.views.report import LONGEST_S, ReportJson, collect
+from synergyd.views.json_records import ReportJson
+from synergyd.views.report import LONGEST_S, collect
 
 _NAME_BYTES = 256
 

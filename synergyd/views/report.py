@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from synergyd.store.store import Store
-from synergyd.usage import Totals, Usage, totals, within
-from synergyd.views.json_records import FORMAT
+from synergyd.usage import Usage, totals, within
+from synergyd.views.json_records import ReportJson, ReportRow
 
 #: the longest span of one report
 LONGEST_S = 3660 * 86400.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportRow:
-    """One user in one account."""
-
-    #: Slurm account, "" where Slurm keeps none
-    account: str
-    #: login name
-    user: str
-    #: its GPU hours
-    usage: Totals
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportJson:
-    """`synergyctl report --json`: GPU hours of a span of time, by account and user."""
-
-    #: format of this object; it rises when a field goes or changes its meaning
-    format: int = FORMAT
-    #: begin of the span, seconds since 1970
-    from_s: float
-    #: its end, which is not part of it
-    to_s: float
-    #: by account, then user
-    rows: tuple[ReportRow, ...] = ()
-    #: of all rows together
-    total: Totals
 
 
 def collect(

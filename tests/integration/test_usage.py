@@ -82,6 +82,15 @@ def test_hours_held_are_those_of_sacct() -> None:
             cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "the last job's end")
             cluster.wait_for(lambda: equal(cluster), 60, f"equal hours: {sacct(cluster)}, {reported(cluster)}")
             assert sacct(cluster)["runs"] >= 7
+            from synergyd.store.store import open_store
+            with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+                for u in store.usage_between(0, 1e12):
+                    print("ROW", u)
+                for e in store.story(resized):
+                    print("STORY", e)
+                print("REPORT", store.report(resized))
+            print(light_job.output(cluster, resized)[-2500:])
+            print((cluster.folder / "log" / "synergyd.log").read_text()[-3000:])
             check_report(cluster)
 
 
