@@ -99,7 +99,7 @@ def _number_text(value: float) -> str:
 
 
 def _seconds_text(value: float) -> str:
-    return f"{value:g}s"
+    return f"{value:.15g}s"
 
 
 def _yes(text: str) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from synergyd import __version__
 from synergyd.errors import UsageError
 from synergyd.notice import Notice
 from synergyd.wire.codec import encode
@@ -60,7 +59,7 @@ class Webhook:
         signature = hmac.new(self.secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()
         return {
             "Content-Type": "application/json",
-            "User-Agent": f"synergyd/{__version__}",
+            "User-Agent": "synergyd",
             "Synergy-Notice": notice.key.encode("ascii", "replace").decode(),
             "Synergy-Time": at,
             "Synergy-Signature": f"sha256={signature}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,10 +100,11 @@ def test_sbatch_and_check_tell_of_a_deadline_that_can_not_be_met(
     told = cluster.run("synergyctl", "check", str(script), check=False)
     assert (told.returncode, "it has passed" in told.stdout) == (1, True)
     soon = int(time.time()) + 3600
-    script.write_text(
-        f"#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:4\n#SYNERGY model=llama2-7b global_batch=64:256 deadline={soon}\ntrue\n"
-    )
-    never = cluster.run("synergyctl", "check", str(script), "--samples", "100000000", check=False)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(light_job.MODEL))
+    lines = f"#SBATCH --nodes=1 --gres=gpu:2\n#SYNERGY model={config} global_batch=8 deadline={soon}\n"
+    script.write_text(f"#!/bin/bash\n{lines}true\n")
+    never = cluster.run("synergyctl", "check", str(script), "--samples", "100000000000000", check=False)
     assert never.returncode == 1 and "on the best of its sizes" in never.stdout, never
     fine = cluster.run("synergyctl", "check", str(script), "--samples", "1", check=False)
     assert fine.returncode == 0 and "can be met" in fine.stdout, fine

@@ -28,6 +28,7 @@ from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredLifecycle, StoredNode
 from synergyd.store.store import Store, open_store
+from synergyd.usage import Usage
 from synergyd.wire.codec import encode
 from tests.unit.store.store_world import decision
 
@@ -157,6 +158,33 @@ def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None
     assert private.ask("ann", "/v1/jobs/1/pause", "POST")[0] == 404
 
 
+@pytest.mark.parametrize("private", ["jobs", "usage", ""])
+def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str) -> None:
+    rights = SlurmRights(
+        private_jobs=private == "jobs",
+        private_usage=private == "usage",
+        operators=frozenset({"op"}),
+        coordinated={"coo": frozenset({"chem"})},
+    )
+    with service(tmp_path, rights) as found:
+        parts = [
+            Usage(job_id=i, user=u, account=a, start_s=0.0, from_s=0.0, to_s=7200.0, gpus=2, asked_gpus=2)
+            for i, u, a in ((1, "ann", "chem"), (2, "bob", "phys"))
+        ]
+        found.store.put_usage(parts)
+
+        def users(caller: str, query: str = "") -> list[str]:
+            _, _, told = found.ask(caller, f"/v1/report?from=3600&to=10800{query}")
+            assert told["total"]["held_gpu_h"] == 2.0 * len(told["rows"])
+            return [row["user"] for row in told["rows"]]
+
+        everybody = ["ann", "bob"]
+        assert users("op") == everybody and users("op", "&account=phys") == ["bob"]
+        assert users("ann") == (["ann"] if private else everybody) == users("coo")
+        assert users("eve") == ([] if private else everybody)
+        assert users("ann", "&user=bob") == ([] if private else ["bob"])
+
+
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
     _, first, told = shared.ask("ann", "/v1/jobs/1/steering")
     assert told == {"min_gpus": None, "max_gpus": None, "weight": None}
@@ -184,6 +212,11 @@ def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> 
         ("/v1/jobs/0/explain", "GET", None, 400),
         ("/v1/status?job=-1", "GET", None, 400),
         ("/v1/status?wait=1e9", "GET", None, 400),
+        ("/v1/report", "GET", None, 400),
+        ("/v1/report?from=5&to=5", "GET", None, 400),
+        ("/v1/report?from=0&to=999999999999", "GET", None, 400),
+        ("/v1/report?from=0&to=9e9", "GET", None, 400),
+        ("/v1/report?from=0&to=9&user=%0a", "GET", None, 400),
         ("/v1/nothing", "GET", None, 404),
         ("/v1/status", "DELETE", None, 405),
     ],
