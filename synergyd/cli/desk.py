@@ -17,6 +17,7 @@ from synergyd.views.json_records import ExplainJson, StatusJson
 from synergyd.wire.codec import decode, encode
 
 if TYPE_CHECKING:
+    from synergyd.store.records import Recording
     from synergyd.store.store import Store
     from synergyd.views.json_records import ReportJson
 
@@ -43,6 +44,10 @@ class Desk(Protocol):
 
     def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
         """GPU hours of a span, of a user and an account where they are named."""
+        ...
+
+    def recording(self) -> tuple[str, Recording]:
+        """(where it comes from, for messages; the past of the whole queue)."""
         ...
 
     def steer(self, job_id: int, given: Sequence[str]) -> Steering:
@@ -78,6 +83,9 @@ class DatabaseDesk:
         from synergyd.views.report import collect
 
         return collect(self._store, from_s, to_s, user, account)
+
+    def recording(self) -> tuple[str, Recording]:
+        return self._store.where, self._store.recording()
 
     def set_paused(self, job_id: int, paused: bool) -> None:
         from synergyd.views.steering import set_paused
@@ -129,6 +137,11 @@ class RestDesk:
 
         query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
         return decode(ReportJson, self._client.ask("GET", f"/v1/report?{query}")[1], "report")
+
+    def recording(self) -> tuple[str, Recording]:
+        from synergyd.views.recording import RecordingJson, from_json
+
+        return "the queue", from_json(decode(RecordingJson, self._client.ask("GET", "/v1/recording")[1], "recording"))
 
     def set_paused(self, job_id: int, paused: bool) -> None:
         self._client.ask("POST", f"/v1/jobs/{job_id}/{'pause' if paused else 'resume'}")

@@ -20,7 +20,7 @@ from synergyd.usage import PastRun, Usage, reconciled
 log = logging.getLogger("synergyd.usage")
 OVERLAP_S = 900.0  # slurmctld may tell slurmdbd of an end so much later
 ASK_S = 60.0  # between two questions to Slurm's accounting at the most
-NO_ACCOUNTS_S = 3600.0  # until it is asked again where it did not answer
+NO_ACCOUNTS_S = 3600.0  # until it is asked again where Slurm keeps none
 LONGEST_S = 31 * 86400.0  # that is made good after the daemon was away
 PRUNE_EVERY_S = 86400.0
 
@@ -127,7 +127,8 @@ class UsageKeeper:
         try:
             runs = list(self._past_runs(from_s, look.at_s + 1.0))
         except SynergyError as error:
-            self._ask_at_s = self._clock() + NO_ACCOUNTS_S
+            again_s = self._ask_s * 5 if getattr(error, "transient", False) else NO_ACCOUNTS_S
+            self._ask_at_s = self._clock() + again_s
             log.info("ends of jobs are as the daemon saw them: %s", error)
             return
         self._ask_at_s, self._asked_s = self._clock() + self._ask_s, look.at_s

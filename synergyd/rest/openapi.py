@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from synergyd import __version__
 from synergyd.steering import Steering
 from synergyd.views.json_records import ExplainJson, ReportJson, StatusJson, field_docs
+from synergyd.views.recording import RecordingJson
 
 _JOB = {
     "name": "job_id",
@@ -52,6 +53,13 @@ def openapi() -> dict[str, Any]:
     }
     paths = {
         "/v1/status": status,
+        "/v1/recording": {
+            "get": _operation(
+                "What is kept of the whole queue's past, for those who may see all jobs; always gzip",
+                _schema(RecordingJson, schemas),
+                [],
+            )
+        },
         "/v1/report": {
             "get": _operation(
                 "GPU hours by account and user, of those that the caller may know of",
@@ -149,4 +157,6 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         return {"$ref": f"#/components/schemas/{kind.__name__}"}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
+    if kind in (object, Any):
+        return {}
     return {"type": {int: "integer", float: "number", str: "string", bool: "boolean"}[kind]}

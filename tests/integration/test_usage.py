@@ -77,7 +77,13 @@ def test_hours_held_are_those_of_sacct() -> None:
             soon = ("scontrol", "update", f"JobId={again}", "StartTime=now+3")
             cluster.wait_for(lambda: cluster.run(*soon, check=False).returncode == 0, 60, "its return into the queue")
             cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 60, "the requeued job's second start")
-            cluster.wait_for(lambda: trains_again(cluster, resized), 60, "training on what is left")
+            try:
+                cluster.wait_for(lambda: trains_again(cluster, resized), 40, "training on what is left")
+            except RuntimeError:
+                with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+                    print(status(cluster).get(resized), store.report(resized), *store.story(resized), sep="\n")
+                print(light_job.output(cluster, resized)[-1500:])
+                raise
             cluster.run("scancel", str(again), str(resized))
             cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "the last job's end")
             cluster.wait_for(lambda: equal(cluster), 60, f"equal hours: {sacct(cluster)}, {reported(cluster)}")

@@ -19,6 +19,7 @@ import uvicorn
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.node_health import NodeRecord
+from synergyd.records import Cell, Plan, Profile, Report, Shape
 from synergyd.rest import server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
@@ -26,10 +27,11 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering
-from synergyd.store.records import EpochRecord, StoredLifecycle, StoredNode
+from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.usage import Usage
-from synergyd.wire.codec import encode
+from synergyd.views.recording import RecordingJson, from_json
+from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
 
 OPEN, PRIVATE = SlurmRights(), SlurmRights(private_jobs=True, operators=frozenset({"op"}))
@@ -183,6 +185,24 @@ def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str
         assert users("ann") == (["ann"] if private else everybody) == users("coo")
         assert users("eve") == ([] if private else everybody)
         assert users("ann", "&user=bob") == ([] if private else ["bob"])
+
+
+def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Service) -> None:
+    cell = Cell(Shape("a100", 1, 2), Plan(dp=2), 64.0, 1.0, 64.0, 0.5, 0)
+    given = replace(decision(3), cell=cell)
+    private.store.save_epoch(EpochRecord(2000.0, 0.1, False, (given,), {"nodes": 2, "gpus": 8}, present=(ANN,)))
+    private.store.put_reports([StoredReport(Report(1, 0, 5, 0.5), 1000.0)])
+    private.store.put_profiles({"job:1": Profile(samples=3)}, 1000.0)
+    private.store.append_events([StoredEvent(1, 1000.0, "RUNNING", "Observed", "started")])
+    assert [private.ask(u, "/v1/recording")[0] for u in ("ann", "eve", "op")] == [403, 403, 200]
+    _, _, told = private.ask("op", "/v1/recording")
+    found, kept = from_json(decode(RecordingJson, told)), private.store.recording()
+    for name in ("events", "seen_s", "first_cells"):
+        assert getattr(found, name) == getattr(kept, name) != ()
+    for name in ("lifecycles", "profiles", "reports"):
+        assert getattr(found.remembered, name) == getattr(kept.remembered, name) != {}
+    assert found.latest is not None and kept.latest is not None
+    assert (found.latest.summary, found.latest.present) == (kept.latest.summary, kept.latest.present)
 
 
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
