@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.store.store import open_store
-from tests.integration.daemon_site import sizes, status, until_beat, until_steps
+from tests.integration.daemon_site import sizes, until_beat, until_steps
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
 from tests.throwaway.slurm import SlurmCluster
@@ -77,13 +77,8 @@ def test_hours_held_are_those_of_sacct() -> None:
             soon = ("scontrol", "update", f"JobId={again}", "StartTime=now+3")
             cluster.wait_for(lambda: cluster.run(*soon, check=False).returncode == 0, 60, "its return into the queue")
             cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 60, "the requeued job's second start")
-            try:
-                cluster.wait_for(lambda: trains_again(cluster, resized), 40, "training on what is left")
-            except RuntimeError:
-                with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-                    print(status(cluster).get(resized), store.report(resized), *store.story(resized), sep="\n")
-                print(light_job.output(cluster, resized)[-1500:])
-                raise
+            cluster.wait_for(lambda: restarted_at(cluster, resized) is not None, 90, "training on what is left")
+            until_steps(cluster, resized, steps=(restarted_at(cluster, resized) or 0) + 40)
             cluster.run("scancel", str(again), str(resized))
             cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "the last job's end")
             cluster.wait_for(lambda: equal(cluster), 60, f"equal hours: {sacct(cluster)}, {reported(cluster)}")
@@ -91,13 +86,11 @@ def test_hours_held_are_those_of_sacct() -> None:
             check_report(cluster)
 
 
-def trains_again(cluster: SlurmCluster, job_id: int) -> bool:
-    """After its resize: it has told of steps for a while, and an epoch knows the goodput of what it runs with."""
+def restarted_at(cluster: SlurmCluster, job_id: int) -> int | None:
+    """The step of its newest report, once its restart has been measured: it trains again."""
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-        told = store.report(job_id)
-    job = status(cluster).get(job_id) or {}
-    trains = told is not None and told.report.restarts >= 1 and (told.report.trained_s or 0.0) > 4.0
-    return trains and job.get("action") == "keep"
+        told, restarted = store.report(job_id), any(e.event == "Restarted" for e in store.story(job_id))
+    return told.report.step if told is not None and restarted else None
 
 
 def equal(cluster: SlurmCluster) -> bool:
