@@ -22,15 +22,20 @@ for _, key in ipairs(G.keys) do
   names[#names + 1] = key.name
 end
 
-local settings = {state_dir = nil, heartbeat = nil, grace_s = nil, heartbeat_max_age_s = 180}
+local settings = {state_dir = nil, heartbeat = nil, grace_s = nil, heartbeat_max_age_s = 180, refuse_late = false}
+
+local kinds_of_options = {
+  state_dir = "string", heartbeat = "string", grace_s = "number", heartbeat_max_age_s = "number", refuse_late = "boolean",
+}
 
 -- configure{state_dir = "/var/lib/synergy", heartbeat = FILE, grace_s = N, heartbeat_max_age_s = N}; returns the module.
 -- heartbeat: the daemon's file, by default state_dir/heartbeat. grace_s: seconds by which a new job is put off so that the
--- daemon can choose its size; by default the daemon says it in its heartbeat.
+-- daemon can choose its size; by default the daemon says it in its heartbeat. refuse_late: true to refuse a job whose deadline=
+-- can't be met whatever happens, which is otherwise only told to its user.
 function M.configure(options)
   for name, value in pairs(options) do
-    local kind = (name == "state_dir" or name == "heartbeat") and "string" or "number"
-    if name ~= "state_dir" and name ~= "heartbeat" and name ~= "grace_s" and name ~= "heartbeat_max_age_s" then
+    local kind = kinds_of_options[name]
+    if not kind then
       error("synergy.configure: unknown option " .. tostring(name))
     elseif type(value) ~= kind then
       error("synergy.configure: " .. name .. " must be a " .. kind)
@@ -245,6 +250,15 @@ function kinds.names(value)
     count = count + 1
     if count > G.max_names or #name > G.max_name or seen[name] then return nil end
     if not name:find("^[A-Za-z0-9_][A-Za-z0-9_.-]*$") then return nil end
+    seen[name] = true
+  end
+  return value
+end
+
+function kinds.words(value, key)
+  local seen = {}
+  for name in (value .. ","):gmatch("([^,]*),") do
+    if not key.words[name] or seen[name] then return nil end
     seen[name] = true
   end
   return value
@@ -642,10 +656,24 @@ local function stamp_job(job_desc, found, stamp, grace)
   if put_off then job_desc.begin_time = now + grace end
 end
 
+-- Why a deadline can't be met whatever happens; nil where it may be. What a job's steps take is not known here.
+local function late(job_desc, deadline)
+  local begin, now = job_desc.begin_time, os.time()
+  if deadline <= now then return "it has passed" end
+  if type(begin) == "number" and begin < 4294967294 and deadline <= begin then return "--begin is not before it" end
+  return nil
+end
+
 -- The line with which a job is refused, nil if it may go on.
 local function refusal(job_desc, directive, submit_uid)
   local found, text = read(directive)
   if not found then return text end
+  local why = found.deadline and late(job_desc, tonumber(found.deadline))
+  if why then
+    local line = message(directive[1][1], {code = "late", values = {deadline = found.deadline, why = why}})
+    if settings.refuse_late then return line end
+    slurm.log_user("%s", line)
+  end
   local ok, fixed, shape = true, nil, nil
   if found.resize ~= "no" then
     ok, fixed, shape = pcall(resizable_form, job_desc)

@@ -30,6 +30,8 @@ local keys = {
    takes = "seconds since 1970 or a date from 2000 to 2099, for example deadline=2026-12-01T12:00"},
   {name = "walltime", kind = "walltime", low = 1, high = 1000, max_bytes = 0, default = "stop",
    takes = "stop, continue or continue:N with N from 1 to 1000, for example walltime=continue:5"},
+  {name = "notify", kind = "words", low = 0, high = 0, max_bytes = 0, default = "", words = {resize = true, hold = true, ban = true, deadline = true},
+   takes = "some of resize, hold, ban, deadline, with commas between, for example notify=hold,deadline"},
 }
 local messages = {
   long_line = {"the line is longer than {max} bytes",
@@ -90,6 +92,8 @@ local messages = {
     "write one --gres=gpu:TYPE:N, or resize=no"},
   no_requeue = {"--no-requeue keeps Synergy from resizing",
     "drop --no-requeue, or write resize=no"},
+  late = {"deadline={deadline} can't be met: {why}",
+    "write a later one, or drop it"},
   internal = {"the Synergy plugin failed on this job ({error})",
     "tell your admins, or drop the #SYNERGY lines"},
 }

@@ -54,6 +54,7 @@ class Directive:
     reshard: bool | None = None  # None: the launcher's own knowledge decides
     deadline_s: float | None = None  # seconds since 1970
     continues: int = 0  # times that it goes on with a new time limit where one ends
+    notify: tuple[str, ...] = ()  # what its owner wants mail of (synergyd.notice.EVENTS)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _number_text(value: float) -> str:
 
 
 def _seconds_text(value: float) -> str:
-    return f"{value:g}s"
+    return f"{value:.15g}s"
 
 
 def _yes(text: str) -> bool:
@@ -171,6 +171,29 @@ def _database(text: str) -> str:
     return text
 
 
+def _web(text: str) -> str:
+    """https, or plain http to this machine alone."""
+    match = re.fullmatch(
+        r"(https?)://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\])(:[0-9]{1,5})?(/[!-~]{0,900})?", text
+    )
+    here = match is not None and match[2] in ("127.0.0.1", "localhost", "[::1]")
+    if match is None or (match[1] == "http" and not here) or int((match[3] or ":443")[1:]) > 65535:
+        raise ValueError(text)
+    return text
+
+
+def some_of(words: Sequence[str]) -> ValueType:
+    """Some of these words, none twice."""
+
+    def read(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(","))
+        if not set(found) <= set(words) or len(set(found)) != len(found):
+            raise ValueError(text)
+        return found
+
+    return ValueType(name="list of words", takes=f"some of {', '.join(words)}", read=read, write=",".join)
+
+
 def _link(text: str) -> str:
     count, name = parse_link(text) or (0, "")
     if name not in NETWORK_LINKS:
@@ -211,6 +234,7 @@ HOST = ValueType(name="host", takes="a host's name or address", read=_host)
 DATABASE = ValueType(
     name="SQLAlchemy URL", takes="sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME", read=_database
 )
+WEB = ValueType(name="URL", takes="https://HOST/PATH, or http:// to 127.0.0.1", read=_web)
 LINK = ValueType(name="link", takes=_LINKS, read=_link)
 UPLINK = ValueType(name="link", takes=f"none, or {_LINKS}", read=_uplink, write=lambda link: link or "none")
 RULE = ValueType(name="word", takes="ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)

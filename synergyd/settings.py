@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from synergyd.notice import EVENTS
 from synergyd.setting_types import (
     COUNT,
     DATABASE,
@@ -23,6 +24,7 @@ from synergyd.setting_types import (
     PORT,
     RULE,
     UPLINK,
+    WEB,
     ValueType,
     by_name,
     duration,
@@ -30,6 +32,7 @@ from synergyd.setting_types import (
     number,
     one_of,
     path,
+    some_of,
 )
 
 OBJECTIVES = ("power", "sia", "pollux", "max-min")  # what they are: scheduler/problem/priorities.py
@@ -477,6 +480,54 @@ class Settings:
             "OneMultiNodeJobPerNode",
             FLAG,
             "yes: at most one job that spans nodes on each node, so that no two share its network.",
+        ),
+    )
+    keep_usage_s: float = field(
+        default=400 * 86400.0,
+        metadata=_about(
+            "KeepUsage",
+            duration(86400, 36500 * 86400, "1 day or more, such as 400d"),
+            "For how long the GPU hours of jobs are kept for `synergyctl report`: a row a job, restart and day.",
+        ),
+    )
+    notice_url: str = field(
+        default="",
+        metadata=_about(
+            "NoticeUrl",
+            WEB,
+            "Notices of all jobs are posted there as JSON, signed with NoticeSecretFile. Redirects are not followed.",
+            unset="no webhook",
+            example="https://chat.example.org/hooks/synergy",
+        ),
+    )
+    notice_secret_file: Path | None = field(
+        default=None,
+        metadata=_about(
+            "NoticeSecretFile",
+            path("an absolute path of a file with 16 bytes or more that only its owner can read"),
+            "The key of the signature of what is posted to NoticeUrl, which needs one. White space at its end does not count.",
+            unset="none",
+            example="/etc/synergy/notice.key",
+        ),
+    )
+    notice_events: tuple[str, ...] = field(
+        default=EVENTS,
+        metadata=_about(
+            "NoticeEvents",
+            some_of(EVENTS),
+            "What is posted to NoticeUrl: resize, a job runs on another size; hold, it was stopped or its start failed for good; "
+            "ban, a plan failed and is not taken again; deadline, it can't be met.",
+        ),
+    )
+    mail_prog: Path | None = field(
+        default=None,
+        metadata=_about(
+            "MailProg",
+            path("an absolute path of a program, such as /usr/bin/mail"),
+            "Sends notices to owners who ask for them by notify= or --mail-type, called as Slurm calls its MailProg: "
+            "-s SUBJECT ADDRESS, with the text on its standard input.",
+            unset="no mail",
+            example="/usr/bin/mail",
         ),
     )
     gpu_figures: dict[str, dict[str, float]] = field(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlencode
 
 from synergyd.cli.job_names import job_id_among, job_id_of
 from synergyd.cli.rest_client import RestClient
@@ -16,7 +17,9 @@ from synergyd.views.json_records import ExplainJson, StatusJson
 from synergyd.wire.codec import decode, encode
 
 if TYPE_CHECKING:
+    from synergyd.store.records import Recording
     from synergyd.store.store import Store
+    from synergyd.views.json_records import ReportJson
 
 _WATCH_S = 1.0
 _POLL_S = 20
@@ -38,6 +41,14 @@ class Desk(Protocol):
     def explain(self, job_id: int) -> ExplainJson: ...
 
     def set_paused(self, job_id: int, paused: bool) -> None: ...
+
+    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
+        """GPU hours of a span, of a user and an account where they are named."""
+        ...
+
+    def recording(self) -> tuple[str, Recording]:
+        """(where it comes from, for messages; the past of the whole queue)."""
+        ...
 
     def steer(self, job_id: int, given: Sequence[str]) -> Steering:
         """What holds after `given`, texts of `key=value`."""
@@ -67,6 +78,14 @@ class DatabaseDesk:
         from synergyd.views.explain import collect
 
         return collect(self._store, job_id)
+
+    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
+        from synergyd.views.report import collect
+
+        return collect(self._store, from_s, to_s, user, account)
+
+    def recording(self) -> tuple[str, Recording]:
+        return self._store.where, self._store.recording()
 
     def set_paused(self, job_id: int, paused: bool) -> None:
         from synergyd.views.steering import set_paused
@@ -112,6 +131,17 @@ class RestDesk:
 
     def explain(self, job_id: int) -> ExplainJson:
         return decode(ExplainJson, self._client.ask("GET", f"/v1/jobs/{job_id}/explain")[1], "explain")
+
+    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
+        from synergyd.views.json_records import ReportJson
+
+        query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
+        return decode(ReportJson, self._client.ask("GET", f"/v1/report?{query}")[1], "report")
+
+    def recording(self) -> tuple[str, Recording]:
+        from synergyd.views.recording import RecordingJson, from_json
+
+        return "the queue", from_json(decode(RecordingJson, self._client.ask("GET", "/v1/recording")[1], "recording"))
 
     def set_paused(self, job_id: int, paused: bool) -> None:
         self._client.ask("POST", f"/v1/jobs/{job_id}/{'pause' if paused else 'resume'}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.context import Context
 from synergyd.cli.json_file import write_json
 from synergyd.cli.numbers import FiniteRange
 from synergyd.cli.simulate_contention import WithWorkloads
@@ -29,7 +31,11 @@ from synergyd.sim.traces.kinds import KINDS, Loaded, cluster_of_trace, gpu_type_
 from synergyd.sim.traces.queue import Replay, replay
 from synergyd.slurm.conf import with_values
 
+if TYPE_CHECKING:
+    from synergyd.store.records import Recording
+
 MAX_NODES = 100_000
+Source = Callable[[], "tuple[str, Recording]"]  # (where it comes from, for messages; the past of a queue)
 _SILENT = ("morphling", "arena")  # their times are whole steps
 _OPTIONS = {"epoch": "--epoch", "restartcost": "--resize-cost", "policy": "--policy"}  # settings that are options here
 
@@ -42,6 +48,12 @@ _OPTIONS = {"epoch": "--epoch", "restartcost": "--resize-cost", "policy": "--pol
     default="",
     metavar="URL",
     help="In place of --trace: the queue that a daemon has recorded there, on the cluster it had last.",
+)
+@click.option(
+    "--from-queue",
+    "queue",
+    is_flag=True,
+    help="The same, of this cluster's daemon: over the REST service, or its database for root on its host.",
 )
 @click.option(
     "--profiles",
@@ -95,6 +107,7 @@ _OPTIONS = {"epoch": "--epoch", "restartcost": "--resize-cost", "policy": "--pol
 def simulate_verb(
     trace: str,
     database: str,
+    queue: bool,
     profiles: Path | None,
     nodes: int,
     gpus_per_node: int,
@@ -125,6 +138,7 @@ def simulate_verb(
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias,fifo,synergy
       synergyctl simulate --trace pollux:workloads/workload-6.csv --policy tiresias --rounds --json -
       synergyctl simulate --from-database sqlite:////var/lib/synergy/synergy.db --policy fifo,synergy --fairness -2
+      synergyctl simulate --from-queue --policy fifo,synergy --set RestartShare=0.05
       synergyctl simulate --trace generate:200 --nodes 32 --gpus-per-node 8 --policy fifo,synergy --plot out.png
 
     Jobs that share links, task by task: synergyctl simulate --workload contention --help
@@ -133,7 +147,8 @@ def simulate_verb(
     """
     try:
         chosen = policy_names(names)
-        loaded, told, replayed = read_workload(trace, database, profiles, types, (nodes, gpus_per_node), seed)
+        source = source_of(database, queue)
+        loaded, told, replayed = read_workload(trace, source, profiles, types, (nodes, gpus_per_node), seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
         settings = settings_of(fairness, given)
         scenario = Scenario(
@@ -146,7 +161,7 @@ def simulate_verb(
             seed=seed,
         )
         checked(scenario)
-        if links["contention"] and (database or trace.partition(":")[0] in _SILENT):
+        if links["contention"] and (source or trace.partition(":")[0] in _SILENT):
             raise UsageError(
                 "--contention", "nobody measured what these jobs send", "leave it out, or take another trace"
             )
@@ -173,11 +188,30 @@ def simulate_verb(
             click.echo(f"as recorded: {count} of these jobs have left the queue, average JCT {average:,.2f} s")
 
 
-def recorded_queue(url: str, told: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], Replay]:
-    """The cluster (as told, else as recorded, in it the options that were given) and the trace of a daemon's database."""
-    from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
+def source_of(database: str, queue: bool) -> Source | None:
+    """Who tells the past of a daemon's queue; None where nobody is asked. Raises UsageError."""
+    if database and queue:
+        raise UsageError("--from-queue", "--from-database is given too", "give one of them")
+    if queue:
+        context = click.get_current_context().find_object(Context) or Context()
 
-    where, kept = read_database(url)
+        def ask() -> tuple[str, Recording]:
+            with context.desk() as desk:
+                return desk.recording()
+
+        return ask
+    if not database:
+        return None
+    from synergyd.cli.simulate_database import read_database
+
+    return lambda: read_database(database)
+
+
+def recorded_queue(source: Source, told: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], Replay]:
+    """The cluster (as told, else as recorded, in it the options that were given) and the trace of a daemon's database."""
+    from synergyd.cli.simulate_database import recorded_cluster, recorded_jobs
+
+    where, kept = source()
     found = recorded_jobs(kept)
     if not found:
         return told, replay((), where, ())
@@ -212,17 +246,17 @@ def as_recorded(replayed: Replay | None) -> dict[str, Any]:
 
 
 def read_workload(
-    trace: str, database: str, profiles: Path | None, types: str, size: tuple[int, int], seed: int
+    trace: str, source: Source | None, profiles: Path | None, types: str, size: tuple[int, int], seed: int
 ) -> tuple[Loaded, dict[str, tuple[int, int]], Replay | None]:
     """The jobs, the cluster's (nodes, GPUs a node) by GPU type, and what a daemon recorded of them where that is the workload.
 
     `size`: nodes and GPUs a node where neither `types` nor the trace names a cluster. Raises SynergyError.
     """
-    if bool(trace) == bool(database):
-        raise UsageError("--trace", "give it or --from-database, one of the two")
+    if bool(trace) == (source is not None):
+        raise UsageError("--trace", "give it or --from-database or --from-queue, one of them")
     groups_of: dict[str, tuple[int, int]] = groups(types) if types else {}
-    if database:
-        groups_of, replayed = recorded_queue(database, groups_of)
+    if source is not None:
+        groups_of, replayed = recorded_queue(source, groups_of)
         return Loaded(replayed.jobs), groups_of, replayed
     own = None if groups_of else cluster_of_trace(trace, profiles)
     groups_of = groups_of or own_cluster(own or {gpu_type_of(trace): size})

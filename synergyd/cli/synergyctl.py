@@ -14,6 +14,8 @@ from synergyd.cli.context import Context, guarded
 VERBS = {
     "status": ("status", "status", "Jobs, what they have, what they will get."),
     "explain": ("explain", "explain", "Why a job got what it got, and its story."),
+    "report": ("report", "report", "GPU hours by account and user, and the time saved."),
+    "check": ("check", "check", "A batch script's #SYNERGY lines, and whether its deadline can be met."),
     "plan": ("plan", "plan", "Best plans for a model on some GPUs, without any job."),
     "simulate": ("simulate", "simulate_verb", "Policies on a recorded or made-up workload, in simulated time."),
     "profiles": ("profiles", "profiles", "Fit the performance model to measured rows, and score it."),

@@ -117,6 +117,8 @@ class Tracked:
     form: str = ""
     #: (restarts, what its story says of it last: it hung, or does nothing)
     told: tuple[int, str] = (0, "")
+    #: the deadline that its story says can't be met
+    late: float | None = None
     #: when it was last seen suspended; 0: never
     suspended_s: float = 0.0
 

@@ -11,8 +11,10 @@ from synergyd.control.events import Answered, Refused
 from synergyd.control.instructions import Park, Restart, Split, Update
 from synergyd.control.lifecycle import ResizeState
 from synergyd.control.node_health import DrainNode, RememberNodes
+from synergyd.control.notices import notice_of
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
+from synergyd.records import Job
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.job_forms import Forms
@@ -35,6 +37,8 @@ class Executor:
     state_dir: Path
     clock: Callable[[], float]
     beyond: Callable[[Update], str] = lambda _: ""  # which of Slurm's limits such a write would lift, "" for none
+    job: Callable[[int], Job | None] = lambda _: None  # as it was seen last
+    notifies: bool = False  # somebody is told of what happens to jobs
     batches: dict[tuple[int, int], Told] = field(default_factory=dict)
     orders: dict[tuple[int, int], Told] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
@@ -118,6 +122,8 @@ class Executor:
         for text in step.story:
             log.info("job %d %s: %s", job_id, state, text)
         self.store.append_events([StoredEvent(job_id, now_s, state, step.event, text) for text in step.story])
+        if self.notifies and (notice := notice_of(step, self.job(job_id), now_s)) is not None:
+            self.store.put_notices([notice])
         if lifecycle.state is ResizeState.GONE:
             self.store.delete_lifecycles([job_id])
             remove_plan(self.state_dir, job_id)

@@ -26,6 +26,7 @@ from synergyd.control.events import (
 )
 from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.move_limits import caps_beside
+from synergyd.control.notices import late_deadlines
 from synergyd.control.tracked import Remember
 from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
@@ -39,6 +40,7 @@ from synergyd.daemon.link_members import members_of
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
+from synergyd.daemon.usage_look import holdings
 from synergyd.records import Action, Decision, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
@@ -78,6 +80,8 @@ class Daemon:
         self.forecast = Forecast(settings)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s)
         self.controller = Controller(times or times_of(settings), settings.epoch_s)
+        self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
+        self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decision_log = DecisionLog()
         self._loaded = False
@@ -99,28 +103,13 @@ class Daemon:
     def epoch(self) -> EpochRecord:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
         began, counted_s = self._now(), self._monotonic()
-        snapshot = self._observe(began)
-        forecasts = self._forecasts(snapshot)
-        decisions = decide(
-            self.controller.deciding(snapshot),
-            self.settings,
-            {i: f.cells for i, f in forecasts.items()},
-            {i: f.why_none for i, f in forecasts.items() if f.why_none},
-            self.controller.plans(),
-            self.controller.ages_s(began),
-            progress=self.controller.progress(snapshot.jobs),
-            typical_s=self.controller.durations.typical_s,
-            slurm_limits=self.observer.slurm_limits,
-            caps=caps_beside(self.controller.jobs, self.settings, began),
-            restarts=self.controller.restarts.of(snapshot.jobs, self.controller.jobs, began),
-            passed=self.observer.passed,
-        )
-        self.decisions = tuple(
-            replace(d, why=d.why + forecasts[d.job_id].advice)
-            if d.action is Action.KEEP and d.job_id in forecasts
-            else d
-            for d in decisions
-        )
+        phase = self.tools.phases.of
+        with phase("observe"):
+            snapshot = self._observe(began)
+        with phase("model"):
+            forecasts = self._forecasts(snapshot)
+        with phase("decide"):
+            self.decisions = self._decide(snapshot, forecasts, began)
         self._run(EpochDecided(self.decisions))
         record = epoch_record(
             self._decision_log.among(self.decisions, began),
@@ -132,8 +121,11 @@ class Daemon:
         )
         if self.acts or self.settings.dry_run:
             self.tools.store.save_epoch(record)
-        self._act(snapshot, forecasts)
-        self.tools.store.flush()
+        with phase("act"):
+            self._act(snapshot, forecasts)
+        self._account(forecasts, began)
+        with phase("store"):
+            self.tools.store.flush()
         return record
 
     def tick(self) -> None:
@@ -205,6 +197,8 @@ class Daemon:
         self._tell()
         if acts:
             self._run(HealthReviewed(drains=self.settings.drain_slow))
+            for late in late_deadlines(self.controller, forecasts, snapshot.time_s):
+                self.executor.do(late)
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
@@ -213,6 +207,35 @@ class Daemon:
             self.executor.let_go([*self.observer.left, *self._without_cells(snapshot, forecasts)])
             self.executor.park_again()
             self.heartbeat.completed(self._now())
+
+    def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> tuple[Decision, ...]:
+        controller = self.controller
+        decisions = decide(
+            controller.deciding(snapshot),
+            self.settings,
+            {i: f.cells for i, f in forecasts.items()},
+            {i: f.why_none for i, f in forecasts.items() if f.why_none},
+            controller.plans(),
+            controller.ages_s(now_s),
+            progress=controller.progress(snapshot.jobs),
+            typical_s=controller.durations.typical_s,
+            slurm_limits=self.observer.slurm_limits,
+            caps=caps_beside(controller.jobs, self.settings, now_s),
+            restarts=controller.restarts.of(snapshot.jobs, controller.jobs, now_s),
+            passed=self.observer.passed,
+        )
+        return tuple(
+            replace(d, why=d.why + forecasts[d.job_id].advice)
+            if d.action is Action.KEEP and d.job_id in forecasts
+            else d
+            for d in decisions
+        )
+
+    def _account(self, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> None:
+        """What jobs hold goes to the thread that keeps it."""
+        if self.tools.usage is not None and self.acts:
+            seen = self.observer.everybodys, self.settings.partitions, self.controller.jobs
+            self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts)), self.tools.term())
 
     def _without_cells(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
         """Jobs that wait for the plugin's grace alone: no size of theirs can be decided about, so Slurm may start them."""

@@ -7,7 +7,7 @@ import logging
 from collections import Counter as Count
 from collections.abc import Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.job_metrics import JobMetrics
@@ -18,6 +18,8 @@ from synergyd.errors import UsageError
 from synergyd.store.records import EpochRecord
 
 log = logging.getLogger("synergyd.metrics")
+# from a local call's few milliseconds to the time-out of 30 s
+_CALL_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _BOUNDS = ServerBounds(max_bytes=8192, max_open=64, max_source=32, workers=1)
 _HEAD = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 
@@ -37,6 +39,24 @@ class PrometheusMetrics:
             "synergy_epoch_failures", "Epochs that failed because Slurm was away", registry=registry
         )
         self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
+        self._lag_s = Gauge(
+            "synergy_store_lag_seconds",
+            "For how long decisions have waited for the database, 0 where none waits",
+            registry=registry,
+        )
+        self._phases = Gauge(
+            "synergy_epoch_phase_seconds",
+            "Of the last epoch, by phase: observe, model, decide, act, store",
+            ["phase"],
+            registry=registry,
+        )
+        self._slurm = Histogram(
+            "synergy_slurm_call_seconds",
+            "Duration of the daemon's calls to Slurm, by command, those that failed among them",
+            ["command"],
+            registry=registry,
+            buckets=_CALL_BUCKETS,
+        )
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
         self._outages = Counter(
             "synergy_store_outages", "Times that the database went away or was found damaged", registry=registry
@@ -86,6 +106,15 @@ class PrometheusMetrics:
         for name, penalty in daemon.controller.watch.nodes.penalties(record.started_s + record.duration_s).items():
             self._nodes.labels(name).set(penalty)
         self._lag.set(daemon.tools.store.lag)
+        self._lag_s.set(daemon.tools.store.lag_s)
+        for phase, seconds in daemon.tools.phases.seconds.items():
+            self._phases.labels(phase).set(seconds)
+        for took in {
+            id(t): t for c in (daemon.tools.reader, daemon.tools.writer) if (t := getattr(c, "took", None))
+        }.values():
+            while took:
+                command, seconds = took.popleft()
+                self._slurm.labels(command).observe(seconds)
         outages = daemon.tools.store.outages
         self._outages.inc(outages - self._outages_told)
         self._outages_told = outages

@@ -72,6 +72,7 @@ class Observer:
     accounts: AccountReader
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS  # as the last epoch read them
     rows: dict[int, JobRow] = field(default_factory=dict)
+    everybodys: tuple[JobRow, ...] = ()  # of all jobs, Synergy's or not, as the last epoch read them
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     left: list[int] = field(default_factory=list)  # to Slurm, and put off by the plugin still
@@ -114,7 +115,7 @@ class Observer:
         ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
         newly_plain = self.registry.learn(ours, self._gpu_types)
         known = self.registry.known
-        self._nodes = nodes
+        self._nodes, self.everybodys = nodes, rows
         present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
         # a job whose directive could not be read this time is in the queue all the same

@@ -18,9 +18,11 @@ from synergyd.daemon.lease_keeper import LeaseKeeper
 from synergyd.daemon.link_process import LinkProcess
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
+from synergyd.daemon.notice_sender import start_notices
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.daemon.state_dir_witness import StateDirWitness
 from synergyd.daemon.tools import Tools
+from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper
 from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
@@ -74,6 +76,14 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
     links_address = f"{host}:{links.port}" if links else ""
+    # in its own thread: a connection of its own to Slurm and to the database
+    usage = UsageKeeper(
+        lambda: open_store(url),
+        CommandLine().past_runs,
+        settings.keep_usage_s,
+        time.time,
+        min(ASK_S, 5 * settings.epoch_s),
+    )
     tools = Tools(
         reader=reader,
         writer=writer,
@@ -86,7 +96,9 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         term=lambda: keeper.term,
         links=links,
         links_address=links_address,
+        usage=usage,
     )
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().mail_of, leads)
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -94,6 +106,9 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     finally:
         if leads():
             heartbeat.remove(settings.state_dir)
+        usage.close()
+        if notices:
+            notices.close()
         store.close()
         keeper.close()
         if inbox:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from synergyd.daemon.link_process import LinkProcess
+from synergyd.daemon.phases import Phases
 from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.usage_keeper import UsageKeeper
 from synergyd.slurm.client import SlurmReader, SlurmWriter
 from synergyd.store.buffer import BufferedStore
 
@@ -27,3 +29,5 @@ class Tools:
     links: LinkProcess | None = None
     links_address: str = ""
     monotonic: Callable[[], float] | None = None
+    usage: UsageKeeper | None = None
+    phases: Phases = field(default_factory=Phases)

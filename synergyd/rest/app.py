@@ -27,6 +27,8 @@ from synergyd.rest.feed import Answer, Feed
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.masking import masked
 from synergyd.rest.openapi import openapi
+from synergyd.rest.recording import recording
+from synergyd.rest.report import report
 from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering, merged
 from synergyd.steering import words as steering_words
@@ -81,6 +83,8 @@ def application(store: Store, identity: Identity, rights: RightsReader) -> Starl
         Route("/v1/ping", _ping),
         Route("/v1/openapi.json", _openapi),
         Route("/v1/status", _guarded(door, _status)),
+        Route("/v1/recording", _guarded(door, _recording)),
+        Route("/v1/report", _guarded(door, _report)),
         Route("/v1/jobs/{job_id}/explain", _guarded(door, _explain)),
         Route("/v1/jobs/{job_id}/steering", _guarded(door, _steering), methods=["GET", "PUT"]),
         Route("/v1/jobs/{job_id}/pause", _guarded(door, _pause), methods=["POST"]),
@@ -211,6 +215,17 @@ async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Res
         return _no_such_job(job_id)
     shown = encode(told)
     return JSONResponse(shown if sees_all(user, rights) else masked(shown, edition.visible(user, rights)))
+
+
+async def _recording(door: Door, _: Request, user: str, _body: bytes) -> Response:
+    if not sees_all(user, await asyncio.to_thread(door.rights.rights)):
+        return problem(403, UsageError("recording", "is of all users' jobs", "ask an operator, as PrivateData is set"))
+    return await door.read(recording, door.store)
+
+
+async def _report(door: Door, request: Request, user: str, _body: bytes) -> Response:
+    rights = await asyncio.to_thread(door.rights.rights)
+    return JSONResponse(encode(await door.read(report, door.store, request, user, rights)))
 
 
 async def _steering(door: Door, request: Request, user: str, body: bytes) -> Response:

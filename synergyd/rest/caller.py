@@ -12,6 +12,8 @@ class SlurmRights:
 
     #: PrivateData=jobs: others' jobs are hidden
     private_jobs: bool = False
+    #: PrivateData=usage: others' hours are hidden
+    private_usage: bool = False
     #: the login name of SlurmUser, who may all that root may
     slurm_user: str = "root"
     #: users with AdminLevel=Operator or Admin

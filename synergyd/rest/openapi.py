@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from synergyd import __version__
 from synergyd.steering import Steering
-from synergyd.views.json_records import ExplainJson, StatusJson, field_docs
+from synergyd.views.json_records import ExplainJson, ReportJson, StatusJson, field_docs
+from synergyd.views.recording import RecordingJson
 
 _JOB = {
     "name": "job_id",
@@ -52,6 +53,25 @@ def openapi() -> dict[str, Any]:
     }
     paths = {
         "/v1/status": status,
+        "/v1/recording": {
+            "get": _operation(
+                "What is kept of the whole queue's past, for those who may see all jobs; always gzip",
+                _schema(RecordingJson, schemas),
+                [],
+            )
+        },
+        "/v1/report": {
+            "get": _operation(
+                "GPU hours by account and user, of those that the caller may know of",
+                _schema(ReportJson, schemas),
+                [
+                    _query("from", "begin of the span, seconds since 1970"),
+                    _query("to", "its end, seconds since 1970"),
+                    _query("user", "this user's alone", "string"),
+                    _query("account", "this account's alone", "string"),
+                ],
+            )
+        },
         "/v1/jobs/{job_id}/explain": {
             "get": _operation("Why the job got what it got", _schema(ExplainJson, schemas), [_JOB])
         },
@@ -94,8 +114,9 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _query(name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": text}
+def _query(name: str, text: str, kind: str = "integer") -> dict[str, Any]:
+    schema = {"type": kind, **({"minimum": 0} if kind == "integer" else {})}
+    return {"name": name, "in": "query", "schema": schema, "description": text}
 
 
 def _operation(
@@ -136,4 +157,6 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         return {"$ref": f"#/components/schemas/{kind.__name__}"}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
+    if kind in (object, Any):
+        return {}
     return {"type": {int: "integer", float: "number", str: "string", bool: "boolean"}[kind]}

@@ -132,6 +132,7 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         array_task=value(f["ArrayTaskID"]),
         het_job_id=count(f["HetJobID"]) if het else 0,
         het_offset=count(f["HetJobOffset"]),
+        tres_gpus=count(tres_counts(f["tres-alloc"]).get("gres/gpu", "")),
         nice=int(f["Nice"]) if _SIGNED.match(f["Nice"]) else 0,
     )
 

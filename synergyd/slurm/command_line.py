@@ -8,9 +8,11 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
+from time import perf_counter
 from typing import Any
 
 from synergyd.slurm.accounting import owner_process, owners_token, read_rules
@@ -30,7 +32,9 @@ from synergyd.slurm.columns import (
 )
 from synergyd.slurm.owners import TIMEOUT_S, NoAnswerError, Owners
 from synergyd.slurm.partitions import partition_rows
+from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
+from synergyd.usage import PastRun
 
 SIGNAL_TIMEOUT_S = (
     4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
@@ -40,6 +44,7 @@ NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
+TOOK = 10_000  # calls whose times wait to be told
 FEW = 4  # new jobs whose AdminComment is read one by one; a read of the whole queue as JSON costs as much as an epoch's own
 _OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 TRANSIENT = re.compile(
@@ -83,6 +88,7 @@ class CommandLine:
         self._timeout_s = timeout_s
         self._writing = writing
         self.calls = 0
+        self.took: deque[tuple[str, float]] = deque(maxlen=TOOK)  # (command, seconds) of the latest calls
         self._owners = Owners()
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
@@ -164,6 +170,12 @@ class CommandLine:
 
     def associations(self) -> str:
         return self._run("scontrol", "show", "assoc_mgr", "flags=assoc,qos").decode(errors="replace")
+
+    def past_runs(self, from_s: float, to_s: float) -> Iterator[PastRun]:
+        return read_past_runs(self._run, from_s, to_s)
+
+    def mail_of(self, job_id: int) -> tuple[str, str]:
+        return read_mail(self._run, job_id)
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
@@ -369,6 +381,7 @@ class CommandLine:
         the user whose it is, for Slurm alone."""
         self.calls += 1
         timeout_s = min(timeout_s, self._timeout_s)
+        began_s = perf_counter()
         try:
             done = self._answer(argv, timeout_s, start, uid, token)
         except subprocess.TimeoutExpired:
@@ -377,6 +390,8 @@ class CommandLine:
             ) from None
         except OSError as error:
             raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
+        finally:
+            self.took.append((argv[0], perf_counter() - began_s))
         text = done.stderr.decode(errors="replace").strip()
         if text and fine:
             text = "\n".join(line for line in text.splitlines() if line and not fine.search(line))

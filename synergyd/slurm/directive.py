@@ -193,6 +193,10 @@ def _check(key: Key, value: str) -> str:
             if not all(len(name) <= MAX_NAME and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) for name in names):
                 raise bad
             return value
+        case "words":
+            if not set(names := value.split(",")) <= set(key.words) or len(set(names)) != len(names):
+                raise bad
+            return value
         case "float":
             return _decimal(value, key, bad)
         case "flag":
@@ -320,6 +324,7 @@ def _directive(found: Mapping[str, str]) -> Directive:
         reshard=found["reshard"] == "yes" if "reshard" in found else None,
         deadline_s=float(found["deadline"]) if "deadline" in found else None,
         continues=int(found.get("walltime", "").partition(":")[2] or 0),
+        notify=tuple(found["notify"].split(",")) if "notify" in found else (),
     )
 
 
@@ -341,5 +346,6 @@ def _values(directive: Directive) -> dict[str, str]:
         "reshard": None if directive.reshard is None else "yes" if directive.reshard else "no",
         "deadline": None if directive.deadline_s is None else int(directive.deadline_s),
         "walltime": f"continue:{directive.continues}" if directive.continues else None,
+        "notify": ",".join(directive.notify) or None,
     }
     return {name: as_bytes(str(value)) for name, value in values.items() if value is not None}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from synergyd.notice import EVENTS
 from synergyd.wire.admin_comment import MARK
 
 MAX_STAMP = 1000  # characters of the text in AdminComment
@@ -37,8 +38,9 @@ FORBIDDEN: tuple[tuple[int, int], ...] = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `kind` is text, path, int, names, range, float, flag, time or walltime; `low` and `high` bound numbers (float:
-    millionths; time: seconds since 1970), `max_bytes` bounds texts, `default` is the value that a stamp leaves out."""
+    """One key. `kind` is text, path, int, names, words, range, float, flag, time or walltime; `low` and `high` bound numbers (float:
+    millionths; time: seconds since 1970), `max_bytes` bounds texts, `default` is the value that a stamp leaves out, `words` may be
+    named."""
 
     name: str
     kind: str
@@ -47,6 +49,7 @@ class Key:
     max_bytes: int = 0
     default: str = ""
     example: str = ""
+    words: tuple[str, ...] = ()
 
     def takes(self) -> str:
         """What would be right, as an error says it."""
@@ -60,6 +63,8 @@ class Key:
                 return f"a whole number from {self.low} to {self.high}{example}"
             case "names":
                 return f"1 to {MAX_NAMES} different names with commas between{example}"
+            case "words":
+                return f"some of {', '.join(self.words)}, with commas between{example}"
             case "range":
                 return f"LO:HI or one number, from {self.low} to {self.high}{example}"
             case "float":
@@ -88,6 +93,7 @@ KEYS: tuple[Key, ...] = (
     Key("reshard", "flag", example="no"),
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),
     Key("walltime", "walltime", 1, 1000, default="stop", example="continue:5"),
+    Key("notify", "words", example="hold,deadline", words=EVENTS),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 
@@ -144,6 +150,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     "no_gpus": ("the job asks for no GPUs", "write --gres=gpu:N (GPUs per node), or resize=no"),
     "mixed_gpus": ("the job asks for several kinds of GPU at once", "write one --gres=gpu:TYPE:N, or resize=no"),
     "no_requeue": ("--no-requeue keeps Synergy from resizing", "drop --no-requeue, or write resize=no"),
+    "late": ("deadline={deadline} can't be met: {why}", "write a later one, or drop it"),
     "internal": ("the Synergy plugin failed on this job ({error})", "tell your admins, or drop the #SYNERGY lines"),
 }
 
@@ -159,6 +166,10 @@ def _lua_text(text: str) -> str:
     return f'"{out}"'
 
 
+def _lua_words(words: tuple[str, ...]) -> str:
+    return f" words = {{{', '.join(f'{_lua_text(word)[1:-1]} = true' for word in words)}}}," if words else ""
+
+
 def lua() -> str:
     """The grammar as a Lua chunk that returns a table; runs in Lua 5.1 to 5.4."""
     lines = [
@@ -169,7 +180,7 @@ def lua() -> str:
         takes = _lua_text(key.takes())
         lines.append(
             f'  {{name = "{key.name}", kind = "{key.kind}", low = {key.low}, high = {key.high}, '
-            f"max_bytes = {key.max_bytes}, default = {_lua_text(key.default)},\n   takes = {takes}}},"
+            f"max_bytes = {key.max_bytes}, default = {_lua_text(key.default)},{_lua_words(key.words)}\n   takes = {takes}}},"
         )
     lines += ["}", "local messages = {"]
     for code, (what, right) in MESSAGES.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.columns import node_names, nodes_and_cpus, tres_counts
+from synergyd.slurm.columns import count, node_names, nodes_and_cpus, tres_counts
 from synergyd.slurm.command_line import TRANSIENT
 from synergyd.slurm.rows import (
     NAME_BYTES,
@@ -158,6 +158,7 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
         memory_mib=memory,
         min_memory_mib=min_memory,
         memory_per_cpu=memory_is_per_cpu(min_memory, memory, cpus or 1, nodes or 1),
+        tres_gpus=count(tres_counts(tres).get("gres/gpu", "")),
         memory_per_gpu_mib=per_gpu(j["mem_per_tres"] or ""),
         cpus_per_task=j["cpus_per_task"] if isinstance(j["cpus_per_task"], int) else 1,
         cpus_per_gpu=per_gpu(j["cpus_per_tres"] or ""),

@@ -76,6 +76,7 @@ class JobRow:
     het_job_id: int = 0  # 0: not heterogeneous
     het_offset: int = 0
     nice: int = 0
+    tres_gpus: int = 0  # of all nodes, as Slurm counts them (AccountingStorageTRES); 0: it does not
 
 
 @dataclass(frozen=True)

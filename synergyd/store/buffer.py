@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from synergyd.errors import SynergyError, UnavailableError
+from synergyd.notice import Notice
 from synergyd.records import Profile
 from synergyd.store.records import (
     Changes,
@@ -54,12 +55,14 @@ class BufferedStore:
         self._store: Store | None = None
         self._was_open = False
         self._lock = threading.Lock()  # guards the queue and the memory; never held while talking to the database
+        self._room = room
         self._waiting = WriteQueue(room)
         self._memory = _Memory(Remembered())
         self._loaded = False
         self._healthy = False
         self._problem = ""
         self._failures = 0
+        self._written_s = clock()
         self._outages = 0
         self._fenced_term = -1
         self._retry_at = float("-inf")
@@ -79,6 +82,11 @@ class BufferedStore:
         """Rows that wait to be written."""
         with self._lock:
             return len(self._waiting)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long what waits has waited at the most; 0 where nothing does."""
+        return max(0.0, self._clock() - self._written_s) if self.lag else 0.0
 
     @property
     def problem(self) -> str:
@@ -141,6 +149,11 @@ class BufferedStore:
     def put_nodes(self, nodes: Iterable[StoredNode]) -> None:
         for x in nodes:
             self._put(("node", x.name), Changes(nodes=(x,), term=self._term()))
+
+    def put_notices(self, notices: Iterable[Notice]) -> None:
+        for x in notices:
+            if self.lag < self._room:  # while the database is away; what happened is in the job's story all the same
+                self._put(("notice", x.key), Changes(notices=(x,)))
 
     def set_paused(self, job_id: int, paused: bool, at_s: float) -> None:
         self._put(("paused", job_id), Changes(paused=((job_id, paused, at_s),)))
@@ -226,6 +239,7 @@ class BufferedStore:
                 raise
             return None
         self._healthy, self._failures, self._problem = True, 0, refusal
+        self._written_s = self._clock()
         return self._store
 
     def _failed(self, error: SynergyError) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
+from synergyd.notice import Notice
 from synergyd.records import Cell, Decision, Profile, Report, Snapshot
 from synergyd.steering import Steering
 
@@ -158,4 +159,5 @@ class Changes:
     no_directive: tuple[tuple[int, float, float], ...] = ()  # job, submit time, when
     steering: tuple[tuple[int, Steering, float], ...] = ()  # job, what holds now, when
     nodes: tuple[StoredNode, ...] = ()
+    notices: tuple[Notice, ...] = ()
     term: int | None = None

@@ -10,13 +10,15 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, Engine, delete, exists, or_, select
+from sqlalchemy import Connection, Engine, delete, exists, func, or_, select
 from sqlalchemy.engine import URL
 
+from synergyd.notice import Notice
 from synergyd.records import Profile
 from synergyd.steering import Steering
-from synergyd.store import reads, schema, writes
+from synergyd.store import notices, reads, schema, usage, writes
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
+from synergyd.store.notices import WaitingNotice
 from synergyd.store.records import (
     Changes,
     EpochRecord,
@@ -40,7 +42,9 @@ from synergyd.store.tables import (
     ProfileRow,
     ReportRow,
     SteeringRow,
+    UsageRow,
 )
+from synergyd.usage import Usage
 
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
@@ -251,6 +255,59 @@ class Store:
         """What is remembered of bad nodes, by name."""
         with self._reading() as connection:
             return reads.nodes(connection)
+
+    # What jobs made of their GPUs, and notices
+
+    def put_usage(self, parts: Iterable[Usage], term: int | None = None) -> bool:
+        """False where a leader after `term` writes them."""
+        with self._writing() as connection:
+            return usage.put(connection, parts, term)
+
+    def open_usage(self) -> list[Usage]:
+        with self._reading() as connection:
+            return usage.open_parts(connection)
+
+    def usage_seen_s(self) -> float | None:
+        """Until when GPU hours have been kept; None: never so far."""
+        with self._reading() as connection:
+            return connection.execute(select(func.max(UsageRow.to_s))).scalar()
+
+    def usage_of(self, job_ids: Sequence[int], from_s: float = 0.0) -> list[Usage]:
+        """Of these jobs, what ends at `from_s` or later."""
+        with self._reading() as connection:
+            return usage.of_jobs(connection, job_ids, from_s)
+
+    def usage_between(self, from_s: float, to_s: float, user: str = "", account: str = "") -> list[Usage]:
+        """All that touches the span, whole, of a user and an account where they are named."""
+        with self._reading() as connection:
+            return usage.between(connection, from_s, to_s, user, account)
+
+    def prune_usage(self, older_than_s: float) -> int:
+        with self._writing() as connection:
+            return connection.execute(delete(UsageRow).where(UsageRow.to_s < older_than_s)).rowcount
+
+    def put_notices(self, found: Iterable[Notice]) -> None:
+        self.apply(Changes(notices=tuple(found)))
+
+    def due_notices(self, now_s: float, limit: int) -> list[WaitingNotice]:
+        """The oldest first."""
+        with self._reading() as connection:
+            return notices.due(connection, now_s, limit)
+
+    def notice_tried(self, key: str, done: Iterable[str], attempts: int, next_s: float | None) -> None:
+        """`next_s` None: nothing is left to do for it."""
+        with self._writing() as connection:
+            notices.tried(connection, key, done, attempts, next_s)
+
+    def mailed(self, job_id: int, since_s: float) -> int:
+        """Notices of the job since then that have gone out as mail."""
+        with self._reading() as connection:
+            return notices.mailed(connection, job_id, since_s)
+
+    def bound_notices(self, older_than_s: float) -> int:
+        """Deletes those that are done and old; returns how many others had to be given up."""
+        with self._writing() as connection:
+            return notices.bound(connection, older_than_s)
 
     def leader(self) -> LeaderRecord | None:
         """Who leads, or led last; None if nobody ever did."""

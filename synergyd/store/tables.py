@@ -196,3 +196,41 @@ class NodeRow(Base):
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     payload: Mapped[dict[str, Any]] = mapped_column(Json)
     updated_s: Mapped[float] = mapped_column(Double)
+
+
+class UsageRow(Base):
+    """What a job made of the GPUs that it held (synergyd.usage.Usage): one incarnation, or its part within one day."""
+
+    __tablename__ = "usage"
+    __table_args__ = (Index("ix_usage_to_s", "to_s"),)
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    from_s: Mapped[float] = mapped_column(Double, primary_key=True, autoincrement=False)
+    to_s: Mapped[float] = mapped_column(Double)
+    start_s: Mapped[float] = mapped_column(Double)
+    is_open: Mapped[bool] = mapped_column(Boolean)
+    user: Mapped[str] = mapped_column(Text)
+    account: Mapped[str] = mapped_column(Text)
+    gpus: Mapped[int] = mapped_column(Integer)
+    asked_gpus: Mapped[int] = mapped_column(Integer)
+    trained_s: Mapped[float] = mapped_column(Double)
+    restart_s: Mapped[float] = mapped_column(Double)
+    useful_gpu_s: Mapped[float] = mapped_column(Double)
+    sigma_gpu_s: Mapped[float] = mapped_column(Double)
+    stopped_s: Mapped[float] = mapped_column(Double)
+
+
+class NoticeRow(Base):
+    """A notice (synergyd.notice.Notice): `next_s` says when it is tried next, None that nothing is left to do for it; `done` names the
+    ways on which it has gone out."""
+
+    __tablename__ = "notices"
+    __table_args__ = (Index("ix_notices_next_s", "next_s"), Index("ix_notices_job_id_at_s", "job_id", "at_s"))
+
+    key: Mapped[str] = mapped_column(String(96), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    at_s: Mapped[float] = mapped_column(Double)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+    done: Mapped[list[Any]] = mapped_column(Json)
+    attempts: Mapped[int] = mapped_column(Integer)
+    next_s: Mapped[float | None] = mapped_column(Double, nullable=True)

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table, delete, null, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from synergyd.notice import Notice
 from synergyd.records import NOTHING_MORE, Profile
 from synergyd.steering import Steering
 from synergyd.store.records import (
@@ -33,6 +34,7 @@ from synergyd.store.tables import (
     LeaderRow,
     LifecycleRow,
     NodeRow,
+    NoticeRow,
     OwnerRow,
     ProfileRow,
     ReportRow,
@@ -72,11 +74,12 @@ def upsert(connection: Connection, model: type[Base], rows: Sequence[Row]) -> No
 
 def apply(connection: Connection, changes: Changes) -> int:
     """Writes `changes`; returns how many rows of state were left out since a later leader holds the database."""
-    fenced = changes.term is not None and _term(connection) > changes.term
+    fenced = changes.term is not None and term(connection) > changes.term
     _history(connection, changes.history)
     _no_directive(connection, changes.no_directive)
     _paused(connection, changes.paused)
     upsert(connection, SteeringRow, [_steering(*x) for x in changes.steering])
+    _notices(connection, changes.notices)
     if fenced:
         return (
             len(changes.lifecycles)
@@ -105,7 +108,7 @@ def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _term(connection: Connection) -> int:
+def term(connection: Connection) -> int:
     # shared lock: no new leader can write its term between this look and our commit (SQLite: the whole file is locked)
     return connection.execute(select(LeaderRow.term).where(LeaderRow.id == 1).with_for_update(read=True)).scalar() or 0
 
@@ -227,6 +230,16 @@ def _report(x: StoredReport) -> Row:
 
 def _node(x: StoredNode) -> Row:
     return {"name": clean(x.name), "payload": _json(x.payload), "updated_s": _finite(x.updated_s, "updated_s")}
+
+
+def _notices(connection: Connection, notices: Iterable[Notice]) -> None:
+    """Into the outbox; one whose key is there, sent or not, is left out."""
+    rows = [
+        {"key": clean(n.key), "job_id": n.job_id, "at_s": n.at_s, "payload": _json(n), "done": [], "attempts": 0, "next_s": n.at_s}
+        for n in notices
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(connection, NoticeRow).on_conflict_do_nothing(index_elements=["key"]), rows)
 
 
 def _paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) -> None:

@@ -1,4 +1,4 @@
-"""What `synergyctl status --json` and `synergyctl explain --json` print, field by field, and its reference page."""
+"""What `synergyctl status`, `explain` and `report` print with --json and the webhook gets, field by field, and the reference page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from enum import Enum
 from typing import Any, get_args, get_type_hints
 
 from synergyd.control.decision_log import JobStatus
+from synergyd.notice import Notice
 from synergyd.records import Decision, Report
+from synergyd.usage import Totals
 
 FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not raise it
 
@@ -93,9 +95,37 @@ class ExplainJson:
     story: tuple[StoryLine, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportRow:
+    """One user in one account."""
+
+    #: Slurm account, "" where Slurm keeps none
+    account: str
+    #: login name
+    user: str
+    #: its GPU hours
+    usage: Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportJson:
+    """`synergyctl report --json`: GPU hours of a span of time, by account and user."""
+
+    #: format of this object; it rises when a field goes or changes its meaning
+    format: int = FORMAT
+    #: begin of the span, seconds since 1970
+    from_s: float
+    #: its end, which is not part of it
+    to_s: float
+    #: by account, then user
+    rows: tuple[ReportRow, ...] = ()
+    #: of all rows together
+    total: Totals
+
+
 def json_reference() -> str:
-    """Markdown: a section for each record of the two commands, with a table of its fields."""
-    records: list[type] = [StatusJson, ExplainJson]
+    """Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
+    records: list[type] = [StatusJson, ExplainJson, ReportJson, Notice]
     for record in records:  # grows while it is walked
         hints = get_type_hints(record)
         records += [kind for f in fields(record) for kind in _records_in(hints[f.name]) if kind not in records]

@@ -15,7 +15,7 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 
 BASE = (
     "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.words "
-    "synergyd.steering synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.settings"
+    "synergyd.steering synergyd.usage synergyd.notice synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -34,11 +34,13 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.records", "synergyd.node_needs synergyd.restarts"),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),
+    ("synergyd.usage", ""),
+    ("synergyd.notice", ""),
     ("synergyd.rates", "synergyd.errors"),
     ("synergyd.pipeline_stages", ""),
     ("synergyd.link_names", ""),
     ("synergyd.setting_types", "synergyd.link_names"),
-    ("synergyd.settings", "synergyd.setting_types"),
+    ("synergyd.settings", "synergyd.setting_types synergyd.notice"),
     ("synergyd.settings_text", "synergyd.settings"),
     ("synergyd.wire", "synergyd.errors synergyd.ordinary_file synergyd.records"),
     ("synergyd.links", BASE),
@@ -109,6 +111,8 @@ FORBIDDEN = {
     "synergyd.node_needs": (*IMPURE, *HEAVY),
     "synergyd.words": (*IMPURE, *HEAVY),
     "synergyd.steering": (*IMPURE, *HEAVY),
+    "synergyd.usage": (*IMPURE, *HEAVY),
+    "synergyd.notice": (*IMPURE, *HEAVY),
     "synergyd.rates": (*IMPURE, *HEAVY),
     "synergyd.pipeline_stages": (*IMPURE, *HEAVY),
     "synergyd.link_names": (*IMPURE, *HEAVY),

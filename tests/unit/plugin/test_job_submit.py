@@ -562,3 +562,23 @@ def test_the_hook_without_a_module_refuses_jobs_with_a_directive_only(lua: str, 
     assert controller.submit("#!/bin/sh\nsrun x\n").rc == 0
     assert controller.submit(None).rc == 0
     assert controller.modify("synergy:1 tp=2", requeue=0.0).rc == 0
+
+
+def test_a_deadline_that_can_not_be_met_is_told_and_refused_only_where_the_admin_says_so(slurm: Controller) -> None:
+    now = int(time.time())
+    for deadline, begin, why in (
+        (now - 10, 0.0, "it has passed"),
+        (now + 1000, now + 2000.0, "--begin is not before it"),
+    ):
+        script = SCRIPT.replace("max_gpus=16", f"max_gpus=16 deadline={deadline}")
+        told = f"#SYNERGY in script line 2: deadline={deadline} can't be met: {why}; write a later one, or drop it"
+        outcome = slurm.submit(script, begin_time=begin)
+        assert (outcome.rc, outcome.said) == (0, [told])
+        assert "deadline=" in outcome.job["admin_comment"]
+        slurm.configure(refuse_late=True)
+        outcome = slurm.submit(script, begin_time=begin)
+        assert (outcome.rc, outcome.said) == (-1, [told]) and "admin_comment" not in outcome.job
+        slurm.configure(refuse_late=False)
+    later = SCRIPT.replace("max_gpus=16", f"max_gpus=16 deadline={now + 1000}")
+    for begin in (0.0, now + 500.0, 4294967294.0):
+        assert slurm.submit(later, begin_time=begin).said == []

@@ -19,6 +19,7 @@ import uvicorn
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.node_health import NodeRecord
+from synergyd.records import Cell, Plan, Profile, Report, Shape
 from synergyd.rest import server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
@@ -26,9 +27,11 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering
-from synergyd.store.records import EpochRecord, StoredLifecycle, StoredNode
+from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
-from synergyd.wire.codec import encode
+from synergyd.usage import Usage
+from synergyd.views.recording import RecordingJson, from_json
+from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
 
 OPEN, PRIVATE = SlurmRights(), SlurmRights(private_jobs=True, operators=frozenset({"op"}))
@@ -157,6 +160,51 @@ def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None
     assert private.ask("ann", "/v1/jobs/1/pause", "POST")[0] == 404
 
 
+@pytest.mark.parametrize("private", ["jobs", "usage", ""])
+def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str) -> None:
+    rights = SlurmRights(
+        private_jobs=private == "jobs",
+        private_usage=private == "usage",
+        operators=frozenset({"op"}),
+        coordinated={"coo": frozenset({"chem"})},
+    )
+    with service(tmp_path, rights) as found:
+        parts = [
+            Usage(job_id=i, user=u, account=a, start_s=0.0, from_s=0.0, to_s=7200.0, gpus=2, asked_gpus=2)
+            for i, u, a in ((1, "ann", "chem"), (2, "bob", "phys"))
+        ]
+        found.store.put_usage(parts)
+
+        def users(caller: str, query: str = "") -> list[str]:
+            _, _, told = found.ask(caller, f"/v1/report?from=3600&to=10800{query}")
+            assert told["total"]["held_gpu_h"] == 2.0 * len(told["rows"])
+            return [row["user"] for row in told["rows"]]
+
+        everybody = ["ann", "bob"]
+        assert users("op") == everybody and users("op", "&account=phys") == ["bob"]
+        assert users("ann") == (["ann"] if private else everybody) == users("coo")
+        assert users("eve") == ([] if private else everybody)
+        assert users("ann", "&user=bob") == ([] if private else ["bob"])
+
+
+def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Service) -> None:
+    cell = Cell(Shape("a100", 1, 2), Plan(dp=2), 64.0, 1.0, 64.0, 0.5, 0)
+    given = replace(decision(3), cell=cell)
+    private.store.save_epoch(EpochRecord(2000.0, 0.1, False, (given,), {"nodes": 2, "gpus": 8}, present=(ANN,)))
+    private.store.put_reports([StoredReport(Report(1, 0, 5, 0.5), 1000.0)])
+    private.store.put_profiles({"job:1": Profile(samples=3)}, 1000.0)
+    private.store.append_events([StoredEvent(1, 1000.0, "RUNNING", "Observed", "started")])
+    assert [private.ask(u, "/v1/recording")[0] for u in ("ann", "eve", "op")] == [403, 403, 200]
+    _, _, told = private.ask("op", "/v1/recording")
+    found, kept = from_json(decode(RecordingJson, told)), private.store.recording()
+    for name in ("events", "seen_s", "first_cells"):
+        assert getattr(found, name) == getattr(kept, name) != ()
+    for name in ("lifecycles", "profiles", "reports"):
+        assert getattr(found.remembered, name) == getattr(kept.remembered, name) != {}
+    assert found.latest is not None and kept.latest is not None
+    assert (found.latest.summary, found.latest.present) == (kept.latest.summary, kept.latest.present)
+
+
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
     _, first, told = shared.ask("ann", "/v1/jobs/1/steering")
     assert told == {"min_gpus": None, "max_gpus": None, "weight": None}
@@ -184,6 +232,11 @@ def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> 
         ("/v1/jobs/0/explain", "GET", None, 400),
         ("/v1/status?job=-1", "GET", None, 400),
         ("/v1/status?wait=1e9", "GET", None, 400),
+        ("/v1/report", "GET", None, 400),
+        ("/v1/report?from=5&to=5", "GET", None, 400),
+        ("/v1/report?from=0&to=999999999999", "GET", None, 400),
+        ("/v1/report?from=0&to=9e9", "GET", None, 400),
+        ("/v1/report?from=0&to=9&user=%0a", "GET", None, 400),
         ("/v1/nothing", "GET", None, 404),
         ("/v1/status", "DELETE", None, 405),
     ],

@@ -75,6 +75,8 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes Placement=lwf-2\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
+        "#SYNERGY KeepUsage=90d NoticeUrl=https://h.example.org:8443/x?y=z NoticeSecretFile=/etc/k\n"
+        "#SYNERGY NoticeEvents=hold,ban MailProg=/usr/bin/mail\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
     )
@@ -125,6 +127,11 @@ def test_every_key(folder: Path) -> None:
         node_link="2x25gbe",
         leaf_uplink="100gbe",
         one_multi_node_job_per_node=True,
+        keep_usage_s=90 * 86400,
+        notice_url="https://h.example.org:8443/x?y=z",
+        notice_secret_file=Path("/etc/k"),
+        notice_events=("hold", "ban"),
+        mail_prog=Path("/usr/bin/mail"),
         gpu_figures={
             "a100": {
                 "peak_tflops": 312,
@@ -147,6 +154,11 @@ def test_every_field_of_settings_has_a_key() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
+        ("#SYNERGY NoticeUrl=http://example.org/x", "NoticeUrl"),
+        ("#SYNERGY NoticeUrl=http://127.0.0.1.example.org/", "NoticeUrl"),
+        ("#SYNERGY NoticeUrl=https://u:p@example.org/", "NoticeUrl"),
+        ("#SYNERGY NoticeUrl=file:///etc/passwd", "NoticeUrl"),
+        ("#SYNERGY NoticeEvents=hold,all", "NoticeEvents"),
         ("#SYNERGY Epock=5", "unknown key Epock; did you mean Epoch?"),
         ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, Partitions, Policy, Fairness, "),
         ("#SYNERGY peak_tflops=3", "unknown key peak_tflops; write GpuType=NAME peak_tflops=... on one line"),
@@ -317,6 +329,7 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     assert {setting.field for setting in SETTINGS} < set(loaded.origins)
     # without a line: all, this host, built in, none, no weights, no limits
     free: dict[str, object] = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
+    free |= {"notice_url": "", "notice_secret_file": None, "mail_prog": None}
     free |= {"quiet_hours": (), "qos_weights": {}, "account_limits": {}, "partition_limits": {}}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()

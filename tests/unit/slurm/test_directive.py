@@ -111,7 +111,18 @@ def test_every_key_and_message_of_the_readers_has_a_case() -> None:
     said = {name for case in CASES for name in (case.get("ok") or {})}
     assert said == {field.name for field in dataclasses.fields(Directive)}
     errors = " ".join(case.get("error", "") for case in CASES)
-    of_plugin = {"array", "het", "het_first", "tasks", "gpus", "no_gpus", "mixed_gpus", "no_requeue", "internal"}
+    of_plugin = {
+        "array",
+        "het",
+        "het_first",
+        "tasks",
+        "gpus",
+        "no_gpus",
+        "mixed_gpus",
+        "no_requeue",
+        "internal",
+        "late",
+    }
     for code, (what, _right) in grammar.MESSAGES.items():
         if code in of_plugin | {"stamp"}:
             continue

@@ -1,0 +1,89 @@
+"""Which steps of jobs are notices: a job runs on another size, was stopped, can't start, or has a plan that failed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from synergyd.control.controller import Controller
+from synergyd.control.lifecycle import ResizeState
+from synergyd.control.tracked import Remember
+from synergyd.notice import Notice
+from synergyd.records import Cell, Job
+from synergyd.words import span_words
+
+
+class CellSource(Protocol):
+    """What a job could have."""
+
+    @property
+    def cells(self) -> Sequence[Cell]: ...
+
+
+DEADLINE = "Deadline"  # the event in the story
+_BACK = (ResizeState.RELEASED, ResizeState.RESIZED, ResizeState.RESTARTING)
+
+
+def notice_of(step: Remember, job: Job | None, now_s: float) -> Notice | None:
+    """The notice of a step that is about to be remembered; None for most. `job`: as it was seen last."""
+    life = step.lifecycle
+    if step.event == DEADLINE and job is not None and job.directive is not None:
+        number = f"{job.directive.deadline_s or 0:.0f}"
+        return _notice("deadline", step.story[0], step, job, now_s, number)
+    if step.event == "Failed" and step.story and step.story[0].startswith("its plan ("):
+        return _notice("ban", f"{step.story[0]}; it is not taken again", step, job, now_s, f"{life.failure}")
+    if life.state is ResizeState.RUNNING and step.was in _BACK and step.story and (life.restarts or life.orders):
+        return _notice("resize", f"runs again: {life.cause}", step, job, now_s, f"{life.restarts}.{life.orders}")
+    if step.event == "Preempted" and life.state is ResizeState.CHECKPOINTING and step.was is ResizeState.RUNNING:
+        return _notice(
+            "hold", f"is stopped at a checkpoint and waits: {life.cause}", step, job, now_s, f"{life.since_s:.0f}"
+        )
+    for text in step.story:
+        if "held by Slurm until" in text:
+            return _notice("hold", text, step, job, now_s, f"failed.{life.failures.restarts}")
+    return None
+
+
+def _notice(event: str, text: str, step: Remember, job: Job | None, now_s: float, number: str) -> Notice:
+    """`number` tells it from other notices of the job: a daemon that comes back makes the same key of the same happening."""
+    life = step.lifecycle
+    directive = job.directive if job is not None else None
+    return Notice(
+        key=f"{event}.{life.job_id}.{life.submit_s:.0f}.{number}"[:96],
+        event=event,
+        job_id=life.job_id,
+        slurm_name=life.slurm_name,
+        name=job.name if job is not None else "",
+        user=job.user if job is not None else "",
+        account=job.account if job is not None else "",
+        at_s=now_s,
+        text=text,
+        notify=directive.notify if directive is not None else (),
+    )
+
+
+def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_s: float) -> Iterator[Remember]:
+    """A line of the story for each job whose deadline has come to be out of reach; once a deadline. `cells`: by job id."""
+    for job_id, tracked in controller.jobs.items():
+        job = tracked.job
+        until_s = job.directive.deadline_s if job is not None and job.directive is not None else None
+        if job is None or until_s is None or tracked.late == until_s:
+            continue
+        left = controller.progress([job])[job_id].remaining
+        offered = cells[job_id].cells if job_id in cells else ()
+        if why := too_late(until_s, left, offered, now_s):
+            tracked.late = until_s
+            yield Remember(tracked.lifecycle, tracked.lifecycle.state, DEADLINE, (why,))
+
+
+def too_late(until_s: float, left: float | None, cells: Sequence[Cell], now_s: float) -> str:
+    """Why the deadline can't be met, "" where it may be. `left`: sequences at the smallest batch; None: not known."""
+    if until_s <= now_s:
+        return "its deadline can't be met: it has passed" if left is None or left > 0 else ""
+    best = max((cell.goodput for cell in cells), default=0.0)
+    if left is None or best <= 0 or left / best <= until_s - now_s:
+        return ""
+    return (
+        f"its deadline can't be met: what is left takes {span_words(left / best)} on the best of its sizes, "
+        f"and the deadline is in {span_words(until_s - now_s)}"
+    )

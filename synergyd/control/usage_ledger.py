@@ -1,0 +1,188 @@
+"""What each job makes of the GPUs that it holds, from one look at the cluster to the next. Pure.
+
+An incarnation is cut at each midnight, so that months can be told apart. Held time is by Slurm's own times; training counts by what
+the job reports and by the relative goodput of what it runs with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from synergyd.usage import Usage, ending
+
+WRITE_S = (
+    600.0  # a part that goes on is stored so often: a daemon that dies loses so much of what was trained at the most
+)
+OLDEST_S = 400 * 86400.0  # a run that began before that is one that Slurm's clock is wrong about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A job as one look shows it. Times are seconds since 1970."""
+
+    job_id: int
+    user: str
+    account: str
+    gpus: int
+    asked_gpus: int
+    #: of its present incarnation; None: it is pending
+    start_s: float | None
+    #: when it came into the queue, which a requeue sets anew
+    submit_s: float
+    restarts: int = 0
+    #: it has ended, and its last processes are on their way out
+    ended_s: float | None = None
+    #: since when it trains; None: it has not said so
+    training_s: float | None = None
+    #: earlier incarnations have trained
+    trained_before: bool = False
+    #: relative goodput of what it runs with, and its relative error (one sigma); None: not known
+    relative: float | None = None
+    sigma: float = 0.0
+    #: its last restart was Synergy's choice
+    chosen: bool = False
+    #: for how long the checkpoint before its present restart held it up
+    checkpoint_s: float = 0.0
+
+
+@dataclass
+class _Open:
+    """A part that goes on. `counted_s`: until when its training has been counted."""
+
+    part: Usage
+    restarts: int
+    training_s: float | None = None
+    counted_s: float | None = None
+    relative: float | None = None
+    sigma: float = 0.0
+    seen_s: float = 0.0
+    written_s: float = 0.0
+
+
+@dataclass
+class UsageLedger:
+    """`look` once an epoch; `pending` is what is to be stored. `midnight`: the first midnight after a time."""
+
+    midnight: Callable[[float], float]
+    _open: dict[int, _Open] = field(default_factory=dict)
+    _ended: dict[int, float] = field(default_factory=dict)  # starts of runs that are over, while they are shown still
+    _changed: dict[tuple[int, float], Usage] = field(default_factory=dict)
+
+    def restore(self, parts: Iterable[Usage]) -> None:
+        """Parts that were open when they were stored last."""
+        for part in sorted(parts, key=lambda p: p.from_s):
+            self._open[part.job_id] = _Open(part, -1, counted_s=part.to_s, seen_s=part.to_s)
+
+    def look(self, now_s: float, jobs: Iterable[Holding]) -> None:
+        here: set[int] = set()
+        for job in jobs:
+            here.add(job.job_id)
+            self._follow(job, now_s)
+        for job_id in [i for i in self._open if i not in here]:
+            # somewhere between two looks; Slurm's accounting, where there is any, knows better
+            self._end(job_id, _between(self._open[job_id].seen_s, now_s))
+        self._ended = {i: s for i, s in self._ended.items() if i in here}
+
+    def pending(self) -> list[Usage]:
+        """What is to be stored."""
+        return list(self._changed.values())
+
+    def stored(self, parts: Iterable[Usage]) -> None:
+        """These have been."""
+        for part in parts:
+            if self._changed.get((part.job_id, part.from_s)) is part:
+                del self._changed[part.job_id, part.from_s]
+
+    def _follow(self, job: Holding, now_s: float) -> None:
+        now = self._open.get(job.job_id)
+        # Slurm says whole seconds, and may begin a run in the second in which it looks
+        start_s = None if job.start_s is None or job.start_s > now_s + 1 else job.start_s
+        if now is not None and (start_s is None or abs(start_s - now.part.start_s) >= 1.0):
+            requeued_s = job.submit_s if now.part.start_s < job.submit_s <= now_s else _between(now.seen_s, now_s)
+            self._end(job.job_id, requeued_s, job.checkpoint_s)
+            now = None
+        if start_s is None or job.gpus < 1 or start_s < now_s - OLDEST_S or self._ended.get(job.job_id) == start_s:
+            return
+        if now is None:
+            now = self._begin(job, start_s, now_s)
+        elif now.restarts < 0:
+            now.restarts = job.restarts
+        self._train(now, job, min(now_s, job.ended_s or now_s))
+        if job.ended_s is not None:
+            self._end(job.job_id, job.ended_s)
+            self._ended[job.job_id] = start_s
+
+    def _begin(self, job: Holding, start_s: float, now_s: float) -> _Open:
+        stopped_s = max(0.0, start_s - job.submit_s) if job.chosen and job.restarts else 0.0
+        part = Usage(
+            job_id=job.job_id, user=job.user, account=job.account, start_s=start_s, from_s=start_s, to_s=start_s, is_open=True,
+            gpus=job.gpus, asked_gpus=job.asked_gpus, stopped_s=stopped_s,
+        )  # fmt: skip
+        self._open[job.job_id] = made = _Open(part, job.restarts, seen_s=now_s)
+        return made
+
+    def _train(self, now: _Open, job: Holding, until_s: float) -> None:
+        """Counts what passed since the last look, cut at each midnight."""
+        if now.training_s is None and job.training_s is not None:
+            now.training_s = max(job.training_s, now.part.start_s)
+            now.counted_s = max(now.counted_s or 0.0, now.training_s)
+        if job.relative is not None:
+            now.relative, now.sigma = job.relative, job.sigma
+        while (midnight_s := self.midnight(now.part.from_s)) < until_s:
+            self._count(now, midnight_s, job)
+            self._changed[now.part.job_id, now.part.from_s] = replace(now.part, is_open=False)
+            now.part = replace(
+                now.part, from_s=midnight_s, to_s=midnight_s, trained_s=0.0, restart_s=0.0, useful_gpu_s=0.0,
+                sigma_gpu_s=0.0, stopped_s=0.0,
+            )  # fmt: skip
+            now.written_s = 0.0
+        self._count(now, until_s, job)
+        now.seen_s = until_s
+        if until_s - now.written_s >= WRITE_S:
+            self._changed[now.part.job_id, now.part.from_s] = now.part
+            now.written_s = until_s
+
+    def _count(self, now: _Open, until_s: float, job: Holding) -> None:
+        part = replace(now.part, to_s=max(until_s, now.part.from_s))
+        if now.restarts > 0 and (now.training_s is not None or job.trained_before):
+            begun_s = min(until_s, now.training_s if now.training_s is not None else until_s)
+            part = replace(part, restart_s=max(0.0, begun_s - part.from_s))
+        if now.training_s is not None and now.relative is not None and now.counted_s is not None:
+            seconds = max(0.0, until_s - max(now.counted_s, part.from_s))
+            useful = seconds * now.relative * part.asked_gpus
+            part = replace(
+                part,
+                trained_s=part.trained_s + seconds,
+                useful_gpu_s=part.useful_gpu_s + useful,
+                sigma_gpu_s=part.sigma_gpu_s + useful * now.sigma,
+            )
+            now.counted_s = max(now.counted_s, until_s)
+        now.part = part
+
+    def _end(self, job_id: int, to_s: float, checkpoint_s: float = 0.0) -> None:
+        now = self._open.pop(job_id)
+        part = now.part
+        if to_s > part.to_s and now.training_s is not None and now.relative is not None:
+            self._count(now, to_s, _NOBODY)
+            part = now.part
+        part = ending(part, to_s)
+        lost_s = min(checkpoint_s, part.trained_s)
+        if lost_s > 0:  # it did not train meanwhile
+            left = 1.0 - lost_s / part.trained_s
+            part = replace(
+                part,
+                trained_s=part.trained_s - lost_s,
+                restart_s=part.restart_s + lost_s,
+                useful_gpu_s=part.useful_gpu_s * left,
+                sigma_gpu_s=part.sigma_gpu_s * left,
+            )
+        self._changed[job_id, part.from_s] = part
+
+
+def _between(seen_s: float, now_s: float) -> float:
+    """When a run ended that was there at `seen_s` and is not now. After a long time without a look the end is not known."""
+    return min((seen_s + now_s) / 2, seen_s + WRITE_S)
+
+
+_NOBODY = Holding(job_id=0, user="", account="", gpus=0, asked_gpus=0, start_s=None, submit_s=0.0)

@@ -1,0 +1,139 @@
+"""Keeps what jobs made of their GPUs, in a thread of its own: an epoch hands over what it saw and goes on.
+
+The thread has a connection of its own to the database. Where Slurm keeps accounts (slurmdbd), what they say of runs that have ended
+is taken over: exact ends, and runs that began and ended between two looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from synergyd.control.usage_ledger import Holding, UsageLedger
+from synergyd.daemon.usage_look import midnight
+from synergyd.errors import SynergyError
+from synergyd.store.store import Store
+from synergyd.usage import PastRun, Usage, reconciled
+
+log = logging.getLogger("synergyd.usage")
+OVERLAP_S = 900.0  # slurmctld may tell slurmdbd of an end so much later
+ASK_S = 60.0  # between two questions to Slurm's accounting at the most
+NO_ACCOUNTS_S = 3600.0  # until it is asked again where Slurm keeps none
+LONGEST_S = 31 * 86400.0  # that is made good after the daemon was away
+PRUNE_EVERY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one epoch saw, by the leader of `term`."""
+
+    at_s: float
+    jobs: Sequence[Holding]
+    term: int | None
+
+
+class UsageKeeper:
+    """`past_runs(from_s, to_s)`: what Slurm's accounting holds. `keep_s`: parts older than that are deleted."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        past_runs: Callable[[float, float], Iterable[PastRun]],
+        keep_s: float,
+        clock: Callable[[], float],
+        ask_s: float = ASK_S,
+    ) -> None:
+        self._open_store, self._past_runs, self._keep_s, self._clock = open_store, past_runs, keep_s, clock
+        self._ask_s = ask_s
+        self._store: Store | None = None
+        self._ledger = UsageLedger(midnight)
+        self._term: int | None = None
+        self._loaded = False
+        self._began_s = 0.0  # of this ledger: runs that began before it and are not known were not recorded
+        self._asked_s = 0.0
+        self._ask_at_s = self._prune_at_s = 0.0
+        self._problem = ""
+        self._waiting: list[Look] = []
+        self._arrived = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._thread.start()
+
+    def see(self, at_s: float, jobs: Sequence[Holding], term: int | None) -> None:
+        """Never waits. A look that the thread has not come to is replaced by the next: ends are found by their own times."""
+        with self._arrived:
+            self._waiting = [*self._waiting[:1], Look(at_s, jobs, term)]
+            self._arrived.notify()
+
+    def close(self) -> None:
+        """After what was handed over has been stored, or 5 s."""
+        with self._arrived:
+            self._closing = True
+            self._arrived.notify()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._arrived:
+                while not self._waiting and not self._closing:
+                    self._arrived.wait()
+                looks, self._waiting = self._waiting, []
+                if not looks:
+                    break
+            for look in looks:
+                try:
+                    self._take(look)
+                    self._problem = ""
+                except Exception as error:  # no job depends on it
+                    self._failed(error)
+        if self._store is not None:
+            self._store.close()
+
+    def _failed(self, error: Exception) -> None:
+        """One line for each kind of trouble; the database is opened anew."""
+        if str(error) != self._problem:
+            log.warning("GPU hours are not stored: %s", error, exc_info=not isinstance(error, SynergyError))
+        self._problem = str(error)
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _take(self, look: Look) -> None:
+        store = self._store = self._store or self._open_store()
+        if not self._loaded or look.term != self._term:
+            self._ledger = UsageLedger(midnight)
+            kept, seen_s = store.open_usage(), store.usage_seen_s()
+            self._ledger.restore(kept)
+            self._term, self._loaded = look.term, True
+            self._began_s = look.at_s if seen_s is None else seen_s
+            asked_s = min((p.to_s for p in kept), default=self._began_s)
+            self._asked_s, self._ask_at_s = max(asked_s, look.at_s - LONGEST_S), 0.0
+        self._ledger.look(look.at_s, look.jobs)
+        if changed := self._ledger.pending():
+            store.put_usage(changed, look.term)
+            self._ledger.stored(changed)
+        now_s = self._clock()
+        if now_s >= self._ask_at_s:
+            self._reconcile(store, look)
+        if now_s >= self._prune_at_s:
+            self._prune_at_s = now_s + PRUNE_EVERY_S
+            store.prune_usage(look.at_s - self._keep_s)
+
+    def _reconcile(self, store: Store, look: Look) -> None:
+        """What Slurm's accounting says of runs that have ended since it was asked last."""
+        from_s = self._asked_s - OVERLAP_S
+        try:
+            runs = list(self._past_runs(from_s, look.at_s + 1.0))
+        except SynergyError as error:
+            again_s = self._ask_s * 5 if getattr(error, "transient", False) else NO_ACCOUNTS_S
+            self._ask_at_s = self._clock() + again_s
+            log.info("ends of jobs are as the daemon saw them: %s", error)
+            return
+        self._ask_at_s, self._asked_s = self._clock() + self._ask_s, look.at_s
+        by_job: dict[int, list[Usage]] = {}
+        for part in store.usage_of([r.job_id for r in runs]):
+            by_job.setdefault(part.job_id, []).append(part)
+        if better := reconciled(by_job, runs, self._began_s - OVERLAP_S):
+            store.put_usage(better, look.term)

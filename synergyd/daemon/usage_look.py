@@ -1,0 +1,85 @@
+"""All jobs of a look at the cluster as the usage ledger takes them: who holds which GPUs, and what is known of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from math import hypot
+
+from synergyd.control.tracked import Tracked
+from synergyd.control.usage_ledger import Holding
+from synergyd.daemon.forecast import CellsOrWhy
+from synergyd.records import Action, Cell, Decision, Job, JobState
+from synergyd.slurm.observe import state_of
+from synergyd.slurm.rows import JobRow, gpu_items
+
+
+def holdings(
+    rows: Sequence[JobRow],
+    partitions: tuple[str, ...],
+    tracked: Mapping[int, Tracked],
+    decisions: Sequence[Decision],
+    forecasts: Mapping[int, CellsOrWhy],
+) -> Iterator[Holding]:
+    """One for each job with GPUs that has begun, in these partitions (all, where none is named)."""
+    decided = {d.job_id: d for d in decisions}
+    for row in rows:
+        state = state_of(row)
+        if partitions and row.partition not in partitions:
+            continue
+        if state is JobState.PENDING and not row.restarts:
+            continue  # most of a queue
+        gpus = gpus_of_job(row)
+        if not gpus:
+            continue
+        each = tracked.get(row.job_id)
+        runs = state in (JobState.RUNNING, JobState.SUSPENDED)
+        ended_s = row.end_s if not runs and state is not JobState.PENDING else None
+        holding = Holding(
+            job_id=row.job_id,
+            user=row.user,
+            account=row.account,
+            gpus=gpus,
+            asked_gpus=each.job.asked.gpus if each is not None and each.job is not None else gpus,
+            start_s=None if state is JobState.PENDING else row.start_s,
+            submit_s=row.submit_s,
+            restarts=row.restarts,
+            ended_s=ended_s,
+        )
+        if each is not None:
+            holding = _training(holding, each, decided.get(row.job_id), forecasts.get(row.job_id))
+        yield holding
+
+
+def gpus_of_job(row: JobRow) -> int:
+    """Of all its nodes: as Slurm counts them, else by its request."""
+    return row.tres_gpus or sum(count for _, count in gpu_items(row.tres_per_node)) * max(1, row.num_nodes)
+
+
+def midnight(after_s: float) -> float:
+    """The first midnight by this machine's clock after a time."""
+    day = datetime.fromtimestamp(after_s).date() + timedelta(days=1)
+    return datetime(day.year, day.month, day.day).timestamp()
+
+
+def _training(holding: Holding, each: Tracked, decision: Decision | None, forecast: CellsOrWhy | None) -> Holding:
+    """With what is known of what it does with them."""
+    report, job, under_way = each.report, each.job, each.lifecycle.restart.under_way
+    holding = replace(holding, trained_before=report is not None)
+    if report is not None and report.restarts == holding.restarts and not report.silent:
+        holding = replace(holding, training_s=each.heard_s - (report.trained_s or 0.0))
+    if decision is not None and decision.action is Action.KEEP and job is not None and decision.cell is not None:
+        sigma = _sigma(decision.cell, job, forecast.cells if forecast is not None else ())
+        holding = replace(holding, relative=decision.relative_goodput, sigma=sigma)
+    if under_way is not None:
+        holding = replace(holding, chosen=under_way.chosen, checkpoint_s=under_way.checkpoint_s or 0.0)
+    return holding
+
+
+def _sigma(cell: Cell, job: Job, cells: Sequence[Cell]) -> float:
+    """Relative, of the goodput on these GPUs over that on those asked for, as the model says of either."""
+    if cell.shape == job.asked:
+        return 0.0
+    asked = min((c.uncertainty for c in cells if c.shape == job.asked), default=cell.uncertainty)
+    return hypot(cell.uncertainty, asked)

@@ -1,0 +1,42 @@
+"""What Slurm remembers of jobs for people: incarnations that have ended, and where its owner wants mail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from synergyd.slurm.client import SlurmError
+from synergyd.usage import PastRun
+
+_COLUMNS = "JobIDRaw,User,Account,Start,ElapsedRaw,AllocTRES"
+# every state in which an incarnation is over
+_ENDED = "CD,F,CA,TO,NF,PR,RQ,OOM,DL,BF"
+_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?=,|$)")
+_MAIL = re.compile(r"^   MailUser=(.*?) MailType=(\S*)\s*$", re.MULTILINE)
+
+
+def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Iterator[PastRun]:
+    """Runs with GPUs that ended within the span, each incarnation of its own. Raises SlurmError where Slurm keeps no accounts."""
+    # uts: seconds since 1970, whatever time zone and format sacct works in
+    span = (f"--starttime=uts{max(1, int(from_s))}", f"--endtime=uts{max(1, int(to_s))}")
+    argv = ("sacct", "-a", "-D", "-X", "-n", "-P", f"--state={_ENDED}", *span, f"--format={_COLUMNS}")
+    text = run(*argv).decode(errors="replace")
+    for line in text.splitlines():
+        words = line.split("|")
+        if len(words) != 6 or not (words[0].isdecimal() and words[3].isdecimal() and words[4].isdecimal()):
+            continue  # one that never began
+        gpus = _GPUS.search(words[5])
+        start_s = float(words[3])
+        yield PastRun(
+            int(words[0]), words[1], words[2], start_s, start_s + float(words[4]), int(gpus[1]) if gpus else 0
+        )
+
+
+def read_mail(run: Callable[..., bytes], job_id: int) -> tuple[str, str]:
+    """(MailUser, MailType) of a job in the queue; empty where it wants none. Raises SlurmError."""
+    text = run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
+    # a job's name or comment with a line end in it may make such a line: then nobody is written to
+    records, found = text.count("\nJobId=") + text.startswith("JobId="), _MAIL.findall(text)
+    if records != 1 or len(found) > 1:
+        raise SlurmError(f"scontrol show job {int(job_id)}", "its MailUser is not told apart", transient=False)
+    return (found[0][0], found[0][1]) if found else ("", "")

@@ -1,0 +1,117 @@
+"""GPU hours that Synergy keeps, against Slurm's own accounting."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from synergyd.store.store import open_store
+from tests.integration.daemon_site import sizes, until_beat, until_steps
+from tests.throwaway import accounting, light_job
+from tests.throwaway.accounting import Accounting
+from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.synergy import make_cluster, synergyd
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(accounting.missing_programs()), reason=f"not here: {accounting.missing_programs()}"),
+]
+ACCOUNTS = ("add account chem", "add account physics", "add user root account=chem,physics defaultaccount=chem")
+
+
+def sacct(cluster: SlurmCluster) -> dict[str, float]:
+    """GPU seconds by account, and "runs": the incarnations that held GPUs."""
+    columns = "--format=Account,ElapsedRaw,AllocTRES,End"
+    text = cluster.run("sacct", "-a", "-D", "-X", "-n", "-P", "-S", "2000-01-01", columns).stdout
+    found: dict[str, float] = {"runs": 0}
+    for line in text.splitlines():
+        account, elapsed, tres, end = line.split("|")
+        gpus = re.search(r"gres/gpu=(\d+)", tres)
+        assert end != "Unknown", text
+        if gpus and int(elapsed):
+            found[account] = found.get(account, 0.0) + int(elapsed) * int(gpus[1])
+            found["runs"] += 1
+    return found
+
+
+def reported(cluster: SlurmCluster) -> dict[str, float]:
+    """The same by `synergyctl report`: of this month, and the one before in case that it has just ended."""
+    rows = json.loads(cluster.run("synergyctl", "report", "--json").stdout)["rows"]
+    return {row["account"]: row["usage"]["held_gpu_h"] * 3600 for row in rows}
+
+
+def het_script(folder: Path) -> str:
+    return (
+        f"#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:1 --output={folder}/het.out\n#SBATCH hetjob\n"
+        "#SBATCH --nodes=1 --gres=gpu:2\nsleep 6\n"
+    )
+
+
+def test_hours_held_are_those_of_sacct() -> None:
+    """Resized, requeued, cancelled, failed, heterogeneous and short jobs, a daemon that dies in between."""
+    cluster = make_cluster(epoch_s=2)
+    cluster.accounting = Accounting(ACCOUNTS)
+    with cluster:
+        with synergyd(cluster) as first:
+            until_beat(cluster)
+            resized = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8", options=("--requeue",))
+            until_steps(cluster, resized)
+            cluster.wait_for(lambda: sizes(cluster, resized) == [8], 60, "all GPUs to be its")
+            plain = "#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 --output=/dev/null\n"
+            failed = cluster.sbatch(f"{plain}sleep 4\nexit 3\n", "--account=physics")
+            again = cluster.sbatch(f"{plain}sleep 300\n", "--account=physics", "--requeue")
+            cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 90, "the resize that makes room")
+            first.kill()
+        with synergyd(cluster):
+            cluster.sbatch(het_script(cluster.folder), "--account=physics")
+            short = cluster.sbatch(f"{plain}sleep 1\n", "--account=physics")
+            cluster.wait_for(lambda: cluster.state(short) == "COMPLETED", 90, "the short job's end")
+            cluster.wait_for(lambda: cluster.state(failed) == "FAILED", 60, "the failed job's end")
+            cluster.run("scontrol", "requeue", str(again))
+            # Slurm waits for two minutes after a requeue, and fails a job that starts again in the same second
+            soon = ("scontrol", "update", f"JobId={again}", "StartTime=now+3")
+            cluster.wait_for(lambda: cluster.run(*soon, check=False).returncode == 0, 60, "its return into the queue")
+            cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 60, "the requeued job's second start")
+            cluster.wait_for(lambda: restarted_at(cluster, resized) is not None, 90, "training on what is left")
+            until_steps(cluster, resized, steps=(restarted_at(cluster, resized) or 0) + 40)
+            cluster.run("scancel", str(again), str(resized))
+            cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "the last job's end")
+            cluster.wait_for(lambda: equal(cluster), 60, f"equal hours: {sacct(cluster)}, {reported(cluster)}")
+            assert sacct(cluster)["runs"] >= 7
+            check_report(cluster)
+
+
+def restarted_at(cluster: SlurmCluster, job_id: int) -> int | None:
+    """The step of its newest report, once its restart has been measured: it trains again."""
+    with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+        told, restarted = store.report(job_id), any(e.event == "Restarted" for e in store.story(job_id))
+    return told.report.step if told is not None and restarted else None
+
+
+def equal(cluster: SlurmCluster) -> bool:
+    """Of each account within one part in a hundred."""
+    slurm, ours = sacct(cluster), reported(cluster)
+    del slurm["runs"]
+    return slurm.keys() == ours.keys() and all(abs(ours[a] - s) <= 0.01 * s for a, s in slurm.items())
+
+
+def check_report(cluster: SlurmCluster) -> None:
+    """What the other columns say of them, and the other forms."""
+    found = json.loads(cluster.run("synergyctl", "report", "--json").stdout)
+    total, chem = found["total"], next(r["usage"] for r in found["rows"] if r["account"] == "chem")
+    assert chem["jobs"] == 1 and 0 < chem["asked_gpu_h"] < chem["held_gpu_h"]
+    assert 0 < chem["restart_gpu_h"] < chem["held_gpu_h"] and chem["known_gpu_h"] > 0
+    assert chem["known_gpu_h"] + chem["restart_gpu_h"] <= chem["held_gpu_h"] * 1.001
+    assert chem["useful_gpu_h"] > 0
+    assert total["held_gpu_h"] == pytest.approx(sum(r["usage"]["held_gpu_h"] for r in found["rows"]))
+    text = cluster.run("synergyctl", "report", "--csv", "--account", "physics").stdout
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert (row["account"], row["user"]) == ("physics", "root") and float(row["useful_gpu_h"]) == 0
+    shown = cluster.run("synergyctl", "report", "--user", "root").stdout
+    assert "SAVED" in shown and "chem" in shown
+    assert "no GPU" in cluster.run("synergyctl", "report", "--month", "2001-02").stdout

@@ -1,0 +1,63 @@
+"""Which steps of a job's lifecycle are notices, and when a deadline is out of reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from synergyd.control.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.notices import DEADLINE, notice_of, too_late
+from synergyd.control.tracked import Remember
+from synergyd.records import Cell, Plan, Shape
+
+CELL = Cell(Shape("a100", 1, 4), Plan(dp=4), 10.0, 0.5, 5.0, 1.0, 1)
+
+
+def step(event: str, was: str, state: str, *story: str, **life: object) -> Remember:
+    now = JobLifecycle(7, 1000.0, state=ResizeState[state], restarts=1, cause="8 GPUs -> 4 GPUs", **life)  # type: ignore[arg-type]
+    return Remember(now, ResizeState[was], event, story)
+
+
+@pytest.mark.parametrize(
+    ("remembered", "event"),
+    [
+        (step("Observed", "RELEASED", "RUNNING", "started with its new size"), "resize"),
+        (step("RestartedInPlace", "RESTARTING", "RUNNING", "restarted in place"), "resize"),
+        (step("Observed", "QUEUED", "RUNNING", "started by Slurm as a plain job"), None),
+        (step("Observed", "RELEASED", "QUEUED", "requeued"), None),
+        (step("Preempted", "RUNNING", "CHECKPOINTING", "preemption decided"), "hold"),
+        (
+            step(
+                "Observed",
+                "QUEUED",
+                "QUEUED",
+                "its start failed, as 3 before: held by Slurm until `scontrol release 7`",
+            ),
+            "hold",
+        ),
+        (step("Failed", "RUNNING", "RUNNING", "its plan (tp 2) failed within its first steps (NCCL error)"), "ban"),
+        (step("Failed", "RUNNING", "RUNNING", "failed within its first steps under its own arguments"), None),
+        (step("Ran", "RUNNING", "RUNNING"), None),
+        (step(DEADLINE, "RUNNING", "RUNNING", "its deadline can't be met"), None),  # nothing is known of the job
+    ],
+)
+def test_steps_that_are_notices(remembered: Remember, event: str | None) -> None:
+    found = notice_of(remembered, None, 2000.0)
+    assert (found.event if found else None) == event
+    if found:
+        again = notice_of(remembered, None, 9000.0)
+        assert again is not None and again.key == found.key, "a daemon that comes back makes the same of it"
+
+
+def test_the_first_start_is_no_resize() -> None:
+    life = JobLifecycle(7, 1000.0, state=ResizeState.RUNNING)
+    assert notice_of(Remember(life, ResizeState.RELEASED, "Observed", ("started",)), None, 2.0) is None
+
+
+def test_a_deadline_is_out_of_reach_where_the_best_size_takes_longer() -> None:
+    assert too_late(1000.0, None, (), 1000.0) == "its deadline can't be met: it has passed"
+    assert too_late(1000.0, 0.0, (), 1000.0) == ""  # it is done
+    assert too_late(1000.0, 500.0, (CELL,), 900.0) == ""
+    assert "takes 101 s on the best of its sizes, and the deadline is in 100 s" in too_late(
+        1000.0, 505.0, (CELL,), 900.0
+    )
+    assert too_late(1000.0, None, (CELL,), 900.0) == too_late(1000.0, 505.0, (), 900.0) == ""

@@ -1,0 +1,148 @@
+"""What jobs make of their GPUs, from look to look; and its sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from synergyd.control.usage_ledger import WRITE_S, Holding, UsageLedger
+from synergyd.usage import PastRun, Usage, ending, reconciled, totals, within
+
+DAY = 86400.0
+
+
+def midnight(after_s: float) -> float:
+    return (after_s // DAY + 1) * DAY
+
+
+def holding(**changes: object) -> Holding:
+    told: dict[str, object] = {
+        "job_id": 7, "user": "mina", "account": "chem", "gpus": 8, "asked_gpus": 4, "start_s": 1000.0, "submit_s": 900.0,
+    }  # fmt: skip
+    return Holding(**(told | changes))  # type: ignore[arg-type]
+
+
+def kept(ledger: UsageLedger) -> list[Usage]:
+    parts = ledger.pending()
+    ledger.stored(parts)
+    return sorted(parts, key=lambda p: p.from_s)
+
+
+def test_a_run_is_held_from_slurms_start_to_slurms_end() -> None:
+    ledger = UsageLedger(midnight)
+    for now_s in (1005.0, 1065.0, 1125.0):
+        ledger.look(now_s, [holding()])
+    ledger.look(1185.0, [holding(ended_s=1130.0)])
+    ledger.look(1245.0, [holding(ended_s=1130.0)])  # its processes take their time
+    (part,) = [p for p in kept(ledger) if not p.is_open]
+    assert (part.from_s, part.to_s, part.gpus) == (1000.0, 1130.0, 8)
+    ledger.look(1305.0, [])
+    assert kept(ledger) == []
+
+
+def test_training_counts_by_goodput_and_a_restart_by_what_it_took() -> None:
+    ledger = UsageLedger(midnight)
+    ledger.look(1100.0, [holding()])
+    # it says that it has trained for 60 s; what that is worth is known an epoch later
+    ledger.look(1160.0, [holding(training_s=1100.0)])
+    ledger.look(1220.0, [holding(training_s=1101.0, relative=3.0, sigma=0.1)])
+    ledger.look(1280.0, [holding(training_s=1102.0)])  # on its way elsewhere: it trains as before
+    again = holding(
+        gpus=4, start_s=1320.0, submit_s=1310.0, restarts=1, trained_before=True, chosen=True, checkpoint_s=10.0
+    )
+    ledger.look(1340.0, [again])
+    ledger.look(1400.0, [holding(**{**vars(again), "training_s": 1360.0, "relative": 1.0})])
+    ledger.look(1460.0, [])
+    first, second = kept(ledger)
+    assert (first.to_s, first.trained_s, first.restart_s) == (1310.0, 200.0, 10.0)
+    assert first.useful_gpu_s == pytest.approx(200 * 3.0 * 4)
+    assert first.sigma_gpu_s == pytest.approx(200 * 3.0 * 4 * 0.1)
+    assert (second.from_s, second.to_s, second.restart_s, second.stopped_s) == (1320.0, 1430.0, 40.0, 10.0)
+    assert second.trained_s == 70.0
+    found = totals([first, second])
+    assert found.saved_h * 3600 == pytest.approx(200 * 3.0 - 200 - 10 + 70 - 70 - 40 - 10)
+    assert found.saved_sigma_h * 3600 == pytest.approx(200 * 3.0 * 0.1)
+    assert found.restart_gpu_h * 3600 == pytest.approx(10 * 8 + 40 * 4)
+
+
+def test_a_run_is_cut_at_each_midnight() -> None:
+    ledger = UsageLedger(midnight)
+    ledger.look(2 * DAY + 60.0, [holding(start_s=DAY - 100.0, training_s=DAY + 50.0, relative=2.0)])
+    ledger.look(2 * DAY + 120.0, [holding(start_s=DAY - 100.0, ended_s=2 * DAY + 100.0)])
+    parts = kept(ledger)
+    assert [(p.from_s, p.to_s) for p in parts] == [(DAY - 100, DAY), (DAY, 2 * DAY), (2 * DAY, 2 * DAY + 100)]
+    assert [p.trained_s for p in parts] == [0.0, DAY - 50.0, 100.0] and not any(p.is_open for p in parts)
+    assert {p.start_s for p in parts} == {DAY - 100.0}
+
+
+def test_a_daemon_that_comes_back_goes_on() -> None:
+    first, second = UsageLedger(midnight), UsageLedger(midnight)
+    first.look(1000.0 + WRITE_S, [holding(training_s=1100.0, relative=2.0)])
+    second.restore(kept(first))
+    second.look(2000.0, [holding(training_s=1100.0, relative=2.0)])
+    second.look(2060.0, [holding(ended_s=2050.0)])
+    (part,) = kept(second)
+    assert (part.from_s, part.to_s, part.trained_s, part.is_open) == (1000.0, 2050.0, 950.0, False)
+
+
+def test_one_that_was_gone_when_it_came_back_ends_soon_after_it_was_seen_last() -> None:
+    first, second = UsageLedger(midnight), UsageLedger(midnight)
+    first.look(1000.0 + WRITE_S, [holding()])
+    second.restore(kept(first))
+    second.look(5 * DAY, [])
+    (part,) = kept(second)
+    assert part.to_s == 1000.0 + 2 * WRITE_S and not part.is_open
+
+
+def test_many_looks_store_a_part_now_and_then() -> None:
+    ledger = UsageLedger(midnight)
+    stored = 0
+    for i in range(121):
+        ledger.look(1000.0 + 60.0 * i, [holding()])
+        stored += len(kept(ledger))
+    assert stored == 121 * 60 // WRITE_S + 1
+
+
+def test_a_start_that_can_not_be_is_left_out() -> None:
+    ledger = UsageLedger(midnight)
+    ledger.look(1e9, [holding(start_s=0.0), holding(job_id=8, start_s=1e9 + 500)])
+    ledger.look(1e9 + 60, [])
+    assert kept(ledger) == []
+
+
+def part(**changes: object) -> Usage:
+    told: dict[str, object] = {
+        "job_id": 7, "user": "mina", "account": "chem", "start_s": 0.0, "from_s": 0.0, "to_s": 100.0, "gpus": 8,
+        "asked_gpus": 4, "trained_s": 80.0, "restart_s": 10.0, "useful_gpu_s": 640.0, "sigma_gpu_s": 64.0, "stopped_s": 5.0,
+    }  # fmt: skip
+    return Usage(**(told | changes))  # type: ignore[arg-type]
+
+
+def test_a_part_is_split_in_proportion() -> None:
+    early, late = within(part(), -10.0, 25.0), within(part(), 25.0, 1000.0)
+    assert early is not None and late is not None and within(part(), 100.0, 200.0) is None
+    assert (early.trained_s, late.trained_s, early.stopped_s, late.stopped_s) == (20.0, 60.0, 5.0, 0.0)
+    both, whole = totals([early, late]), totals([part()])
+    assert both.saved_h == pytest.approx(whole.saved_h) and both.useful_gpu_h == pytest.approx(whole.useful_gpu_h)
+    assert (both.jobs, both.held_gpu_h, both.asked_gpu_h) == pytest.approx((1, 800 / 3600, 400 / 3600))
+
+
+def test_errors_of_one_job_add_up_and_of_different_jobs_do_not() -> None:
+    one = totals([part(), part(from_s=100.0, to_s=200.0)]).saved_sigma_h
+    two = totals([part(), part(job_id=8)]).saved_sigma_h
+    assert one * 3600 == pytest.approx(32.0) and two * 3600 == pytest.approx(16.0 * 2**0.5)
+
+
+def test_slurms_accounting_corrects_ends_and_adds_what_nobody_saw() -> None:
+    run = PastRun(7, "mina", "chem", 0.0, 90.0, 8)
+    (shorter,) = reconciled({7: [part()]}, [run], 0.0)
+    assert (shorter.to_s, shorter.trained_s) == (90.0, 72.0)
+    assert reconciled({7: [shorter]}, [run], 0.0) == []
+    cut = [part(is_open=False, to_s=50.0), part(from_s=50.0, to_s=70.0, is_open=True)]
+    (longer,) = reconciled({7: cut}, [run], 0.0)
+    assert (longer.from_s, longer.to_s, longer.trained_s, longer.is_open) == (50.0, 90.0, 80.0, False)
+    unseen = PastRun(7, "mina", "chem", 120.0, 125.0, 2)
+    (added,) = reconciled({7: [part()]}, [unseen], 0.0)
+    assert (added.from_s, added.to_s, added.gpus, added.asked_gpus, added.trained_s) == (120.0, 125.0, 2, 4, 0.0)
+    assert reconciled({7: [part()]}, [unseen], 121.0) == [], "before anything was recorded"
+    assert reconciled({7: [part()]}, [PastRun(7, "mina", "chem", 40.0, 100.0, 4)], 0.0) == [], "it was made smaller"
+    assert ending(part(), -5.0).held_s == 0.0 and ending(part(), -5.0).trained_s == 0.0
