@@ -157,10 +157,10 @@ PACKAGES = {
             name="synergy-launch",
             programs=("synergy-launch",),
             architecture="all",
-            control=f"Depends: python3 (>= {PYTHON})\nRecommends: libmunge2, slurm-client\n",
+            control=f"Depends: python3 (>= {PYTHON})\nRecommends: libmunge2, slurm-client, synergyctl\n",
             summary="run a training script with the plan that Synergy chose",
-            description="For compute nodes: runs torchrun in a job of Slurm with the degrees, batch and GPUs that synergyd\n"
-            "chose. It runs in the Python that the job's PATH names, and torch is the user's.",
+            description="For compute nodes: runs torchrun in a job with the degrees, batch and\n"
+            "GPUs that synergyd chose. It runs in the Python that the job's PATH names,\nand torch is the user's.",
             fill=fill_launch,
         ),
         Package(
@@ -170,20 +170,21 @@ PACKAGES = {
             control=f"Depends: python3 (>= {PYTHON}), python3 (<< 3.12), libc6 (>= 2.28), libstdc++6 (>= 12), libgcc-s1, zlib1g\n"
             "Recommends: libmunge2, slurm-client\n",
             summary="see and steer what Synergy does with the jobs of a Slurm cluster",
-            description="For login nodes: users see and steer their jobs through the REST service of synergyd, and plan and\n"
-            "simulate without one. Its libraries are its own, in /usr/lib/synergy.",
+            description="For login nodes: users see and steer their jobs through the REST service\n"
+            "of synergyd, and plan and simulate without one. Its libraries are its own,\nin /usr/lib/synergy.",
             fill=fill_ctl,
         ),
         Package(
             name="synergyd",
             programs=("synergyd", "synergyrestd"),
             architecture="all",
-            control=f"Pre-Depends: init-system-helpers (>= 1.54~)\nDepends: synergyctl (= {__version__}), systemd | systemd-standalone-sysusers, "
-            "slurm-client, libmunge2\nRecommends: slurmctld, munge\nSuggests: postgresql, prometheus, grafana\n",
+            control="Pre-Depends: init-system-helpers (>= 1.54~)\n"
+            f"Depends: synergyctl (= {__version__}), systemd | systemd-standalone-sysusers, slurm-client, libmunge2\n"
+            "Recommends: slurmctld, munge\nSuggests: postgresql, prometheus, grafana\n",
             summary="goodput-driven scheduling of large-model training on Slurm",
-            description="For the host of slurmctld: the daemon decides each epoch how many GPUs every #SYNERGY job gets, and with\n"
-            "which plan, and resizes jobs through Slurm. Its REST service lets users see and steer their jobs.\n"
-            "Neither is started before the admin enables it.",
+            description="For the host of slurmctld: the daemon decides each epoch how many GPUs\n"
+            "every #SYNERGY job gets, and with which plan, and resizes jobs through\n"
+            "Slurm. Its REST service lets users see and steer their jobs. Neither is\nstarted before the admin enables it.",
             fill=fill_daemon,
         ),
     )
@@ -212,7 +213,10 @@ def add_common(package: Package, root: Path, date_s: float) -> None:
         page = (ROOT / "docs/man" / f"{name}.1").read_bytes()
         compressed(root / f"usr/share/man/man1/{name}.1.gz", page)
         variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
-        for shell, target in (("bash", f"bash-completion/completions/{name}"), ("zsh", f"zsh/vendor-completions/_{name}")):
+        for shell, target in (
+            ("bash", f"bash-completion/completions/{name}"),
+            ("zsh", f"zsh/vendor-completions/_{name}"),
+        ):
             kind = get_completion_class(shell)
             assert kind is not None
             write(root / "usr/share" / target, kind(command, {}, name, variable).source())
@@ -246,9 +250,10 @@ def copyright_text(package: Package, root: Path) -> str:
         named = about.get("License-Expression") or about.get("License") or "see below"
         title = named.splitlines()[0][:60] if named else "see below"
         where = f"/{SITE}" if package.name == "synergyctl" else "the wheel of click"
+        name = library.name.replace("-", "_")
         text += (
-            f"\nFiles: {place}/{library.name.replace('-', '_')}*\nCopyright: {about.get('Author') or 'its authors'}\n"
-            f"License: {library.name}\n {title}\n .\n Its text stands in {where}/{library.name.replace('-', '_')}-{library.version}.dist-info.\n"
+            f"\nFiles: {place}/{name}*\nCopyright: {about.get('Author') or 'its authors'}\nLicense: {library.name}\n"
+            f" {title}\n .\n Its text stands in {where}/{name}-{library.version}.dist-info.\n"
         )
     return text
 
@@ -277,9 +282,11 @@ def build(package: Package, out: Path, date_s: float) -> Path:
         for name in SCRIPTS:
             if (HERE / f"{package.name}.{name}").exists():
                 put(HERE / f"{package.name}.{name}", root / "DEBIAN" / name, 0o755)
-        for path in root.rglob("*"):
+        for path in (root, *root.rglob("*")):
             if not path.is_symlink():
-                executable = path.is_dir() or path.stat().st_mode & 0o100 and ".so" not in path.name and path.suffix != ".py"
+                executable = path.is_dir() or (
+                    path.stat().st_mode & 0o100 and ".so" not in path.name and path.suffix != ".py"
+                )
                 path.chmod(0o755 if executable else 0o644)
                 os.utime(path, (date_s, date_s))
         target = out / f"{package.name}_{__version__}_{package.architecture}.deb"
