@@ -13,16 +13,17 @@ from pathlib import Path
 RUN = Path("/run/units")
 
 
-def directives(unit):
+def directives(unit: str) -> list[tuple[str, str]]:
     for folder in ("/etc/systemd/system", "/lib/systemd/system"):
         path = Path(folder) / f"{unit}.service"
         if path.exists():
             lines = path.read_text().splitlines()
-            return [tuple(line.split("=", 1)) for line in lines if "=" in line and not line.startswith("#")]
+            parts = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+            return [(key, value) for key, _, value in parts]
     sys.exit(f"Unit {unit}.service not found.")
 
 
-def pid_of(unit):
+def pid_of(unit: str) -> int | None:
     try:
         pid = int((RUN / unit).read_text())
         os.kill(pid, 0)
@@ -32,7 +33,7 @@ def pid_of(unit):
     return None if state in "ZX" else pid
 
 
-def start(unit):
+def start(unit: str) -> None:
     if pid_of(unit):
         return
     said = directives(unit)
@@ -40,10 +41,11 @@ def start(unit):
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     for key, value in said:
         if key == "Environment":
-            environment.update(word.split("=", 1) for word in shlex.split(value))
+            environment.update({k: v for k, _, v in (word.partition("=") for word in shlex.split(value))})
         elif key == "EnvironmentFile" and Path(value.lstrip("-")).exists():
             lines = Path(value.lstrip("-")).read_text().splitlines()
-            environment.update(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+            said_there = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+            environment.update({k: v for k, _, v in said_there})
     user = pwd.getpwnam(first.get("User", "root"))
     if "StateDirectory" in first:
         folder = Path("/var/lib") / first["StateDirectory"]
@@ -62,7 +64,7 @@ def start(unit):
         sys.exit(f"Job for {unit}.service failed: {Path(f'/var/log/{unit}.journal').read_text()[-2000:]}")
 
 
-def stop(unit):
+def stop(unit: str) -> None:
     pid = pid_of(unit)
     if pid:
         os.kill(pid, signal.SIGTERM)
@@ -73,7 +75,7 @@ def stop(unit):
             os.kill(pid, signal.SIGKILL)
 
 
-def main():
+def main() -> None:
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
     verb, units = words[0], [word.removesuffix(".service") for word in words[1:]]
     if verb == "is-active":

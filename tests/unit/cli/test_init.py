@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from synergyd.cli import init as init_module
 from synergyd.cli.init import Change, apply, proposed
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import UsageError
@@ -52,13 +51,12 @@ def test_a_fresh_site_is_set_up_once(conf: Path) -> None:
     assert again.output == f"{conf}: nothing to change\n" and files(conf.parent) == before
 
 
-def test_it_shows_a_diff_and_asks_somebody(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_shows_a_diff_and_asks_somebody(conf: Path) -> None:
     before = files(conf.parent)
     nobody = run(conf)
     assert isinstance(nobody.exception, UsageError) and "+Include synergy.conf" in nobody.output
-    monkeypatch.setattr(init_module.sys.stdin.__class__, "isatty", lambda self: True, raising=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
+        patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
         assert "nothing was written" in run(conf, told="n\n").output
     assert files(conf.parent) == before
 

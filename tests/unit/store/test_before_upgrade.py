@@ -37,7 +37,7 @@ def lead(path: Path, **changed: object) -> None:
     """Writes the leader's row."""
     with sqlite3.connect(path) as connection:
         columns = {row[1]: 0 if row[2] != "VARCHAR" else "" for row in connection.execute("PRAGMA table_info(leader)")}
-        row = {name: "x" if "CHAR" in str(value) else value for name, value in columns.items()}
+        row: dict[str, object] = {name: "x" if "CHAR" in str(value) else value for name, value in columns.items()}
         row |= {"id": 1, "host": "head", "pid": 4711, "heartbeat_s": 1.0} | {
             k: v for k, v in changed.items() if k in columns
         }
