@@ -12,7 +12,7 @@ from types import TracebackType
 from tests.paths import ROOT
 
 SUITE = "bookworm"
-PACKAGES = "systemd,python3,slurm-wlm,munge,logrotate,bash-completion"
+PACKAGES = "systemd,python3,slurm-wlm,munge"
 CACHE = ROOT / "build" / "debian" / SUITE
 MIRROR = "http://deb.debian.org/debian"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,6 @@ def first_job(debian: FreshDebian) -> None:
     wait_for(debian, f"synergyctl status | grep -q '{job} '", "the daemon to see the job")
     wait_for(debian, "grep -qs trained /home/mina/out", "the job's output")
     assert "/usr/lib/synergy-launch/" in (home / "out").read_text()
-    assert "dry run" in debian.must("cat /var/log/synergyd.journal").lower()
 
 
 def on_a_node(debian: FreshDebian) -> None:
@@ -182,7 +182,8 @@ def test_upgraded_from_0_1_0_removed_and_purged(debian: FreshDebian, tmp_path: P
     assert {
         debian.must(f"stat -c %U {p}").strip() for p in ("/var/lib/synergy/synergy.db", f"/var/lib/synergy/{copy.name}")
     } == {"slurm"}
-    with sqlite3.connect(f"file:{copy}?mode=ro", uri=True) as kept:
+    # SQLite follows links by name, which leads out of the chroot
+    with closing(sqlite3.connect(shutil.copy(copy, tmp_path / "copy"))) as kept:
         assert kept.execute("SELECT version_num FROM alembic_version").fetchone() == ("0005",)
     wait_for(debian, "systemctl is-active synergyd", "the daemon that ran before")
 
@@ -223,18 +224,14 @@ def test_installed_and_purged_twice_it_leaves_no_traces(debian: FreshDebian) -> 
         debian.must("apt install -y ./build/deb/*.deb")
         for name in ("synergyctl", "synergyd", "synergyrestd", "synergy-launch"):
             assert debian.must(f"{name} --version") == f"{name}, version {__version__}\n"
+        script = (
+            "source /usr/share/bash-completion/completions/synergyctl; COMP_WORDS=(synergyctl expl); COMP_CWORD=1;"
+            " _synergyctl_completion synergyctl expl synergyctl; echo ${COMPREPLY[@]}"
+        )
+        assert debian.must(script).strip() == "explain"
         debian.must("/var/lib/dpkg/info/synergyd.postinst configure ''")  # once more
         debian.must("apt purge -y synergyd synergyctl synergy-launch")
     assert files(debian) - before == set()
-
-
-def test_completion_works_in_bash(debian: FreshDebian) -> None:
-    debian.must("apt install -y ./build/deb/*.deb")
-    script = (
-        "source /usr/share/bash-completion/bash_completion; _completion_loader synergyctl || true;"
-        " COMP_WORDS=(synergyctl expl); COMP_CWORD=1; _synergyctl_completion synergyctl expl synergyctl; echo ${COMPREPLY[@]}"
-    )
-    assert debian.must(script).strip() == "explain"
 
 
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed here")
