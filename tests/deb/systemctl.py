@@ -80,6 +80,10 @@ def main() -> None:
     verb, units = words[0], [word.removesuffix(".service") for word in words[1:]]
     if verb == "is-active":
         sys.exit(0 if all(map(pid_of, units)) else 3)
+    if verb == "is-enabled":  # deb-systemd-invoke starts no other
+        there = all(Path(f"/etc/systemd/system/multi-user.target.wants/{unit}.service").is_symlink() for unit in units)
+        print("enabled" if there else "disabled")
+        sys.exit(not there)
     if verb == "enable":
         for unit in units:
             directives(unit)

@@ -171,6 +171,8 @@ def test_upgraded_from_0_1_0_removed_and_purged(debian: FreshDebian, tmp_path: P
     debian.must(
         "dpkg -i /root/*_0.1.0.deb; install -d -o slurm -g slurm -m755 /var/lib/synergy; : >/run/synergyd.was-active"
     )
+    wants = "/etc/systemd/system/multi-user.target.wants"
+    debian.must(f"mkdir -p {wants}; ln -s /lib/systemd/system/synergyd.service {wants}/")
     path, _ = database(tmp_path)
     state = debian.root_here / "var/lib/synergy"
     shutil.copy(path, state / "synergy.db")
