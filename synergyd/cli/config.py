@@ -12,6 +12,9 @@ from rich.text import Text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from synergyd.cli import first_start
+from synergyd.cli.checks import Finding
+from synergyd.cli.checks import show as show_findings
 from synergyd.cli.console import console as make_console
 from synergyd.errors import UsageError, one_line
 from synergyd.settings import GPU_TYPE, SETTINGS, Setting, Settings
@@ -36,8 +39,9 @@ def config() -> None:
 def check(context: object, conf: Path | None, as_json: bool) -> None:
     """Show each setting, where it was said, and what is wrong or could be better.
 
-    Settings are `#SYNERGY Key=Value` lines of slurm.conf or of a file that it Includes. Exits with 2 when a line is
-    wrong, with 0 when there are only warnings.
+    Settings are `#SYNERGY Key=Value` lines of slurm.conf or of a file that it Includes. Without --conf it also says
+    what a first start on this host lacks: run it as root or as the daemon's user. Exits with 2 when a line is wrong,
+    with 1 when something is missing, with 0 when there are only warnings.
     """
     try:
         named = conf or getattr(context, "conf", None)
@@ -45,6 +49,7 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
         loaded = load_settings(path)
         live = () if named else leak_lints()
         problems = (*loaded.problems, *lint(path, loaded), *live)
+        found = [] if named else first_start.findings(loaded.settings)
     except UsageError as error:
         if as_json:
             click.echo(json.dumps({"error": str(error)}))
@@ -52,11 +57,12 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
             click.echo(f"error: {error}", err=True)
         sys.exit(2)
     if as_json:
-        click.echo(json.dumps(_json(path, loaded, problems), indent=2))
+        click.echo(json.dumps(_json(path, loaded, problems, found), indent=2))
     else:
-        _show(path, loaded, problems)
+        _show(path, loaded, problems, found)
     if any(problem.severity == "error" for problem in problems):
         sys.exit(2)
+    sys.exit(any(finding.ok is False for finding in found))
 
 
 def leak_lints() -> tuple[Lint, ...]:
@@ -104,15 +110,16 @@ def _without_password(url: str) -> str:
     return parsed.set(query=hidden).render_as_string(hide_password=True)
 
 
-def _json(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...]) -> dict[str, object]:
+def _json(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...], found: list[Finding]) -> dict[str, object]:
     return {
         "conf": str(path),
         "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows(loaded)],
         "problems": [{"where": p.where, "what": p.what, "right": p.right, "severity": p.severity} for p in problems],
+        "checks": [{"name": f.name, "ok": f.ok, "found": f.found, "right": f.right} for f in found],
     }
 
 
-def _show(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...]) -> None:
+def _show(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...], found: list[Finding]) -> None:
     console = make_console()
     table = Table(title=Text(f"Settings of {one_line(str(path))}"), title_justify="left")
     for heading in ("Key", "Value", "Origin"):
@@ -125,5 +132,7 @@ def _show(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...]) -> Non
         style = "bold red" if problem.severity == "error" else "yellow"
         line = Text(f"{problem.severity}: ", style=style) + Text(one_line(str(problem).partition(": ")[2]))
         console.print(line, soft_wrap=True)
+    show_findings(found)
     errors = sum(problem.severity == "error" for problem in problems)
-    console.print(f"{errors} errors, {len(problems) - errors} warnings")
+    missing = sum(finding.ok is False for finding in found)
+    console.print(f"{errors} errors, {len(problems) - errors} warnings" + (f", {missing} missing" if found else ""))

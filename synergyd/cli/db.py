@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from synergyd.store import schema
-from synergyd.store.connect import parse_url, show
+from synergyd.store.before_upgrade import keep_copy, refuse_if_used
+from synergyd.store.connect import parse_url, show, sqlite_path
 
 
 @click.group()
@@ -27,12 +28,15 @@ _url = click.option(
 
 @db.command()
 @_url
+@click.option("--existing", is_flag=True, help="Only a database that has a schema: make none.")
+@click.option("--no-copy", is_flag=True, help="Keep no copy of a SQLite file.")
 @click.pass_context
-def upgrade(ctx: click.Context, url: str | None) -> None:
+def upgrade(ctx: click.Context, url: str | None, existing: bool, no_copy: bool) -> None:
     """Bring the schema to the revision that this version of Synergy needs.
 
     Creates it in an empty database. All in one transaction: if it fails, nothing has changed. Stop the daemon before
-    you upgrade from an older version, and start the new one after.
+    you upgrade from an older version, and start the new one after: with a daemon at work it is refused. A copy of a
+    SQLite file is kept beside it; of PostgreSQL, make one with pg_dump.
 
     \b
     Example:
@@ -40,8 +44,17 @@ def upgrade(ctx: click.Context, url: str | None) -> None:
       synergyctl db upgrade --url postgresql+psycopg://synergy@dbhost/synergy
     """
     target = _target(ctx, url)
+    parsed = parse_url(target)
+    where = show(parsed)
+    found = schema.revision(target)
+    if found is None and existing:
+        click.echo(f"{where}: there is no schema to upgrade")
+        return
+    if found is not None and schema.is_older(found):
+        refuse_if_used(target)
+        if (path := sqlite_path(parsed)) is not None and not no_copy:
+            click.echo(f"{where}: copied to {keep_copy(path, found)}")
     before, after = schema.upgrade(target)
-    where = show(parse_url(target))
     if before == after:
         click.echo(f"{where}: schema is at revision {after} already")
     elif before is None:

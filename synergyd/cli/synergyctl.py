@@ -23,7 +23,9 @@ VERBS = {
     "pause": ("pause", "pause", "Leave a job at its present size."),
     "resume": ("pause", "resume", "Let Synergy resize a paused job again."),
     "set": ("pause", "set_verb", "Change a job's bounds or weight."),
-    "config": ("config", "config", "Check the settings in slurm.conf."),
+    "init": ("init", "init", "Set up slurm.conf and job_submit.lua for Synergy."),
+    "config": ("config", "config", "Check the settings in slurm.conf, and what a first start needs."),
+    "doctor": ("doctor", "doctor", "What a node lacks to run Synergy's jobs."),
     "db": ("db", "db", "The database's schema."),
 }
 

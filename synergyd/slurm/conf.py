@@ -14,9 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-
 from synergyd.errors import UsageError, one_line
 from synergyd.ordinary_file import read_bytes
 from synergyd.settings import FIGURES, GPU_TYPE, SETTINGS, TABLE, Settings
@@ -190,13 +187,26 @@ def _read_pair(where: str, key: str, value: str, reading: _Reading) -> None:
         return
     try:
         if setting.field == "database":
-            make_url(value)
+            _check_url(value)
         reading.values[setting.field] = setting.type.read(value)
         reading.origins[setting.field] = where
-    except (ValueError, ArgumentError):
+    except ValueError:
         # A database URL may hold a password, so its text is not repeated.
         shown = setting.key if setting.field == "database" else f"{setting.key}={one_line(value, 60)}"
         reading.problems.append(Lint(where, f"{shown} is not right", f"{setting.key} takes {setting.type.takes}"))
+
+
+def _check_url(value: str) -> None:
+    """Raises ValueError for what is no URL. On compute nodes, without the server part, nobody opens a database."""
+    try:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+    except ModuleNotFoundError:
+        return
+    try:
+        make_url(value)
+    except ArgumentError as error:
+        raise ValueError(str(error)) from None
 
 
 def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> None:

@@ -99,5 +99,10 @@ def revision(url: str) -> str | None:
         engine.dispose()
 
 
+def is_older(revision: str) -> bool:
+    """A revision that this version can upgrade."""
+    return revision != needed() and _known(revision)
+
+
 def _known(name: str) -> bool:
     return any(s.revision == name for s in ScriptDirectory.from_config(config()).walk_revisions())

@@ -1,0 +1,1 @@
+"""Debian packages without debhelper: `python -m deb.build`."""

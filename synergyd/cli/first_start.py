@@ -1,0 +1,180 @@
+"""What a first start of synergyd and synergyrestd needs of this host, beside the settings themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+
+from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, slurm_version
+from synergyd.cli.context import REST_LIBRARIES
+from synergyd.daemon import heartbeat
+from synergyd.errors import SynergyError
+from synergyd.settings import Settings
+from synergyd.store import schema
+from synergyd.store.connect import parse_url, show, sqlite_path
+
+_USERS = ("sacctmgr", "-nP", "show", "user", "format=user,adminlevel")
+BEATS_S = 60.0  # four heartbeats
+
+
+def findings(settings: Settings) -> list[Finding]:
+    """All of them, in the order in which an admin would mend them."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    about, config = controller(ask_config)
+    found = [Finding("Python", sys.version_info >= (3, 11), version, "3.11 or newer is needed")]
+    found += [slurm_version(), *about, munge_works()]
+    user = daemon_user(settings, config)
+    if config:
+        found += [_json(), _rights(user, config)]
+    found += [_state_dir(settings.state_dir, user), _database(settings), *_ports(settings)]
+    if settings.rest_port or "auth/jwt" in config.get("AuthAltTypes", ""):
+        found += [_rest_libraries(), *_jwt(config, user)]
+    return found
+
+
+def daemon_user(settings: Settings, config: dict[str, str]) -> str:
+    """Who runs, or will run, the daemon: the owner of StateDir, else this user; SlurmUser where this is root without a StateDir."""
+    try:
+        return _name(settings.state_dir.stat().st_uid)
+    except OSError:
+        return re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root")) if os.geteuid() == 0 else _name(os.geteuid())
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _json() -> Finding:
+    # of nodes: a whole queue as JSON may be large
+    ok, text = output_of("sinfo", "--json")
+    found = "Slurm writes JSON" if ok else text
+    return Finding("JSON", ok, found, "AdminComment is read from `squeue --json`: build Slurm with its JSON serializer")
+
+
+def _rights(user: str, config: dict[str, str]) -> Finding:
+    slurm_user = re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root"))
+    if user in ("root", slurm_user):
+        return Finding("rights", True, f"the daemon's user is {user}" + (", SlurmUser" if user == slurm_user else ""))
+    right = f"run it as {slurm_user}, or: sacctmgr modify user {user} set adminlevel=Admin"
+    ok, text = output_of(*_USERS)
+    if not ok:
+        return Finding(
+            "rights", False, f"{user} is neither root nor SlurmUser, and slurmdbd tells no AdminLevel", right
+        )
+    level = dict(line.split("|", 1) for line in text.splitlines() if "|" in line).get(user, "None")
+    enough = level.lower().startswith(("operator", "admin"))
+    found = f"{user} has AdminLevel={level}"
+    if enough and level.lower().startswith("operator"):
+        found += ", which may not stamp AdminComment"
+    return Finding("rights", enough, found, right)
+
+
+def _state_dir(path: Path, user: str) -> Finding:
+    name = f"StateDir {path}"
+    make = f"install -d -o {user} -m755 {path}"
+    try:
+        about = path.stat()
+    except OSError as error:
+        return Finding(
+            name, False, error.strerror or "can't be looked at", f"{make} (the systemd unit makes /var/lib/synergy)"
+        )
+    if not stat.S_ISDIR(about.st_mode):
+        return Finding(name, False, "is no folder", make)
+    closed = next((p for p in (path, *path.parents) if not p.stat().st_mode & 0o001), None)
+    if closed is not None:
+        return Finding(name, False, f"jobs can't enter {closed}", f"chmod a+x {closed}: jobs read their plans there")
+    if os.geteuid() == about.st_uid and not os.access(path, os.W_OK):
+        return Finding(name, False, f"{user} may not write there", f"chmod u+w {path}, or mount it for writing")
+    return Finding(name, True, f"of {_name(about.st_uid)}")
+
+
+def _database(settings: Settings) -> Finding:
+    url = settings.database_url()
+    try:
+        parsed = parse_url(url)
+        where, path = show(parsed), sqlite_path(parsed)
+        if path is not None and not path.exists():
+            if path.parent.is_dir():
+                return Finding("database", True, f"{where} is made at the first start")
+            return Finding("database", False, f"there is no folder {path.parent} yet", "make StateDir first")
+        has, needs = schema.revision(url), schema.needed()
+    except SynergyError as error:
+        return Finding("database", False, error.what, error.right)
+    if has != needs:
+        what = f"{where} has no schema" if has is None else f"{where} is at revision {has}, {needs} is needed"
+        return Finding("database", False, what, "stop the daemon, then: synergyctl db upgrade")
+    return Finding("database", True, f"{where}, revision {has}")
+
+
+def _ports(settings: Settings) -> list[Finding]:
+    """Each port can be taken, or a daemon that lives has it."""
+    wanted = {
+        "ReportPort": settings.report_port,
+        "MetricsPort": settings.metrics_port,
+        "LinkArbiterPort": settings.link_arbiter_port,
+        "RestPort": settings.rest_port,
+    }
+    runs = _beats(settings.state_dir)
+    found = []
+    for key, port in wanted.items():
+        if not port:
+            continue
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("", port))
+                found.append(Finding(f"{key} {port}", True, "is free"))
+            except OSError as error:
+                # the REST service may run without the daemon
+                serves = settings.rest_socket().is_socket() if key == "RestPort" else runs
+                text = "is taken by Synergy itself, which runs" if serves else error.strerror or "can't be taken"
+                found.append(Finding(f"{key} {port}", serves, text, f"end what holds it, or set {key} to another"))
+    return found
+
+
+def _beats(state_dir: Path) -> bool:
+    beat = heartbeat.seen(state_dir).partition(" ")[0]
+    return beat.isdecimal() and abs(time.time() - int(beat)) <= BEATS_S
+
+
+def _rest_libraries() -> Finding:
+    lacks = sorted(name for name in REST_LIBRARIES if importlib.util.find_spec(name) is None)
+    found = f"lacks {', '.join(lacks)}" if lacks else "its libraries are there"
+    return Finding("REST service", not lacks, found, "pip install 'synergy-slurm[rest]'")
+
+
+def _jwt(config: dict[str, str], user: str) -> list[Finding]:
+    """Slurm's token key, as `user` sees it."""
+    if "auth/jwt" not in config.get("AuthAltTypes", ""):
+        return [
+            Finding(
+                "auth/jwt", None, "is not set up: callers are known by munge alone", "see slurm.conf(5), AuthAltTypes"
+            )
+        ]
+    named = re.search(r"jwt_key=([^,\s]+)", config.get("AuthAltParameters", ""))
+    path = Path(named[1]) if named else Path(config.get("StateSaveLocation", "")) / "jwt_hs256.key"
+    try:
+        about = path.stat()
+    except OSError as error:
+        may = os.geteuid() == 0 or error.errno != 13
+        return [
+            Finding(
+                "auth/jwt", False if may else None, f"{path}: {error.strerror}", "make the key that slurm.conf names"
+            )
+        ]
+    if about.st_mode & 0o077:
+        return [Finding("auth/jwt", False, f"others than its owner can read {path}", f"chmod 600 {path}")]
+    mine = user == "root" or _name(about.st_uid) == user
+    return [
+        Finding("auth/jwt", mine, f"{path} is of {_name(about.st_uid)}", f"run synergyrestd as {_name(about.st_uid)}")
+    ]

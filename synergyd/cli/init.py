@@ -1,0 +1,214 @@
+"""`synergyctl init`: Synergy's lines for slurm.conf and job_submit.lua, as a diff to approve."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from synergyd.cli.context import Context
+from synergyd.errors import UsageError, one_line
+from synergyd.ordinary_file import read_bytes
+from synergyd.settings import Settings
+from synergyd.slurm import setup
+from synergyd.slurm.conf import MAX_FILE_BYTES, find_slurm_conf, load_settings, read_lines
+from synergyd.slurm.conf_lint import SlurmConf, read_slurm_conf
+
+PACKAGED = Path("/usr/share/synergy")  # of the Debian package: replaced at its upgrades
+MODULES = ("synergy.lua", "synergy_grammar.lua")
+HOOK = "job_submit.hook.lua"
+DRY_RUN = "# Synergy decides, and touches no job, until this line is taken out.\n#SYNERGY DryRun=yes\n"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file and what is to stand in it; `before` is None where there is no file yet."""
+
+    path: Path
+    before: str | None
+    after: str
+
+    def diff(self) -> str:
+        old = "/dev/null" if self.before is None else str(self.path)
+        lines = difflib.unified_diff(
+            (self.before or "").splitlines(keepends=True), self.after.splitlines(keepends=True), old, str(self.path)
+        )
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def init(context: Context, yes: bool) -> None:
+    """Set up slurm.conf and job_submit.lua for Synergy: shows what would change, asks, and writes.
+
+    \b
+    slurm.conf       JobSubmitPlugins=lua, JobFileAppend=1, Include synergy.conf
+    synergy.conf     all settings with their defaults, and DryRun=yes
+    job_submit.lua   the hook; a site's own script is kept, with three statements more
+
+    What is there already is left alone, so that it can be run again at any time. Each file is written at once, with its
+    owner and mode, and a copy of the old one beside it.
+    """
+    conf = (context.conf or find_slurm_conf()).resolve()
+    changes, remarks = proposed(conf)
+    for remark in remarks:
+        click.echo(one_line(remark, 1000), err=True)
+    if not changes:
+        click.echo(f"{one_line(str(conf))}: nothing to change")
+        return
+    for change in changes:
+        click.echo(_shown(change), nl=False)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("synergyctl init", "there is nobody to ask", "look at the diff, then give --yes")
+    if not yes and not click.confirm("Write this?"):
+        click.echo("nothing was written")
+        return
+    for change in changes:
+        backup = apply(change)
+        click.echo(f"wrote {one_line(str(change.path))}" + (f", before: {one_line(str(backup))}" if backup else ""))
+    click.echo("copy these files to all nodes where they have files of their own, and restart slurmctld; then:")
+    click.echo("synergyctl config check")
+
+
+def _shown(change: Change) -> str:
+    """The diff; of a new file that is only ours, its first lines."""
+    lines = change.diff().splitlines(keepends=True)
+    if change.before is None and len(lines) > 60:
+        lines = [*lines[:12], f"... and {len(lines) - 12} lines more\n"]
+    return "".join(one_line(line.rstrip("\n"), 1000) + "\n" for line in lines)
+
+
+def proposed(conf: Path) -> tuple[list[Change], list[str]]:
+    """What is missing, slurm.conf last (an Include of a file that is not there yet stops every Slurm command), and remarks.
+
+    Raises UsageError for files that can't be read."""
+    folder = conf.parent
+    lines, problems = read_lines(conf)
+    ours = folder / "synergy.conf"
+    lacks_ours = not ours.exists() and any(problem.what.startswith("Include synergy.conf") for problem in problems)
+    for problem in problems[lacks_ours:]:
+        raise UsageError(problem.where, problem.what, problem.right)
+    slurm = read_slurm_conf(conf, lines)
+    settings = load_settings(conf).settings
+    changes: list[Change] = []
+    modules = PACKAGED
+    if not Path(sys.prefix).is_relative_to("/usr/lib/synergy"):
+        modules = folder / "synergy"
+        changes += [c for name in MODULES if (c := _whole(modules / name, _packaged(name)))]
+    included = {line.path.resolve() for line in lines}
+    said = any(line.text.lstrip().upper().startswith("#SYNERGY ") for line in lines)
+    include = not said and not lacks_ours and ours not in included
+    if (include or lacks_ours) and not ours.exists():
+        changes.append(Change(ours, None, DRY_RUN + "\n" + _packaged("synergy.conf")))
+    script, remarks = _script(folder / "job_submit.lua", modules, settings, stale=bool(changes))
+    changes += script
+    return [*changes, *_slurm_conf(slurm, conf, include)], remarks
+
+
+def _whole(path: Path, text: str) -> Change | None:
+    before = _read(path)
+    return Change(path, before, text) if before != text else None
+
+
+def _script(path: Path, modules: Path, settings: Settings, *, stale: bool) -> tuple[list[Change], list[str]]:
+    """job_submit.lua with the hook. `stale`: modules change, so that Slurm must read it anew: it does when its time changes."""
+    hook = setup.hook_for(_packaged(HOOK), str(modules / MODULES[0]), str(settings.state_dir))
+    before = _read(path)
+    if before is None:
+        return [Change(path, None, hook)], []
+    if "synergy" in before:
+        return ([Change(path, before, before)] if stale else []), []
+    after, why = setup.merged(before, hook)
+    if why:
+        right = f"copy the three marked statements of {_place(modules)} into it"
+        return [], [f"{path}: Synergy's hook can't be put in by itself: {why}; {right}"]
+    return [Change(path, before, after)], []
+
+
+def _place(modules: Path) -> Path:
+    return modules / HOOK if modules == PACKAGED else Path(str(files("slurm_plugins") / HOOK))
+
+
+def _slurm_conf(slurm: SlurmConf, conf: Path, include: bool) -> list[Change]:
+    """slurm.conf, or the file it Includes that has the line."""
+    texts: dict[Path, str] = {}
+    plugins = [part.strip() for part in slurm.get("JobSubmitPlugins").split(",") if part.strip()]
+    add: list[str] = []
+    if "jobsubmitplugins" in slurm.places and not {"lua", "job_submit/lua"} & set(map(str.lower, plugins)):
+        file, _, number = slurm.where("JobSubmitPlugins").rpartition(":")
+        text = _read(Path(file)) or ""
+        texts[Path(file).resolve()] = setup.with_line(
+            text, int(number), "JobSubmitPlugins", ",".join([*plugins, "lua"])
+        )
+    elif "jobsubmitplugins" not in slurm.places:
+        add.append("JobSubmitPlugins=lua")
+    if "jobfileappend" not in slurm.places:
+        add.append("JobFileAppend=1")
+    if include:
+        add.append("Include synergy.conf")
+    if add:
+        before = texts.get(conf) or _read(conf) or ""
+        texts[conf] = setup.with_end(before, ["# Synergy", *add])
+    return [Change(path, _read(path), text) for path, text in texts.items()]
+
+
+def _packaged(name: str) -> str:
+    return (files("slurm_plugins") / name).read_text(encoding="utf-8")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return read_bytes(path, MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(str(path), f"can't be read: {error.strerror}", "run this as root") from None
+
+
+def apply(change: Change) -> Path | None:
+    """Writes one file at once, keeping owner and mode. Returns the copy of what stood there (None for a new file).
+
+    Raises UsageError where it can't be written, or has changed since it was shown."""
+    path = change.path.resolve()
+    if _read(path) != change.before:
+        raise UsageError(str(path), "has changed since it was shown", "run synergyctl init again")
+    try:
+        if change.before == change.after:
+            os.utime(path)
+            return None
+        backup = None
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        about = path.stat() if change.before is not None else path.parent.stat()
+        mode = about.st_mode & 0o7777 if change.before is not None else 0o644
+        if change.before is not None:
+            backup = path.with_name(f"{path.name}.before-synergy-{time.strftime('%Y%m%d-%H%M%S')}")
+            _put(backup, change.before, about.st_uid, about.st_gid, mode)
+        _put(path, change.after, about.st_uid, about.st_gid, mode)
+    except OSError as error:
+        raise UsageError(str(path), f"can't be written: {error.strerror}", "run this as root") from None
+    return backup
+
+
+def _put(path: Path, text: str, uid: int, gid: int, mode: int) -> None:
+    """A reader sees the old file or the new one, whatever happens in between."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+            file.flush()
+            os.fchown(handle, uid, gid)
+            os.fchmod(handle, mode)
+            os.fsync(handle)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

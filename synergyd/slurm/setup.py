@@ -1,0 +1,84 @@
+"""What Synergy adds to a site's files for Slurm, as texts: nothing is read or written here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+HOOK_PARTS = ("-- 1.", "-- 2.", "-- 3.")
+MODULE_PATH = "/etc/slurm/synergy/synergy.lua"  # the hook's own
+STATE_DIR = "/var/lib/synergy"
+# comments and strings of Lua, in which no function is defined
+_LUA_TEXT = re.compile(r"""(?:--)?\[(=*)\[.*?\]\1\]|--[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
+
+
+def hook_for(hook: str, module: str, state_dir: str) -> str:
+    """The text of job_submit.hook.lua for a module at another place and another StateDir."""
+    return hook.replace(lua_string(MODULE_PATH), lua_string(module)).replace(
+        lua_string(STATE_DIR), lua_string(state_dir)
+    )
+
+
+def lua_string(text: str) -> str:
+    """A Lua literal."""
+    shown = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{shown}"'
+
+
+def merged(script: str, hook: str) -> tuple[str, str]:
+    """(a site's job_submit.lua with the hook's three statements in it, ""); or ("", why that can't be done here)."""
+    code = _LUA_TEXT.sub(lambda text: re.sub(r"[^\n]", " ", text[0]), script)
+    if re.search(r"\b(synergy|loaded)\b", code):
+        return "", "it uses the names `synergy` or `loaded` for something else"
+    first, submit, modify = _statements(hook)
+    places: list[tuple[int, str]] = []
+    for name, statement in (("slurm_job_submit", submit), ("slurm_job_modify", modify)):
+        head = rf"^[ \t]*function[ \t]+{name}[ \t]*\(([^()]*)\)"
+        found = list(re.finditer(head, code, re.MULTILINE))
+        names = [word.strip() for word in found[0][1].split(",")] if found else []
+        wanted = _parameters(hook, name)
+        if len(found) != 1 or len(re.findall(rf"\b{name}\b", code)) != 1:
+            return "", f"it does not define `function {name}(...)` once, at a line's begin"
+        if len(names) != len(wanted) or not all(re.fullmatch(r"[A-Za-z_]\w*", word) for word in names):
+            return "", f"its {name} takes other arguments than {', '.join(wanted)}"
+        text = _renamed(statement, dict(zip(wanted, names, strict=True)))
+        places.append((found[0].end(), "\n" + text.rstrip("\n") + "\n"))
+    for place, text in sorted(places, reverse=True):
+        script = script[:place] + text + script[place:]
+    begin = script.find("\n") + 1 if script.startswith("#!") else 0
+    return script[:begin] + first + "\n" + script[begin:], ""
+
+
+def _statements(hook: str) -> Iterator[str]:
+    """The three marked statements, each with its comment, to the next empty line."""
+    for mark in HOOK_PARTS:
+        begin = hook.index(mark)
+        begin = hook.rfind("\n", 0, begin) + 1
+        end = hook.find("\n\n", begin)
+        yield re.sub(r"-- \d\. (?:At the top|First in \w+)\. ?", "-- Synergy. ", hook[begin:end]) + "\n"
+
+
+def _renamed(statement: str, names: dict[str, str]) -> str:
+    return re.sub(r"\b(" + "|".join(names) + r")\b", lambda word: names[word[0]], statement)
+
+
+def _parameters(hook: str, name: str) -> list[str]:
+    match = re.search(rf"function {name}\(([^()]*)\)", hook)
+    assert match is not None
+    return [word.strip() for word in match[1].split(",")]
+
+
+def with_line(text: str, number: int, key: str, value: str) -> str:
+    """The conf `text` with `key`'s value in line `number` (from 1) replaced."""
+    lines = text.split("\n")
+    pattern = re.compile(rf'(?<![A-Za-z0-9_])({re.escape(key)}\s*=\s*)("[^"]*"|[^\s#]*)', re.IGNORECASE)
+    changed, times = pattern.subn(lambda match: f"{match[1]}{value}", lines[number - 1], count=1)
+    if times != 1:
+        raise ValueError(f"line {number} does not say {key}")
+    lines[number - 1] = changed
+    return "\n".join(lines)
+
+
+def with_end(text: str, lines: list[str]) -> str:
+    """The conf `text` with `lines` at its end. The empty line between ends a last line with a backslash."""
+    return text + ("" if text.endswith("\n") or not text else "\n") + "\n" + "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,69 @@
+"""Before a schema is changed: nobody uses the database, and a copy of a SQLite file is kept."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import inspect, text
+
+from synergyd.errors import UsageError
+from synergyd.store.connect import make_engine, parse_url, plain_errors, show
+from synergyd.store.process import gone
+
+WATCH_S = 3.0  # a leader renews its lease each second
+
+
+def refuse_if_used(url: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Raises UsageError where a daemon holds the lease and renews it. Takes WATCH_S where one was killed."""
+    first = _leader(url)
+    if not first or not first.get("pid") or gone(str(first.get("process") or "")):
+        return
+    sleep(WATCH_S)
+    if _leader(url) != first:
+        where = f"synergyd on {first['host']} (process {first['pid']})"
+        raise UsageError(show(parse_url(url)), f"{where} uses this database", "stop it first, and those that stand by")
+
+
+def _leader(url: str) -> dict[str, object]:
+    """The leader's row, whatever the revision; {} where there is none."""
+    parsed = parse_url(url)
+    engine = make_engine(parsed, pooled=False)
+    try:
+        with plain_errors(parsed), engine.connect() as connection:
+            if not inspect(connection).has_table("leader"):
+                return {}
+            row = connection.execute(text("SELECT * FROM leader")).mappings().first()
+            return dict(row) if row else {}
+    finally:
+        engine.dispose()
+
+
+def keep_copy(path: Path, revision: str) -> Path:
+    """A copy of SQLite file `path` beside it, with its owner and mode, whole also while others write. Raises UsageError."""
+    copy = path.with_name(f"{path.name}.{revision}-{time.strftime('%Y%m%d-%H%M%S')}")
+    part = copy.with_name(f".{copy.name}")
+    try:
+        about = path.stat()
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        source = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+        target = sqlite3.connect(part)
+        try:
+            source.backup(target)
+        finally:
+            source.close()
+            target.close()
+        os.chown(part, about.st_uid, about.st_gid)
+        part.chmod(about.st_mode & 0o7777)
+        part.replace(copy)
+    except (OSError, sqlite3.Error) as error:
+        part.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            str(copy), f"no copy of the database could be made: {why}", "make room, or --no-copy"
+        ) from None
+    return copy

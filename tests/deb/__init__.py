@@ -1,0 +1,1 @@
+"""The Debian packages in a fresh Debian: make test-deb."""

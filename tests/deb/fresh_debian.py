@@ -1,0 +1,150 @@
+"""A fresh Debian in a chroot of its own namespaces: as it came from debootstrap, with Slurm and munge, and nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from tests.paths import ROOT
+
+SUITE = "bookworm"
+PACKAGES = "systemd,python3,slurm-wlm,munge"
+CACHE = ROOT / "build" / "debian" / SUITE
+MIRROR = "http://deb.debian.org/debian"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def why_not() -> str:
+    """What keeps a fresh Debian from being made here, in one line; "" if nothing does."""
+    if os.geteuid() != 0:
+        return "a chroot needs root"
+    lacks = [name for name in ("unshare", "nsenter", "chroot", "dpkg-deb", "ip") if shutil.which(name) is None]
+    if not (CACHE / ".ready").exists() and shutil.which("debootstrap") is None:
+        lacks.append("debootstrap")
+    if lacks:
+        return f"{', '.join(lacks)} not installed here"
+    probe = ["unshare", "--mount", "--net", "--pid", "--fork", "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return f"no namespaces here: {done.stderr.strip()}" if done.returncode else ""
+
+
+def make_cache() -> None:
+    """Three minutes, once: CACHE holds a Debian that is never written to afterwards. Raises RuntimeError."""
+    if (CACHE / ".ready").exists():
+        return
+    part = CACHE.with_name(f".{SUITE}.{os.getpid()}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(part), MIRROR]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+        if done.returncode:
+            raise RuntimeError(f"debootstrap failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        shutil.rmtree(CACHE, ignore_errors=True)
+        part.replace(CACHE)
+        (CACHE / ".ready").touch()
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+class FreshDebian:
+    """A running copy of CACHE, as a context manager; everything in it ends with it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="synergy-debian-"))
+        self.root = self._folder / "root"  # as seen from inside the namespaces alone
+        self._upper = self._folder / "upper"
+        self._init: subprocess.Popen[str] | None = None
+        self._pid = 0
+
+    def __enter__(self) -> FreshDebian:
+        for folder in (self.root, self._upper, self._folder / "work"):
+            folder.mkdir()
+        layers = f"lowerdir={CACHE},upperdir={self._upper},workdir={self._folder / 'work'}"
+        steps = (
+            f"mount -t overlay overlay -o {layers} {self.root}",
+            f"cd {self.root}",
+            "ip link set lo up",
+            # names are looked up for addresses of the kinds that the host has, beside loopback
+            "ip link add eth0 type veth peer name eth1 && ip link set eth1 up",
+            "ip address add 10.0.0.1/24 dev eth0 && ip link set eth0 up",
+            "hostname head",
+            "mount -t proc proc proc",
+            "mount --rbind /sys sys && mount --make-rslave sys",  # slurmd looks for cgroups
+            "mkdir -p dev/pts dev/shm",
+            "mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts",
+            "mount -t tmpfs shm dev/shm",
+            "ln -sfn pts/ptmx dev/ptmx",
+            "for n in 0 1 2 3; do mknod dev/tty$n c 4 $n; done",
+            "mount -t tmpfs run run",
+            "mkdir -p run/systemd/system run/slurm",
+            "printf '127.0.0.1 localhost\\n10.0.0.1 head\\n' >etc/hosts",
+            f"install -m755 {Path(__file__).with_name('systemctl.py')} usr/local/bin/systemctl",
+            "cp usr/local/bin/systemctl bin/systemctl",  # deb-systemd-invoke may name it whole
+            # only inside is the root this one: `ready` is said there
+            "exec chroot . /bin/sh -c 'echo ready; exec sleep infinity'",
+        )
+        options = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
+        command = ["unshare", *options, "sh", "-c", " && ".join(steps)]
+        self._init = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert self._init.stdout is not None
+            if self._init.stdout.readline() != "ready\n":
+                raise RuntimeError("the namespaces could not be made")
+            children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()
+            self._pid = int(children[0])
+            if self.root_here.samefile("/"):  # what is written there would be written here
+                raise RuntimeError("the chroot is this machine's own root")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._init is not None:
+            self._init.kill()  # and with it, by --kill-child, all in its namespace
+            self._init.communicate(timeout=30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def root_here(self) -> Path:
+        """Its / as this process sees it."""
+        return Path(f"/proc/{self._pid}/root")
+
+    def run(
+        self, script: str, *, told: str = "", timeout_s: float = 300.0, folder: str = "/root"
+    ) -> subprocess.CompletedProcess[str]:
+        """A bash script inside; stderr is in stdout, in order."""
+        command = [
+            "nsenter",
+            "-t",
+            str(self._pid),
+            "--mount",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "-r",
+            f"-w/proc/{self._pid}/root{folder}",
+        ]
+        environment = {
+            "PATH": PATH,
+            "HOME": "/root",
+            "DEBIAN_FRONTEND": "noninteractive",
+            "LC_ALL": "C.UTF-8",
+            "TERM": "dumb",
+        }
+        return subprocess.run(
+            [*command, "bash", "-ec", script], env=environment, input=told, timeout=timeout_s, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+
+    def must(self, script: str, *, told: str = "", timeout_s: float = 300.0) -> str:
+        done = self.run(script, told=told, timeout_s=timeout_s)
+        assert done.returncode == 0, f"{script}\n{done.stdout[-4000:]}"
+        return done.stdout

@@ -1,0 +1,1 @@
+"""The Debian packages, built but not installed."""
