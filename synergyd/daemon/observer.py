@@ -74,7 +74,6 @@ class Observer:
     rows: dict[int, JobRow] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
-    left: list[int] = field(default_factory=list)  # to Slurm, and put off by the plugin still
     passed: frozenset[int] = frozenset()  # that wait, and that jobs without a directive have passed
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
@@ -144,7 +143,6 @@ class Observer:
         held = frozenset[str]().union(*(r.nodes for r in self._reservations))
         reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in held)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
-        self.left = []
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
@@ -164,9 +162,6 @@ class Observer:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            slurms = job.directive is None or (job_id in self.forms.slurms and not job.held and not job.paused)
-            if slurms and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
-                self.left.append(job_id)
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
