@@ -156,6 +156,7 @@ class Observer:
                 partitions=self._limits,
                 groups=groups,
                 topology=topology,
+                qos_flags=self.accounts.qos_flags(row.qos),
             )
             job = leaves.within(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:

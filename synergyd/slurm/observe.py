@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from synergyd.control.power_up import RESUME_TIMEOUT_S
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
 from synergyd.slurm.job_forms import shown_name
-from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
+from synergyd.slurm.needs import MORE_NODES, beyond_placing, needs_of, open_partitions, room_of
 from synergyd.slurm.node_states import offered
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
@@ -210,12 +210,13 @@ def job_of(
     partitions: Mapping[str, PartitionRow] | None = None,
     groups: frozenset[str] | None = None,
     topology: bool = False,
+    qos_flags: frozenset[str] | None = None,
 ) -> Job:
-    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, likewise;
-    `topology`: the nodes' leaf switches are known."""
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, `qos_flags`:
+    its QOS's, likewise; `topology`: the nodes' leaf switches are known."""
     state = state_of(row)
     directive, error = known.directive, known.error
-    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups)
+    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups, qos_flags)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
     if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row, topology) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
@@ -259,5 +260,5 @@ def job_of(
         nodelist=known.nodelist,
         exclude=tuple(sorted(known.excluded)),
         open_partitions=",".join(names),
-        max_nodes=min((p.max_nodes for p in limits if p.max_nodes), default=None),
+        max_nodes=min((p.max_nodes for p in limits if p.max_nodes and MORE_NODES not in (qos_flags or ())), default=None),
     )
