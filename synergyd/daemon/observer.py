@@ -119,7 +119,8 @@ class Observer:
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._crowded = crowded_partitions(rows, known)
-        self.passed = passed_over(rows, known, now_s - PASSED_EPOCHS * self.settings.epoch_s, self._gpu_types)
+        since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
+        self.passed = passed_over(rows, known, since_s, self._gpu_types, shared)
         uses = (use_of(row, known[i], self._gpu_types, now_s, self._limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain

@@ -11,7 +11,10 @@ from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gres_items
 
 _COUNT = re.compile(r"([0-9]{1,12})([KMGT]?)\Z")
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-MORE_NODES, MORE_TIME = "PartitionMaxNodes", "PartitionTimeLimit"  # a QOS with the flag comes over the partition's limit
+MORE_NODES, MORE_TIME = (
+    "PartitionMaxNodes",
+    "PartitionTimeLimit",
+)  # a QOS with the flag comes over the partition's limit
 _SHUT = ("DOWN", "INACTIVE")  # a partition that drains still starts what waits in it
 
 

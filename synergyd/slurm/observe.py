@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.control.power_up import RESUME_TIMEOUT_S
@@ -171,18 +171,23 @@ _CROWDED = "jobs without a directive wait for GPUs in its partition"
 
 
 def passed_over(
-    rows: Iterable[JobRow], ours: Container[int], before_s: float, gpu_type_of_node: Mapping[str, str]
+    rows: Iterable[JobRow],
+    ours: Container[int],
+    before_s: float,
+    gpu_type_of_node: Mapping[str, str],
+    partitions_of_node: Mapping[str, Sequence[str]],
 ) -> frozenset[int]:
-    """Those of `ours` that wait since before `before_s`, and that a job of a partition of theirs has passed: one that is not
-    Synergy's, was submitted later, and has GPUs already, of the type that they ask for if they name one. By Slurm's times:
-    seconds since 1970."""
+    """Those of `ours` that wait since before `before_s`, and that a job on a node of a partition of theirs has passed: one that is
+    not Synergy's, was submitted later (to whatever partition), and has GPUs already, of the type that they ask for if they name
+    one. By Slurm's times: seconds since 1970."""
     rows = list(rows)
     newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
     for r in rows:
         if r.job_id not in ours and r.state == "RUNNING" and (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
-            for partition in r.partition.split(","):
-                for kind in {"", *(gpu_type_of_node.get(name, "") for name in r.node_names)}:
-                    newest[partition, kind] = max(newest.get((partition, kind), 0.0), r.submit_s)
+            for name in r.node_names:
+                for partition in (r.partition, *partitions_of_node.get(name, ())):
+                    for kind in {"", gpu_type_of_node.get(name, "")}:
+                        newest[partition, kind] = max(newest.get((partition, kind), 0.0), r.submit_s)
     return frozenset(
         r.job_id
         for r in rows
@@ -260,5 +265,7 @@ def job_of(
         nodelist=known.nodelist,
         exclude=tuple(sorted(known.excluded)),
         open_partitions=",".join(names),
-        max_nodes=min((p.max_nodes for p in limits if p.max_nodes and MORE_NODES not in (qos_flags or ())), default=None),
+        max_nodes=min(
+            (p.max_nodes for p in limits if p.max_nodes and MORE_NODES not in (qos_flags or ())), default=None
+        ),
     )
