@@ -123,7 +123,7 @@ def test_a_partition_whose_time_limit_is_too_short_is_left_out(site: SlurmCluste
     """But for a QOS that comes over it."""
     filling = submit(site, "free", "--partition=one", held=True)
     site.run("scontrol", "release", str(filling))
-    site.wait_for(lambda: site.state(filling) == "RUNNING", 60, "one GPU of n1 to be taken")
+    site.wait_for(lambda: site.state(filling) == "RUNNING", 120, "one GPU of n1 to be taken")
     jobs = [submit(site, "free", "--partition=short,one")]
     site.wait_for(lambda: site.state(jobs[0]) == "RUNNING", 60, "the job to start")
     jobs += [submit(site, "free", "--partition=short"), submit(site, "free", "--partition=short", "--qos=long")]
