@@ -155,19 +155,35 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
-def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozenset[str]:
-    """Partitions in which jobs that are not Synergy's wait for GPUs now: there, no Synergy job may grow beyond what it asked for."""
+@dataclass(frozen=True)
+class Crowded:
+    """Where jobs that Synergy does not decide about wait for GPUs now. `accounts`: those whose own jobs fill a limit."""
+
+    partitions: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+
+    def why(self, job: Job) -> str:
+        """Why the job may have no more than it asked for; "" where it may."""
+        if self.partitions & set(job.partition.split(",")):
+            return "jobs that Synergy does not decide about wait for GPUs in its partition"
+        return "jobs of its account wait for what a limit leaves to it" if job.account in self.accounts else ""
+
+
+def crowded(rows: Iterable[JobRow], ours: Container[int]) -> Crowded:
+    """`ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody else's cost."""
     waiting = frozenset(("Resources", "Priority", "None", ""))
-    return frozenset(
-        partition
-        for r in rows
-        if r.job_id not in ours and r.state == "PENDING" and r.priority > 0 and r.reason.strip("()") in waiting
-        if gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]
-        for partition in r.partition.split(",")
-    )
-
-
-_CROWDED = "jobs without a directive wait for GPUs in its partition"
+    partitions, accounts = set[str](), set[str]()
+    for r in rows:
+        if r.job_id in ours or r.state != "PENDING" or r.priority <= 0:
+            continue
+        if not (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
+            continue
+        reason = r.reason.strip("()")
+        if reason in waiting:
+            partitions.update(r.partition.split(","))
+        elif reason.startswith("AssocGrp") and "Jobs" not in reason and r.account:
+            accounts.add(r.account)
+    return Crowded(frozenset(partitions), frozenset(accounts))
 
 
 def passed_over(
@@ -196,14 +212,14 @@ def passed_over(
     )
 
 
-def held_to_asked(job: Job) -> Job:
-    """The job, in a crowded partition: at most the size it asked for."""
+def held_to_asked(job: Job, why: str) -> Job:
+    """The job, where others wait (`why`): at most the size it asked for."""
     if job.directive is None:
         return job
     most = max(job.asked.gpus, job.directive.min_gpus or 1)
     gives_back = job.state is JobState.RUNNING and job.shape.gpus > most
     directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
-    return replace(job, directive=directive, gives_back=_CROWDED if gives_back else job.gives_back)
+    return replace(job, directive=directive, gives_back=why if gives_back else job.gives_back)
 
 
 def job_of(

@@ -129,9 +129,15 @@ def test_a_partition_whose_time_limit_is_too_short_is_left_out(site: SlurmCluste
     jobs += [submit(site, "free", "--partition=short"), submit(site, "free", "--partition=short", "--qos=long")]
     site.wait_for(lambda: site.state(jobs[2]) == "RUNNING", 60, "the job of the QOS to start")
     site.wait_for(lambda: "short: MaxTime=3 min" in why(site, jobs[1]), 60, "the limit to be told")
-    shown = site.run("squeue", "-h", "-o", "%i %P %N %r", "-j", ",".join(map(str, jobs))).stdout.split("\n")
+    shown = site.run("squeue", "-h", "-t", "all", "-o", "%i %P %N %r %T", "-j", ",".join(map(str, jobs))).stdout.split(
+        "\n"
+    )
     try:
-        told = {f"{jobs[0]} one n1 None", f"{jobs[1]} short  PartitionTimeLimit", f"{jobs[2]} short n2 None"}
+        told = {
+            f"{jobs[0]} one n1 None RUNNING",
+            f"{jobs[1]} short  PartitionTimeLimit PENDING",
+            f"{jobs[2]} short n2 None RUNNING",
+        }
         assert {" ".join(x.split(" ")) for x in shown if x} == told
         assert not any("did not start it" in why(site, job) for job in jobs)
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.slurm.observe import passed_over
+from synergyd.slurm.observe import crowded, passed_over
 from tests.unit.slurm.fake_slurm import row
 
 NODES = {"n1": ("a",), "n2": ("b",), "n3": ("c",), "n4": ("a", "c")}
@@ -48,3 +48,24 @@ def test_one_of_another_partition_passes_those_of_its_nodes() -> None:
     ours = row(1, state="PENDING", submit_s=100.0, priority=5, partition="a")
     other = row(2, state="RUNNING", submit_s=101.0, partition="c", tres_per_node="gres:gpu:1", node_names=("n4",))
     assert passed_over([ours, other], {1}, 200.0, {}, NODES) == {1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "partitions", "accounts"),
+    [
+        ({"reason": "Resources"}, {"a", "b"}, set()),
+        ({"reason": "(Priority)"}, {"a", "b"}, set()),
+        ({"reason": "AssocGrpGRES"}, set(), {"chem"}),
+        ({"reason": "AssocGrpNodeLimit"}, set(), {"chem"}),
+        ({"reason": "AssocGrpJobsLimit"}, set(), set()),  # no size of others is in its way
+        ({"reason": "Dependency"}, set(), set()),
+        ({"reason": "Resources", "priority": 0}, set(), set()),
+        ({"reason": "Resources", "state": "RUNNING"}, set(), set()),
+        ({"reason": "Resources", "tres_per_node": ""}, set(), set()),
+    ],
+)
+def test_where_others_wait_for_gpus(changes: dict[str, Any], partitions: set[str], accounts: set[str]) -> None:
+    asked = {"state": "PENDING", "priority": 5, "partition": "a,b", "account": "chem", "tres_per_node": "gres:gpu:1"}
+    found = crowded([row(1, **{**asked, **changes})], set())
+    assert (found.partitions, found.accounts) == (partitions, accounts)
+    assert crowded([row(1, **{**asked, **changes})], {1}) == type(found)(), "Synergy decides about it"
