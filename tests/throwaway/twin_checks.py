@@ -156,7 +156,8 @@ def ordered(jobs: Jobs, runs: Sequence[Run]) -> Iterator[Finding]:
             if len(before) < len(jobs[job.after].keys) or any(
                 r.end_s > own[0].start_s + SECONDS_S or r.state != GOOD for r in before
             ):
-                yield Finding("order", key, f"started before the good end of job {job.after}")
+                known = ", ".join(f"{r.state} {r.end_s - own[0].start_s:.0f} s after" for r in before)
+                yield Finding("order", key, f"started before the good end of job {job.after} ({known})")
     for name in {job.name for job in jobs.values() if job.name}:
         spans = sorted((own[0].start_s, own[-1].end_s, k) for k, own in mine.items() if jobs[k[0]].name == name)
         for (_, end_s, _), (start_s, _, key) in pairwise(spans):
