@@ -45,8 +45,8 @@ LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
 STARTING = IN_TRANSIT - LEAVING - {ResizeState.RESTARTING}
 
 
-# Two epochs are what a start is waited for, and no less than this: Slurm starts what is released within its sched_min_interval, 2 s by
-# default (slurm.conf), and a busy slurmctld is slower
+# A start is waited for as long as two epochs, and no less than this: Slurm may put scheduling off by 3 s (batch_sched_delay's default),
+# and a busy slurmctld is slower
 LEAST_RELEASE_S = 10.0
 
 
