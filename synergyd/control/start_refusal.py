@@ -65,7 +65,7 @@ def waits_its_turn(reason: str) -> bool:
     return _word(reason) in _TURN
 
 
-def ends_unseen(reason: str) -> bool:
+def names_limit(reason: str) -> bool:
     """Does Slurm's reason name a limit of an account or a QOS? It ends with others' jobs, and is nothing of the job's own."""
     return _word(reason).startswith(("Assoc", "QOS"))
 
