@@ -636,9 +636,10 @@ end
 -- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed.
 local function stamp_job(job_desc, found, stamp, grace)
   local own, note, begin, now = "", job_desc.admin_comment, job_desc.begin_time, os.time()
-  local put_off = grace and (type(begin) ~= "number" or begin < now + grace)
-  -- The begin time that the user gave, where the grace hides it; an operator's own AdminComment.
-  if put_off and type(begin) == "number" and begin > now then own = own .. " begin=" .. integer(begin) end
+  local later = type(begin) == "number" and begin > now
+  local put_off = grace and not (later and begin >= now + grace)
+  -- The begin time that the user gave, which Slurm shows as it shows the grace, or not at all; an operator's own AdminComment.
+  if later then own = own .. " begin=" .. integer(begin) end
   if type(note) == "string" and note ~= "" then own = own .. " note=" .. encode(note:sub(1, MAX_NOTE)) end
   job_desc.admin_comment = own ~= "" and stamp .. " |" .. own or stamp
   if settings.state_dir then

@@ -45,6 +45,11 @@ LEAVING = frozenset({ResizeState.CHECKPOINTING, ResizeState.REQUEUING})
 STARTING = IN_TRANSIT - LEAVING - {ResizeState.RESTARTING}
 
 
+# A start is waited for as long as two epochs, and no less than this: Slurm may put scheduling off by 3 s (batch_sched_delay's default),
+# and a busy slurmctld is slower
+LEAST_RELEASE_S = 10.0
+
+
 @dataclass(frozen=True)
 class ResizeTimes:
     """Times of the machine, seconds."""
@@ -77,7 +82,7 @@ def times_of(settings: Settings) -> ResizeTimes:
         checkpoint_timeout_s=settings.checkpoint_timeout_s,
         park_s=settings.park_s,
         restart_delay_s=settings.restart_delay_s,
-        release_timeout_s=max(60.0, 2 * settings.epoch_s),
+        release_timeout_s=max(LEAST_RELEASE_S, 2 * settings.epoch_s),
         # time limits are looked at once an epoch
         lead_s=settings.checkpoint_timeout_s + 2 * settings.epoch_s,
         restart_cost_s=settings.restart_cost_s,

@@ -29,6 +29,8 @@ class PowerUps:
     _since: dict[str, tuple[float, bool]] = field(default_factory=dict)
     _asleep: set[str] = field(default_factory=set)
     _took_s: dict[str, float] = field(default_factory=dict)
+    #: when Slurm took the request for it, until it is seen to power up
+    _asked_s: dict[str, float] = field(default_factory=dict)
     #: (failed in a row, not taken again before)
     _failed: dict[str, tuple[int, float]] = field(default_factory=dict)
 
@@ -40,6 +42,7 @@ class PowerUps:
         found = tuple(self._see(node, now_s) for node in cluster.nodes)
         self._asleep = {n.name for n in cluster.nodes if n.wakeable and not n.waking}
         self._since = {name: since for name, since in self._since.items() if name in cluster.by_name}
+        self._asked_s = {name: at_s for name, at_s in self._asked_s.items() if name in cluster.by_name}
         return Cluster(found)
 
     def answered(self, wake: Wake, answer: CarriedOut | Refused, tracked: Tracked | None, now_s: float) -> list[Output]:
@@ -51,16 +54,20 @@ class PowerUps:
             text = f"{', '.join(wake.nodes)} can't be powered up for it: {answer.error}"
             for name in wake.nodes:
                 self._fail(name, now_s)
+        else:
+            self._asked_s |= {name: now_s for name in wake.nodes if name not in self._asked_s}
         return [] if tracked is None else [Remember(tracked.lifecycle, tracked.lifecycle.state, "Wake", (text,))]
 
     def set_clock(self, by_s: float) -> None:
         """Somebody has set the clock."""
         self._since = {name: (at_s + by_s, whole) for name, (at_s, whole) in self._since.items()}
+        self._asked_s = {name: at_s + by_s for name, at_s in self._asked_s.items()}
         self._failed = {name: (count, at_s + by_s) for name, (count, at_s) in self._failed.items()}
 
     def _see(self, node: Node, now_s: float) -> Node:
         name = node.name
         if node.waking:
+            self._asked_s.pop(name, None)
             self._since.setdefault(name, (now_s, name in self._asleep))
         elif name in self._since:
             since_s, whole = self._since.pop(name)
@@ -70,13 +77,19 @@ class PowerUps:
                     self._took_s[name] = max(0.0, now_s - since_s)
             else:  # DOWN after ResumeTimeout, or called off; one that Slurm does not show any more counts as asleep
                 self._fail(name, now_s)
+        elif name in self._asked_s and not (node.wakeable and now_s < self._asked_s[name] + node.wake_s):
+            del self._asked_s[name]
+            if not node.up:  # never begun within ResumeTimeout, or DOWN before anybody saw it begin
+                self._fail(name, now_s)
         if not node.wakeable:
             return node
         if now_s < self._failed.get(name, (0, -math.inf))[1] and not node.waking:
             return replace(node, wake_s=math.inf)
         expected_s = self._took_s.get(name, node.wake_s)
-        passed_s = now_s - self._since[name][0] if node.waking else 0.0
-        return replace(node, wake_s=max(0.0, expected_s - max(0.0, passed_s)))
+        began_s = self._since[name][0] if node.waking else self._asked_s.get(name, now_s)
+        left_s = max(0.0, expected_s - max(0.0, now_s - began_s))
+        # one that was asked for is not asked for again
+        return replace(node, waking=node.waking or name in self._asked_s, wake_s=left_s)
 
     def _fail(self, name: str, now_s: float) -> None:
         count = self._failed.get(name, (0, 0.0))[0] + 1

@@ -47,6 +47,7 @@ from synergyd.control.lifecycle import (
 from synergyd.control.start_refusal import (
     STALE_REASON_S,
     Rung,
+    names_limit,
     next_try,
     refuses,
     remembered,
@@ -414,7 +415,7 @@ def _to(
 
 
 def _runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
-    left = "" if waits_its_turn(life.left) else life.left
+    left = "" if waits_its_turn(life.left) or names_limit(life.left) else life.left
     now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
     now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left)
     return _to(now, ResizeState.RUNNING, now_s, text)

@@ -65,6 +65,11 @@ def waits_its_turn(reason: str) -> bool:
     return _word(reason) in _TURN
 
 
+def names_limit(reason: str) -> bool:
+    """Does Slurm's reason name a limit of an account or a QOS? It ends with others' jobs, and is nothing of the job's own."""
+    return _word(reason).startswith(("Assoc", "QOS"))
+
+
 def next_try(tried: Target, rung: Rung, origin: Target | None, asked: Target | None) -> tuple[Rung, Target | None]:
     """The next rung with what to release the job with; (LEFT, None) after the last.
 

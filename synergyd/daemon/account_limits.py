@@ -388,6 +388,11 @@ class AccountReader:
         """Does Slurm hold jobs to limits, as far as is known?"""
         return self._last.rules.limits
 
+    def qos_flags(self, name: str) -> frozenset[str] | None:
+        """Of a QOS as it was last read; None where that is not known."""
+        rules = self._last.rules.qos.get(name)
+        return rules.flags if rules is not None else None if name else frozenset()
+
     def read(self) -> Accounting:
         """The last reading where Slurm does not answer."""
         rules = self._last.rules

@@ -105,8 +105,12 @@ class JobRegistry:
 
     def begin_s(self, row: JobRow) -> float | None:
         """The start time that the user of a pending job has set, of a job that no daemon has written to."""
-        late = row.eligible_s is not None and row.eligible_s > row.submit_s + self._grace_s + 5
-        return row.eligible_s if late and row.job_id not in self._stamped and not row.restarts else None
+        if row.eligible_s is None or row.job_id in self._stamped or row.restarts:
+            return None
+        if row.eligible_s > row.submit_s + self._grace_s + 5:
+            return row.eligible_s
+        known = self.known.get(row.job_id)
+        return (known.put_off_s or None) if known is not None else None
 
     def release_at_once(self, row: JobRow, now_s: float) -> bool:
         """Is it only the plugin's grace, which a decision would have ended, that keeps this pending job from starting?"""

@@ -204,7 +204,7 @@ class Daemon:
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
-            self.executor.let_go([*self.observer.left, *self._without_cells(snapshot, forecasts)])
+            self.executor.let_go(list(self._slurms(snapshot, forecasts)))
             self.executor.park_again()
             self.heartbeat.completed(self._now())
 
@@ -237,15 +237,19 @@ class Daemon:
             seen = self.observer.everybodys, self.settings.partitions, self.controller.jobs
             self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts)), self.tools.term())
 
-    def _without_cells(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
-        """Jobs that wait for the plugin's grace alone: no size of theirs can be decided about, so Slurm may start them."""
+    def _slurms(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
+        """Jobs that wait for the plugin's grace alone, and that nobody will decide about: Slurm may start them."""
+        forms = self.observer.forms
         for job in snapshot.jobs:
-            offered, row = forecasts.get(job.job_id), self.observer.rows[job.job_id]
-            waits = job.state is JobState.PENDING and job.job_id not in self.observer.forms.waits
-            if not waits or offered is None or offered.cells or job.held:
+            job_id, offered = job.job_id, forecasts.get(job.job_id)
+            if job.state is not JobState.PENDING:
                 continue
-            if self.registry.release_at_once(row, snapshot.time_s):
-                yield job.job_id
+            if job_id in forms.waits and self.registry.known[job_id].directive is not None:
+                slurms = job_id in forms.slurms and not job.held and not job.paused
+            else:
+                slurms = job.directive is None or (offered is not None and not offered.cells and not job.held)
+            if slurms and self.registry.release_at_once(self.observer.rows[job_id], snapshot.time_s):
+                yield job_id
 
     def _tell(self) -> None:
         """What jobs are told in the answers to their reports from now on."""

@@ -28,7 +28,7 @@ from synergyd.slurm.job_forms import Forms, forms_of
 from synergyd.slurm.needs import beyond_placing
 from synergyd.slurm.observe import (
     cluster_of,
-    crowded_partitions,
+    crowded,
     held_to_asked,
     job_of,
     launch_failed,
@@ -75,12 +75,11 @@ class Observer:
     everybodys: tuple[JobRow, ...] = ()  # of all jobs, Synergy's or not, as the last epoch read them
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
-    left: list[int] = field(default_factory=list)  # to Slurm, and put off by the plugin still
     passed: frozenset[int] = frozenset()  # that wait, and that jobs without a directive have passed
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
-    _crowded: frozenset[str] = frozenset()
+    _queue: tuple[JobRow, ...] = ()  # as the last epoch read it
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
     _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
@@ -120,8 +119,9 @@ class Observer:
         self.rows = {r.job_id: r for r in present if r.job_id in known}
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
-        self._crowded = crowded_partitions(rows, known)
-        self.passed = passed_over(rows, known, now_s - PASSED_EPOCHS * self.settings.epoch_s, self._gpu_types)
+        self._queue = rows
+        since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
+        self.passed = passed_over(rows, known, since_s, self._gpu_types, shared)
         uses = (use_of(row, known[i], self._gpu_types, now_s, self._limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
@@ -145,8 +145,9 @@ class Observer:
         held = frozenset[str]().union(*(r.nodes for r in self._reservations))
         reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in held)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
-        self.left = []
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
+        left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left}
+        others = crowded(self._queue, {i for i in self.rows if self.registry.known[i].directive is not None} - left)
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
@@ -159,15 +160,13 @@ class Observer:
                 partitions=self._limits,
                 groups=groups,
                 topology=topology,
+                qos_flags=self.accounts.qos_flags(row.qos),
             )
             job = leaves.within(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
                 job = as_steered(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            slurms = job.directive is None or (job_id in self.forms.slurms and not job.held and not job.paused)
-            if slurms and job.state is JobState.PENDING and self.registry.release_at_once(row, now_s):
-                self.left.append(job_id)
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
@@ -186,7 +185,7 @@ class Observer:
                 job = replace(job, directive=None, directive_error=waits[job_id])
             if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self._limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
-            job = held_to_asked(job) if self._crowded & set(job.partition.split(",")) else job
+            job = held_to_asked(job, why) if (why := others.why(job)) else job
             if tracked is not None:
                 job = settled(job, tracked.lifecycle.moves, self.settings, now_s, minute)
             jobs.append(job)

@@ -20,8 +20,9 @@ MOST = 20  # an epoch: each is some calls of Slurm
 def with_turns(
     decisions: Iterable[Decision], problem: Problem, allowance: Allowance, passed: Container[int]
 ) -> tuple[Decision, ...]:
-    """The decisions; a job of `passed` that got no GPUs is left to Slurm's choice of moment and nodes, within limits: what
-    it takes is taken from `allowance`."""
+    """The decisions; a job of `passed` that got no GPUs is left to Slurm's choice of moment and nodes, within the settings'
+    limits: what it takes is taken from `allowance`. Limits of Slurm's own hold it in Slurm's queue, as they would without a
+    directive."""
     requests = {request.job_id: request for request in problem.jobs if request.job_id in passed}
     if not requests:
         return tuple(decisions)
@@ -41,5 +42,8 @@ def with_turns(
 
 
 def _allowed(job: JobRequest, allowance: Allowance) -> bool:
-    """May it have the size asked for, by all limits?"""
-    return job.asked is not None and not beyond_own(job, job.asked) and allowance.exceeded(job, None, job.asked) is None
+    """May it have the size asked for, by its own limits and those of the settings?"""
+    if job.asked is None or beyond_own(job, job.asked):
+        return False
+    full = allowance.exceeded(job, None, job.asked)  # the settings' come first
+    return full is None or bool(full[0].slurm)

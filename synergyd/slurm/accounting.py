@@ -7,7 +7,16 @@ import pwd
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synergyd.slurm.associations import QOS_FIELDS, AccountingRules, enforced, partition_qos, qos_rules, takes_tokens
+from synergyd.slurm.associations import (
+    QOS_FIELDS,
+    AccountingRules,
+    QosRules,
+    enforced,
+    has_slurmdbd,
+    partition_qos,
+    qos_rules,
+    takes_tokens,
+)
 from synergyd.slurm.client import SlurmError
 
 log = logging.getLogger("synergyd")
@@ -18,18 +27,24 @@ TOKEN_S = 60  # that a token holds: for one command
 
 
 def read_rules(run: Callable[..., bytes]) -> AccountingRules:
-    """By `run(*argv)`: one call where Slurm enforces no limits, else three. Raises what `run` raises."""
+    """By `run(*argv)`: one call where Slurm has no slurmdbd, two where it enforces no limits, else three. Raises what `run`
+    raises."""
     config = run("scontrol", "show", "config").decode(errors="replace")
     words, tokens = enforced(config), takes_tokens(config)
+    qos = _qos(run) if "limits" in words or has_slurmdbd(config) else {}
     if "limits" not in words:
-        return AccountingRules(enforced=words, tokens=tokens)
+        return AccountingRules(enforced=words, tokens=tokens, qos=qos)
     partitions = run("scontrol", "show", "partition", "-o").decode(errors="replace")
+    return AccountingRules(enforced=words, tokens=tokens, qos=qos, partition_qos=partition_qos(partitions))
+
+
+def _qos(run: Callable[..., bytes]) -> Mapping[str, QosRules]:
     try:
-        qos = run("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS_FIELDS)}").decode(errors="replace")
+        text = run("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS_FIELDS)}")
     except SlurmError as error:  # slurmdbd is away, or sacctmgr is not here: what assoc_mgr shows must do
         log.warning("limits of one user in a QOS are known only of users with jobs in it: %s", error)
-        qos = ""
-    return AccountingRules(enforced=words, tokens=tokens, qos=qos_rules(qos), partition_qos=partition_qos(partitions))
+        return {}
+    return qos_rules(text.decode(errors="replace"))
 
 
 def owners_token(run: Callable[..., bytes], uid: int) -> str:

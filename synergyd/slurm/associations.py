@@ -91,8 +91,12 @@ class QosRules:
 
     user: HolderLimits = HolderLimits()
     account: HolderLimits = HolderLimits()
-    #: it comes over the QOS of the partition
-    over_partition: bool = False
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def over_partition(self) -> bool:
+        """Does it come over the QOS of the partition?"""
+        return "OverPartQOS" in self.flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +276,7 @@ def qos_rules(text: str) -> dict[str, QosRules]:
             found[cells[0]] = QosRules(
                 user=HolderLimits(jobs=usage(user_jobs), tres=tres(_in_mib(user))),
                 account=HolderLimits(jobs=usage(account_jobs), tres=tres(_in_mib(account))),
-                over_partition="OverPartQOS" in flags.split(","),
+                flags=frozenset(flags.split(",")) - {""},
             )
     return found
 
@@ -281,6 +285,11 @@ def enforced(config: str) -> frozenset[str]:
     """The words of AccountingStorageEnforce in `scontrol show config`."""
     match = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.MULTILINE)
     return frozenset(match[1].lower().split(",")) - {"none"} if match else frozenset()
+
+
+def has_slurmdbd(config: str) -> bool:
+    """Does AccountingStorageType in `scontrol show config` name slurmdbd?"""
+    return re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd\s*$", config, re.MULTILINE) is not None
 
 
 def takes_tokens(config: str) -> bool:

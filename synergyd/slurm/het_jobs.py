@@ -51,10 +51,13 @@ def beyond_resizing(parts: tuple[JobRow, ...]) -> str:
 
 
 def with_leader(row: JobRow, parts: Parts) -> JobRow:
-    """A component with what Slurm holds the whole job by: dependencies may be another component's."""
-    if not row.het or row.dependency:
+    """A component with what Slurm holds the whole job by: dependencies and start times may be another component's."""
+    whole = parts.get(row.het_job_id, ()) if row.het else ()
+    if not whole:
         return row
-    return replace(row, dependency=next((r.dependency for r in parts.get(row.het_job_id, ()) if r.dependency), ""))
+    eligible_s = [r.eligible_s for r in whole if r.eligible_s is not None]
+    dependency = row.dependency or next((r.dependency for r in whole if r.dependency), "")
+    return replace(row, dependency=dependency, eligible_s=max(eligible_s, default=row.eligible_s))
 
 
 def apart(job: Job, row: JobRow, parts: Parts, cluster: Cluster, nodes: Iterable[NodeRow]) -> Job:

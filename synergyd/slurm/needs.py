@@ -11,6 +11,10 @@ from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gres_items
 
 _COUNT = re.compile(r"([0-9]{1,12})([KMGT]?)\Z")
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+MORE_NODES, MORE_TIME = (
+    "PartitionMaxNodes",
+    "PartitionTimeLimit",
+)  # a QOS with the flag comes over the partition's limit
 _SHUT = ("DOWN", "INACTIVE")  # a partition that drains still starts what waits in it
 
 
@@ -47,13 +51,17 @@ def needs_of(row: JobRow, cpus_per_node: int, partitions: Sequence[PartitionRow]
 
 
 def open_partitions(
-    row: JobRow, asked_nodes: int, partitions: Mapping[str, PartitionRow], groups: frozenset[str] | None = None
+    row: JobRow,
+    asked_nodes: int,
+    partitions: Mapping[str, PartitionRow],
+    groups: frozenset[str] | None = None,
+    qos_flags: frozenset[str] | None = None,
 ) -> tuple[tuple[str, ...], str]:
     """(the job's partitions that would take it at the size asked for, "" or why none would). One that is not known would.
-    `groups`: its user's; None: not known."""
+    `groups`: its user's, `qos_flags`: its QOS's; None: not known."""
     names, shut = [], []
     for name in row.partition.split(","):
-        why = _shut(row, asked_nodes, partitions.get(name), groups)
+        why = _shut(row, asked_nodes, partitions.get(name), groups, qos_flags)
         if why:
             shut.append(f"{name}: {why}")
         else:
@@ -61,13 +69,24 @@ def open_partitions(
     return tuple(names), "" if names else f"no partition of its takes it now ({'; '.join(shut)})"
 
 
-def _shut(row: JobRow, asked_nodes: int, p: PartitionRow | None, groups: frozenset[str] | None) -> str:
+def _shut(
+    row: JobRow,
+    asked_nodes: int,
+    p: PartitionRow | None,
+    groups: frozenset[str] | None,
+    qos_flags: frozenset[str] | None,
+) -> str:
     if p is None:
         return ""
     if p.state in _SHUT:
         return f"it is {p.state}"
-    if p.max_nodes is not None and p.max_nodes < asked_nodes:
+    if p.max_nodes is not None and p.max_nodes < asked_nodes and MORE_NODES not in (qos_flags or ()):
         return f"MaxNodes={p.max_nodes}"
+    if p.max_time_s is not None and qos_flags is not None and MORE_TIME not in qos_flags:
+        # EnforcePartLimits concerns sbatch alone; a limit that an admin has raised beyond it shows nowhere (22.05)
+        least_s = row.min_time_s or row.time_limit_s
+        if least_s is not None and least_s > p.max_time_s:
+            return f"MaxTime={p.max_time_s / 60:g} min"
     account, qos = row.account.lower(), row.qos.lower()
     if account and ((p.allow_accounts and account not in _low(p.allow_accounts)) or account in _low(p.deny_accounts)):
         return f"account {row.account} is not allowed"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.control.power_up import RESUME_TIMEOUT_S
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
 from synergyd.slurm.job_forms import shown_name
-from synergyd.slurm.needs import beyond_placing, needs_of, open_partitions, room_of
+from synergyd.slurm.needs import MORE_NODES, beyond_placing, needs_of, open_partitions, room_of
 from synergyd.slurm.node_states import offered
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
 
@@ -155,34 +155,55 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
-def crowded_partitions(rows: Iterable[JobRow], ours: Container[int]) -> frozenset[str]:
-    """Partitions in which jobs that are not Synergy's wait for GPUs now: there, no Synergy job may grow beyond what it asked for."""
+@dataclass(frozen=True)
+class Crowded:
+    """Where jobs that Synergy does not decide about wait for GPUs now. `accounts`: those whose own jobs fill a limit."""
+
+    partitions: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+
+    def why(self, job: Job) -> str:
+        """Why the job may have no more than it asked for; "" where it may."""
+        if self.partitions & set(job.partition.split(",")):
+            return "jobs that Synergy does not decide about wait for GPUs in its partition"
+        return "jobs of its account wait for what a limit leaves to it" if job.account in self.accounts else ""
+
+
+def crowded(rows: Iterable[JobRow], ours: Container[int]) -> Crowded:
+    """`ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody else's cost."""
     waiting = frozenset(("Resources", "Priority", "None", ""))
-    return frozenset(
-        partition
-        for r in rows
-        if r.job_id not in ours and r.state == "PENDING" and r.priority > 0 and r.reason.strip("()") in waiting
-        if gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]
-        for partition in r.partition.split(",")
-    )
-
-
-_CROWDED = "jobs without a directive wait for GPUs in its partition"
+    partitions, accounts = set[str](), set[str]()
+    for r in rows:
+        if r.job_id in ours or r.state != "PENDING" or r.priority <= 0:
+            continue
+        if not (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
+            continue
+        reason = r.reason.strip("()")
+        if reason in waiting:
+            partitions.update(r.partition.split(","))
+        elif reason.startswith("AssocGrp") and "Jobs" not in reason and r.account:
+            accounts.add(r.account)
+    return Crowded(frozenset(partitions), frozenset(accounts))
 
 
 def passed_over(
-    rows: Iterable[JobRow], ours: Container[int], before_s: float, gpu_type_of_node: Mapping[str, str]
+    rows: Iterable[JobRow],
+    ours: Container[int],
+    before_s: float,
+    gpu_type_of_node: Mapping[str, str],
+    partitions_of_node: Mapping[str, Sequence[str]],
 ) -> frozenset[int]:
-    """Those of `ours` that wait since before `before_s`, and that a job of a partition of theirs has passed: one that is not
-    Synergy's, was submitted later, and has GPUs already, of the type that they ask for if they name one. By Slurm's times:
-    seconds since 1970."""
+    """Those of `ours` that wait since before `before_s`, and that a job on a node of a partition of theirs has passed: one that is
+    not Synergy's, was submitted later (to whatever partition), and has GPUs already, of the type that they ask for if they name
+    one. By Slurm's times: seconds since 1970."""
     rows = list(rows)
     newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
     for r in rows:
         if r.job_id not in ours and r.state == "RUNNING" and (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
-            for partition in r.partition.split(","):
-                for kind in {"", *(gpu_type_of_node.get(name, "") for name in r.node_names)}:
-                    newest[partition, kind] = max(newest.get((partition, kind), 0.0), r.submit_s)
+            for name in r.node_names:
+                for partition in (r.partition, *partitions_of_node.get(name, ())):
+                    for kind in {"", gpu_type_of_node.get(name, "")}:
+                        newest[partition, kind] = max(newest.get((partition, kind), 0.0), r.submit_s)
     return frozenset(
         r.job_id
         for r in rows
@@ -191,14 +212,14 @@ def passed_over(
     )
 
 
-def held_to_asked(job: Job) -> Job:
-    """The job, in a crowded partition: at most the size it asked for."""
+def held_to_asked(job: Job, why: str) -> Job:
+    """The job, where others wait (`why`): at most the size it asked for."""
     if job.directive is None:
         return job
     most = max(job.asked.gpus, job.directive.min_gpus or 1)
     gives_back = job.state is JobState.RUNNING and job.shape.gpus > most
     directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
-    return replace(job, directive=directive, gives_back=_CROWDED if gives_back else job.gives_back)
+    return replace(job, directive=directive, gives_back=why if gives_back else job.gives_back)
 
 
 def job_of(
@@ -210,12 +231,13 @@ def job_of(
     partitions: Mapping[str, PartitionRow] | None = None,
     groups: frozenset[str] | None = None,
     topology: bool = False,
+    qos_flags: frozenset[str] | None = None,
 ) -> Job:
-    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, likewise;
-    `topology`: the nodes' leaf switches are known."""
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, `qos_flags`:
+    its QOS's, likewise; `topology`: the nodes' leaf switches are known."""
     state = state_of(row)
     directive, error = known.directive, known.error
-    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups)
+    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups, qos_flags)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
     if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row, topology) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
@@ -259,5 +281,7 @@ def job_of(
         nodelist=known.nodelist,
         exclude=tuple(sorted(known.excluded)),
         open_partitions=",".join(names),
-        max_nodes=min((p.max_nodes for p in limits if p.max_nodes), default=None),
+        max_nodes=min(
+            (p.max_nodes for p in limits if p.max_nodes and MORE_NODES not in (qos_flags or ())), default=None
+        ),
     )

@@ -60,7 +60,7 @@ class AdminCommentStamp:
     continued: int = 0
     #: of its array: tasks that may run at once; 0: any number. Slurm says it of several waiting tasks alone
     throttle: int = 0
-    #: --begin of the sbatch line, seconds since 1970, where the plugin put the job off beyond it; written by the plugin alone
+    #: --begin of the sbatch line, seconds since 1970, where it is later than the submission; written by the plugin alone
     begin_s: int | None = None
     #: by name of a field of the daemon's part: what is wrong with it
     mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -34,7 +34,8 @@ ACCOUNTS = (
     "add account shrinks",
     "add account free",
     "add qos capped MaxTRESPerUser=gres/gpu=1",
-    "add user nobody account=chem,few,wide,small,free qos=normal,capped defaultqos=normal",
+    "add qos long Flags=PartitionTimeLimit",
+    "add user nobody account=chem,few,wide,small,free qos=normal,capped,long defaultqos=normal",
     "add user root account=shrinks",
 )
 
@@ -44,6 +45,8 @@ def site() -> Iterator[SlurmCluster]:
     """Two nodes with four GPUs each, a slurmdbd, the plugin, and a running daemon with an epoch a second."""
     cluster = make_cluster(epoch_s=1)
     cluster.accounting = Accounting(ACCOUNTS)
+    parts = ("PartitionName=short Nodes=n2 MaxTime=3", "PartitionName=one Nodes=n1")
+    cluster.slurm_conf = (*cluster.slurm_conf, *parts)
     if JWT:
         key = cluster.folder / "jwt.key"
         key.write_bytes(os.urandom(32))
@@ -114,6 +117,31 @@ def test_a_job_without_a_limit_gets_all_and_two_share_one(site: SlurmCluster) ->
     site.wait_for(lambda: "account chem may hold 0 more" in why(site, jobs[4]), 30, "the last one's reason")
     assert used(site, "chem")["node"] == 1
     end(site, *jobs)
+
+
+def test_a_partition_whose_time_limit_is_too_short_is_left_out(site: SlurmCluster) -> None:
+    """But for a QOS that comes over it."""
+    filling = submit(site, "free", "--partition=one", held=True)
+    site.run("scontrol", "release", str(filling))
+    site.wait_for(lambda: site.state(filling) == "RUNNING", 120, "one GPU of n1 to be taken")
+    jobs = [submit(site, "free", "--partition=short,one")]
+    site.wait_for(lambda: site.state(jobs[0]) == "RUNNING", 60, "the job to start")
+    jobs += [submit(site, "free", "--partition=short"), submit(site, "free", "--partition=short", "--qos=long")]
+    site.wait_for(lambda: site.state(jobs[2]) == "RUNNING", 60, "the job of the QOS to start")
+    site.wait_for(lambda: "short: MaxTime=3 min" in why(site, jobs[1]), 60, "the limit to be told")
+    shown = site.run("squeue", "-h", "-t", "all", "-o", "%i %P %N %r %T", "-j", ",".join(map(str, jobs))).stdout.split(
+        "\n"
+    )
+    try:
+        told = {
+            f"{jobs[0]} one n1 None RUNNING",
+            f"{jobs[1]} short  PartitionTimeLimit PENDING",
+            f"{jobs[2]} short n2 None RUNNING",
+        }
+        assert {" ".join(x.split(" ")) for x in shown if x} == told
+        assert not any("did not start it" in why(site, job) for job in jobs)
+    finally:
+        end(site, filling, *jobs)
 
 
 def test_a_limit_lowered_below_what_runs_stops_nothing(site: SlurmCluster) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.daemon_site import until_beat
+from tests.integration.daemon_site import row_of, until_beat, until_steps
 from tests.integration.test_walltime import squeue, told
 from tests.throwaway import light_job
 from tests.throwaway.power import cloud_settings
@@ -46,6 +46,10 @@ def shown(cluster: SlurmCluster) -> set[str]:
     return set(cluster.run("sinfo", "-h", "-N", "-o", "%N").stdout.split())
 
 
+def state_of(cluster: SlurmCluster, node: str) -> str:
+    return cluster.run("sinfo", "-h", "-N", "-n", node, "-O", "StateComplete:80").stdout.upper()
+
+
 def until(cluster: SlurmCluster, job_id: int, state: str, nodes: set[str]) -> None:
     def there() -> bool:
         return cluster.state(job_id) == state and squeue(cluster, job_id, "NodeList") in nodes
@@ -60,3 +64,23 @@ def test_a_job_starts_on_nodes_that_were_never_shown(asleep: SlurmCluster) -> No
     job_id = light_job.submit(asleep, directive="min_gpus=8 max_gpus=8", gpus=4, options=("--nodes=2",))
     until(asleep, job_id, "RUNNING", {"n[2-3]"})
     assert "n2" in shown(asleep)
+
+
+def test_a_running_job_grows_onto_nodes_that_slept(asleep: SlurmCluster) -> None:
+    """It trains on until they are up."""
+    job_id = light_job.submit(asleep, directive="min_gpus=1 max_gpus=8", gpus=1)
+    until_steps(asleep, job_id)
+    until(asleep, job_id, "RUNNING", {"n[2-3]"})
+    assert row_of(asleep, job_id)["restart_cnt"] == 1, "it was stopped once"
+
+
+def test_nodes_that_do_not_come_up_cost_the_wait_alone(asleep: SlurmCluster) -> None:
+    for name in ("n2", "n3"):
+        (asleep.folder / f"broken-{name}").touch()
+    job_id = light_job.submit(asleep, directive="min_gpus=1 max_gpus=8", gpus=1)
+    until_steps(asleep, job_id)
+    asleep.wait_for(lambda: {"n2", "n3"} & shown(asleep), WAIT_S, "a node to be asked for")
+    asked = {"n2", "n3"} & shown(asleep)
+    asleep.wait_for(lambda: all("DOWN" in state_of(asleep, n) for n in asked), WAIT_S, "it to be given up")
+    row = row_of(asleep, job_id)
+    assert (row["restart_cnt"], row["job_state"], row["nodes"]) == (0, "RUNNING", "n1")

@@ -196,6 +196,17 @@ def test_a_cancelled_heterogeneous_job_is_gone(site: SlurmCluster) -> None:
     assert row_of(site, leader + 1)["job_state"] == "CANCELLED"
 
 
+def test_a_users_begin_time_within_the_grace_is_kept(site: SlurmCluster) -> None:
+    jobs = [light_job.submit(site, directive="max_gpus=2", options=("--begin=now+20",), steps=1000)]
+    path = site.folder / "begin.sh"
+    path.write_text(het_script(site, "begin", 1000, "--begin=now+20"))
+    jobs.append(int(site.run("sbatch", "--parsable", str(path)).stdout) + 1)
+    for job in jobs:
+        site.wait_for(lambda i=job: row_of(site, i)["job_state"] == "RUNNING", 90, "its start")  # type: ignore[misc]
+        row = row_of(site, job)
+        assert 19 <= row["start_time"] - row["submit_time"] < GRACE_S, row["start_time"] - row["submit_time"]
+
+
 GRACE_S = 30.0  # heartbeat.grace_of two seconds
 LEFT = (
     (("--gres=gpu:1", ":", "--gres=gpu:1"), "several components of the heterogeneous job", "2 of its components ask"),
@@ -216,6 +227,5 @@ def test_what_is_left_to_slurm_of_heterogeneous_jobs_is_said(site: SlurmCluster)
         site.wait_for(lambda i=job: i in status(site), 60, "the job to be known")  # type: ignore[misc]
         assert why in explain(site, job)["decision"]["why"], options
         row = row_of(site, leader)
-        if options[-1] != "--gpus=1":  # one with GPUs not told by node waits out the grace still
-            assert row["start_time"] - row["submit_time"] < GRACE_S - 2, "the daemon ended the plugin's grace"
+        assert row["start_time"] - row["submit_time"] < GRACE_S - 2, "the daemon ended the plugin's grace"
         site.run("scancel", str(leader))

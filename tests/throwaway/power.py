@@ -19,7 +19,8 @@ for node in $(scontrol show hostnames "$1"); do"""
     # -D: one that made itself a daemon here refused batch jobs that were given to it while it came up (22.05.8)
     slurmd = f"setsid slurmd -D -b -f {cluster.conf} -N $node </dev/null >/dev/null 2>&1"
     up = f"[ -e {cluster.folder}/broken-$node ] || {slurmd} &"
-    down = f"kill $(cat {cluster.folder}/slurmd-$node.pid)"
+    # a slurmd that is only asked to end may go on for minutes, and the next one then waits for it
+    down = f"kill -KILL $(cat {cluster.folder}/slurmd-$node.pid)"
     programs = {}
     for name, line in (("resume", up), ("suspend", down)):
         programs[name] = cluster.folder / f"{name}.sh"

@@ -150,10 +150,7 @@ def _judge(twins: Twins, jobs: Sequence[TwinJob], submitted_s: Mapping[int, floa
         grace_s=2 * twins.epoch_s + CLOCK_S,
         give_back_s=2 * twins.epoch_s + CLOCK_S + CHECKPOINT_S + RESTART_S,
         told=twins.ours.told(),
-        turns={
-            key: [at_s for at_s, state, reason in looks if state == "PENDING" and reason == "Priority"]
-            for key, looks in twins.ours.looks.items()
-        },
+        turns=twins.ours.turns,
     )
     findings = [*breaches(by_number, ours, twins.window), *lost(by_number, ours, plain), *worse_off(both)]
     for number in twins.ours.refused.keys() ^ twins.plain.refused.keys():

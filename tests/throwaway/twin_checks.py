@@ -28,6 +28,8 @@ from tests.throwaway.twin_jobs import (
 Key = tuple[int, int]  # number of the job, task of its array
 #: Slurm looks at time limits each 30 s, and ends a job within KillWait
 LIMIT_LATE_S = 60.0
+#: sacct's whole seconds; and a job's end is noted when its node has told it, up to a second after what waits for it may start
+SECONDS_S = 2.0
 GOOD = "COMPLETED"
 
 
@@ -152,9 +154,10 @@ def ordered(jobs: Jobs, runs: Sequence[Run]) -> Iterator[Finding]:
         if job.after is not None and not job.name:
             before = ends[job.after]
             if len(before) < len(jobs[job.after].keys) or any(
-                r.end_s > own[0].start_s or r.state != GOOD for r in before
+                r.end_s > own[0].start_s + SECONDS_S or r.state != GOOD for r in before
             ):
-                yield Finding("order", key, f"started before the good end of job {job.after}")
+                known = ", ".join(f"{r.state} {r.end_s - own[0].start_s:.0f} s after" for r in before)
+                yield Finding("order", key, f"started before the good end of job {job.after} ({known})")
     for name in {job.name for job in jobs.values() if job.name}:
         spans = sorted((own[0].start_s, own[-1].end_s, k) for k, own in mine.items() if jobs[k[0]].name == name)
         for (_, end_s, _), (start_s, _, key) in pairwise(spans):
@@ -248,6 +251,8 @@ def _over(jobs: Jobs, now: Sequence[Run]) -> Iterator[tuple[str, str, Run]]:
         gpus, cpus, memory_mib = (
             (sum(column) for column in zip(*(r.each for r in here), strict=True)) if here else (0, 0, 0)
         )
+        if any(jobs[r.key[0]].exclusive or PARTITIONS[r.partition].whole_nodes for r in here):
+            gpus = min(gpus, facts.gpus)  # whole nodes: GPUs of all together, and they differ
         if gpus > facts.gpus or cpus > CPUS or memory_mib > MEMORY_MIB:
             yield name, f"{gpus} GPUs, {cpus} CPUs, {memory_mib} MiB are given out", here[-1]
         alone = [r for r in here if jobs[r.key[0]].exclusive or PARTITIONS[r.partition].whole_nodes]

@@ -1,7 +1,8 @@
 """Was a job that started later than its twin made to wait by Synergy? Pure, by `sacct -D` of both clusters.
 
 A job is late where it started more than `grace_s` (two epochs, and the seconds that Slurm's own clocks are off) after its twin.
-Every moment from the twin's start to its own is then one of these, in this order, by what ran on its cluster:
+Every moment from the twin's start to its own is then one of these, in this order, by what ran on its cluster (a moment at which
+it stood in Slurm's queue as its twin did is `knock-on`):
 
     idle     nodes that its options allow had all that it asks for, no limit, licence, dependency, throttle or reservation was in
              its way: as a plain job it would have started. More than `grace_s` on end is a breach, whatever is said.
@@ -39,13 +40,14 @@ from tests.throwaway.twin_jobs import (
     TwinJob,
 )
 
+LOOKS_S = 5.0  # between two looks at the queues of a busy machine, at the most
 KINDS = ("idle", "hoarded", "overtaken", "passed", "knock-on")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Both:
-    """One twin run. `told`: by key, when explain told the job to wait, and why; `turns`: when Slurm showed a job as waiting behind
-    others of its partition (Priority), which it does for plain jobs as well."""
+    """One twin run. `told`: by key, when explain told the job to wait, and why; `turns`: when a job stood in Slurm's queue as its
+    plain twin does: free to start at any moment, with the size and the nodes of its sbatch line."""
 
     jobs: Jobs
     submitted_s: Mapping[int, float]
@@ -123,11 +125,15 @@ def _look(both: Both, key: Key, by_s: float) -> Late:
     start_s = by_key(both.ours)[key][0].start_s
     began_s = start_s - by_s
     edges = {t for r in both.ours for t in (r.start_s, r.end_s)} | {t for t in both.window or ()}
+    queued = _spans(both.turns.get(key, ()))
+    edges |= {t for span in queued for t in span}
     times = sorted({began_s, start_s, *(t for t in edges if began_s < t < start_s)})
     spent, longest, on_end = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
     whom: set[Key] = set()
     for a, b in pairwise(times):
-        kind, by_whom = _kind(both, key, a)
+        # Slurm's own order, which plain jobs are held to as well
+        own_order = any(since_s <= a < until_s for since_s, until_s in queued)
+        kind, by_whom = ("knock-on", set[Key]()) if own_order else _kind(both, key, a)
         whom |= by_whom
         spent[kind] += b - a
         on_end = {k: s + b - a if k == kind else 0.0 for k, s in on_end.items()}
@@ -135,11 +141,18 @@ def _look(both: Both, key: Key, by_s: float) -> Late:
     return Late(key, by_s, spent, longest, tuple(sorted(whom)))
 
 
+def _spans(times: Sequence[float]) -> list[tuple[float, float]]:
+    """From the first to the last of looks that follow each other."""
+    found: list[tuple[float, float]] = []
+    for time_s in sorted(times):
+        since_s = found.pop()[0] if found and time_s - found[-1][1] <= LOOKS_S else time_s
+        found.append((since_s, time_s))
+    return found
+
+
 def _kind(both: Both, key: Key, time_s: float) -> tuple[str, set[Key]]:
     if had_room(both, key, both.ours, time_s):
-        # Slurm's own order, which plain jobs are held to as well
-        waits_its_turn = any(abs(t - time_s) < both.grace_s for t in both.turns.get(key, ()))
-        return ("knock-on" if waits_its_turn else "idle"), set()
+        return "idle", set()
     modest = [_as_asked(r, both.jobs[r.key[0]]) for r in both.ours]
     if had_room(both, key, modest, time_s):
         return "hoarded", {r.key for r, m in zip(both.ours, modest, strict=True) if r.at(time_s) and m is not r}

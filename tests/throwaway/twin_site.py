@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,6 +38,10 @@ from tests.throwaway.twin_jobs import (
 NOBODY = 65534
 AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
 CHECKPOINT_S = 15
+#: columns of squeue and their widths
+_LOOK = {"JobArrayID": 40, "State": 20, "Reason": 120, "ReqNodes": 80, "tres-alloc": 160}
+#: reasons of a job that may not start yet, whatever is free
+_NOT_FREE = ("None", "BeginTime", "Dependency", "JobHeldUser", "JobHeldAdmin", "JobArrayTaskLimit")
 _FIELDS = "JobID,JobIDRaw,State,Start,End,NodeList,AllocTRES,Partition,TimelimitRaw"
 
 
@@ -49,6 +54,10 @@ class Side:
     ids: dict[int, int] = field(default_factory=dict)  # by number
     refused: dict[int, str] = field(default_factory=dict)
     looks: dict[Key, list[tuple[float, str, str]]] = field(default_factory=dict)  # time, state, reason
+    turns: dict[Key, list[float]] = field(
+        default_factory=dict
+    )  # when it stood in Slurm's queue as its sbatch line says
+    jobs: dict[int, TwinJob] = field(default_factory=dict)  # by number
     raw: dict[int, Key] = field(default_factory=dict)  # by Slurm's own id of a task
 
     def submit(self, job: TwinJob) -> None:
@@ -62,6 +71,7 @@ class Side:
         argv = ["sbatch", "--parsable", *job.options(folder, self.ids), str(path)]
         who = AS_NOBODY if job.user == "nobody" else {}
         done = self.cluster.run(*argv, check=False, timeout_s=120, **who)
+        self.jobs[job.number] = job
         if done.returncode:
             self.refused[job.number] = done.stderr.strip()
         else:
@@ -69,14 +79,19 @@ class Side:
 
     def look(self) -> dict[Key, str]:
         """States of all that is in the queue."""
-        done = self.cluster.run("squeue", "-h", "-a", "-r", "-o", "%i|%T|%r", check=False)
+        columns = ",".join(f"{name}:{width}" for name, width in _LOOK.items())
+        done = self.cluster.run("squeue", "-h", "-a", "-r", "-O", columns, check=False)
         found: dict[Key, str] = {}
         now_s, numbers = time.time(), {i: n for n, i in self.ids.items()}
         for line in done.stdout.splitlines():
-            name, state, reason = line.split("|")
-            if (key := _key(name, numbers)) is not None:
-                found[key] = state
-                self.looks.setdefault(key, []).append((now_s, state, reason))
+            ends = list(accumulate(_LOOK.values(), initial=0))
+            name, state, reason, nodes, tres = (line[i:j].strip() for i, j in pairwise(ends))
+            if (key := _key(name, numbers)) is None:
+                continue
+            found[key] = state
+            self.looks.setdefault(key, []).append((now_s, state, reason))
+            if state == "PENDING" and reason not in _NOT_FREE and _as_asked(self.jobs[key[0]], nodes, tres):
+                self.turns.setdefault(key, []).append(now_s)
         return found
 
     def runs(self) -> list[Run]:
@@ -205,6 +220,13 @@ def _accounting() -> Iterator[str]:
     yield f"add qos quick MaxWall={QUICK_S // MINUTE_S}"
     for user, accounts in OWNERS.items():
         yield f"add user {user} account={','.join(accounts)} qos={','.join((*QOS, 'quick'))} defaultqos=normal"
+
+
+def _as_asked(job: TwinJob, nodes: str, tres: str) -> bool:
+    """Are these the nodes that it requires and the TRES of its sbatch line?"""
+    has = dict(item.split("=") for item in tres.split(",") if "=" in item)
+    size = int(has.get("node", 0)), int(has.get("gres/gpu", 0))
+    return set(expand(nodes, "squeue") if nodes else ()) == job.nodelist and size == (job.nodes, job.gpus * job.nodes)
 
 
 def _key(name: str, numbers: Mapping[int, int]) -> Key | None:

@@ -28,7 +28,8 @@ class FreeGpus:
         self._bad = {node.name: node.penalty for node in self._nodes if node.penalty > 0}
         # by the node's own name: its types of GPUs share it. Below nothing where a job that stays has more than was to give
         self._room = {node.host or node.name: node.room for node in self._nodes if node.room is not None}
-        self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
+        self._allowed: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
+        self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}  # less those that were full lately
         self._counts: dict[tuple[str, NodeFilter, NodeNeeds, int], int] = {}
 
     def pick(
@@ -203,15 +204,16 @@ class FreeGpus:
         return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
 
     def _open_to(self, gpu_type: str, node_filter: NodeFilter) -> list[tuple[str, int, int]]:
-        """(name, partitions that share it, place in the order) of the nodes of a type that a job with this filter may use."""
+        """(name, partitions that share it, place in the order) of the nodes of a type that a job with this filter may use; maybe
+        without full ones."""
         key = gpu_type, node_filter
-        if key not in self._open:
-            self._open[key] = [
+        if key not in self._allowed:
+            self._allowed[key] = [
                 (node.name, len(node.partitions), i)
                 for i, node in enumerate(self._nodes)
                 if node.gpu_type == gpu_type and node.admits(node_filter)
             ]
-        return self._open[key]
+        return self._open.get(key, self._allowed[key])
 
     def take(self, names: Iterable[str], gpus: int, needs: NodeNeeds = GPUS_ONLY) -> None:
         """Takes `gpus` on each node, and what belongs to them. A node that has fewer (it went down under its job) is left with none."""

@@ -91,7 +91,8 @@ def usage_limits(
     if not limits:
         return ()
     taking = {request.job_id for request in requests}
-    holding = [job for job in jobs if job.job_id not in taking and job.state in _HOLDING]
+    # one that was released to nodes of Slurm's choice (no node named) holds nothing before Slurm starts it, however long that takes
+    holding = [job for job in jobs if job.job_id not in taking and job.state in _HOLDING and job.node_names]
     bounds = []
     for limit in limits:
         held = sum(_held(limit, job) for job in holding)

@@ -72,11 +72,26 @@ def test_nodes_that_may_not_be_powered_up_are_not_asked_for_again_at_once() -> N
     assert isinstance(done, Remember) and done.story == ("c1 powered up for it to grow onto",)
     assert (
         seen.answered(wake, Refused(wake, "slurmctld is away", True), tracked, 5) == []
-        and see(seen, ASLEEP, 6) == 300.0
+        and see(seen, ASLEEP, 6) == 294.0
     )
     (refused,) = seen.answered(wake, Refused(wake, "Access/permission denied", False), tracked, 10)
     assert isinstance(refused, Remember) and "c1 can't be powered up for it: Access" in refused.story[0]
     assert see(seen, ASLEEP, 20) == math.inf and seen.answered(wake, CarriedOut(wake), None, 30) == []
+
+
+def test_one_that_slurm_took_and_never_began_counts_as_failed() -> None:
+    seen, wake = PowerUps(), Wake(1, ("c1",))
+    see(seen, ASLEEP, 0)
+    seen.answered(wake, CarriedOut(wake), None, 0)
+    for now_s, left_s in ((60, 240.0), (299, 1.0), (300, math.inf), (300 + AGAIN_S - 1, math.inf)):
+        (node,) = seen.see(Cluster((ASLEEP,)), now_s).nodes
+        assert (node.wake_s, node.waking) == (left_s, now_s < 300), "not asked for again meanwhile"
+    assert see(seen, ASLEEP, 300 + AGAIN_S) == 300.0
+    seen.answered(wake, CarriedOut(wake), None, 1000)
+    see(seen, DOWN, 1010)
+    assert see(seen, ASLEEP, 1010 + 2 * AGAIN_S - 1) == math.inf, "it went DOWN between two epochs"
+    seen.answered(wake, CarriedOut(wake), None, 5000)
+    assert [see(seen, n, t) for t, n in ((5010, UP), (5020, ASLEEP))] == [0.0, 300.0]
 
 
 def test_a_cluster_without_such_nodes_is_left_as_it_is() -> None:

@@ -13,11 +13,12 @@ from synergyd.control.controller import Controller
 from synergyd.control.decidable import as_decided_about
 from synergyd.control.events import CarriedOut, NodesRead, Observed, Refused, ResizeEvent, SnapshotTaken, Tick, Wanted
 from synergyd.control.instructions import Release, Target, Update
-from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step, times_of
 from synergyd.control.resize import advance
 from synergyd.control.start_refusal import STALE_REASON_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
 from synergyd.control.tracked import Tracked
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot
+from synergyd.settings import Settings
 from tests.unit.control.resize_world import LIMITS
 
 PINNED = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(dp=4, global_batch=8))
@@ -63,6 +64,9 @@ def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
     assert now_s <= 100 + 3 * STALE_REASON_S
     assert wanted(step.life, PINNED, now_s + 1e6).life.state is ResizeState.QUEUED, "for good"
     runs = advance(step.life, Observed("RUNNING"), now_s, LIMITS).life
+    if reason.startswith("Assoc"):
+        assert runs.left == "", "a limit that was full is nothing of the job's own"
+        return
     assert runs.left == reason and wanted(runs, PINNED, now_s + 1e6).life.state is ResizeState.RUNNING
 
 
@@ -92,6 +96,10 @@ def test_nodes_that_were_refused_are_not_pinned_again() -> None:
     assert wanted(running, PINNED, 50.0, RAN).life == running, "a job that runs is not stopped for them"
     other = replace(PINNED, nodes=("n2", "n3"))
     assert wanted(life, other, 50.0).life.target == other
+
+
+def test_each_rung_is_waited_for_two_epochs() -> None:
+    assert [times_of(Settings(epoch_s=s)).release_timeout_s for s in (1.0, 5.0, 60.0)] == [10.0, 10.0, 120.0]
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "None", ""])

@@ -96,7 +96,7 @@ def test_the_partitions_qos_comes_before_the_jobs_unless_that_says_otherwise() -
         "gres/gpu=N(1)\n    GrpTRESMins", "gres/gpu=5(1)\n    GrpTRESMins"
     )  # of QOS normal among others
     assert shared(limits(WAITS, text=text, rules=rules), "GrpTRES") == {"QOS high": 11}
-    over = replace(rules, qos={"normal": QosRules(over_partition=True)})
+    over = replace(rules, qos={"normal": QosRules(flags=frozenset({"OverPartQOS"}))})
     assert shared(limits(WAITS, text=text, rules=over), "GrpTRES") == {"QOS normal": 4}
 
 

@@ -59,6 +59,37 @@ def test_after_its_users_begin_time_it_may_start(site: Site) -> None:
     assert len(delays(site)) == 1
 
 
+@pytest.mark.parametrize("seconds", [50, 182])  # within the grace, and just behind it
+def test_its_users_begin_time_is_kept_where_synergy_decides(site: Site, seconds: int) -> None:
+    begin_s = int(site.slurm.now_s) + seconds
+    submitted(site, f"{STAMP} | begin={begin_s}", grace_s=max(180.0, seconds))
+    for _ in range(3):
+        assert "May not start for another" in site.epoch(15)[1].why
+        assert site.slurm.written_to() == set() and site.slurm.jobs[1].state == "PENDING"
+    site.epoch(begin_s - site.slurm.now_s)
+    site.tick()
+    assert site.slurm.jobs[1].state == "RUNNING"
+
+
+def test_a_component_is_released_through_its_leader(site: Site) -> None:
+    """Whose start alone the plugin puts off: a later component's own start time is that of its submission."""
+    for job_id, gpus in ((1, ""), (2, "gres:gpu:2")):
+        submitted_as = {"het": True, "het_job_id": 1, "het_offset": job_id - 1, "tres_per_node": gpus}
+        site.slurm.submit(job_id, SCRIPT, **submitted_as, contiguous=True)
+        site.slurm.set(job_id, eligible_s=site.slurm.now_s)
+    site.slurm.set(1, eligible_s=site.slurm.now_s + 180)
+    site.slurm.comments[1] = STAMP
+    site.epoch()
+    assert delays(site) == [["update", "1", "StartTime=now+0"]]
+
+
+def test_a_job_of_which_no_size_can_be_decided_about_is_released(site: Site) -> None:
+    submitted(site, "synergy:1 model=no-such-model max_gpus=4")
+    assert "no-such-model" in site.epoch()[1].why and len(delays(site)) == 1
+    site.epoch(60)
+    assert len(delays(site)) == 1
+
+
 def test_jobs_that_synergy_decides_about_are_not(site: Site) -> None:
     submitted(site)
     site.epoch()

@@ -56,6 +56,14 @@ def test_a_node_that_does_not_come_up_is_not_woken_again_at_once(sky: Site) -> N
     assert sky.slurm.woken[:2] == ["c1", "c1"]
 
 
+def test_a_power_up_that_slurm_takes_and_never_begins_is_asked_for_once(sky: Site) -> None:
+    woken(sky)
+    for _ in range(10):
+        sky.epoch(60)
+    assert sky.slurm.woken == ["c1"] and sky.life(1).state is ResizeState.RUNNING
+    assert sky.story(1).count("c1 powered up for it") == 1
+
+
 def test_a_daemon_that_may_not_power_nodes_up_says_so_and_stops_nothing(sky: Site) -> None:
     def denied(nodes: object) -> None:
         raise SlurmError("scontrol update", "Access/permission denied", transient=False)

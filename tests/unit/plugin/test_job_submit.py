@@ -429,9 +429,17 @@ def test_a_begin_time_within_the_grace_is_told(slurm: Controller) -> None:
     assert outcome.job["admin_comment"] == f"synergy:1 model=llama2-7b max_gpus=16 | begin={int(begin)} note=a%20note"
 
 
+def test_a_begin_time_of_a_job_that_keeps_its_size_is_told(slurm: Controller) -> None:
+    begin = float(int(time.time()) + 10)
+    outcome = slurm.submit(SCRIPT, begin_time=begin, tres_per_node=None, tres_per_job="gres:gpu:3", num_tasks=2)
+    assert outcome.job["begin_time"] == begin and outcome.job["admin_comment"].endswith(f" | begin={int(begin)}")
+
+
 def test_a_later_begin_time_is_kept(slurm: Controller) -> None:
     later = float(int(time.time()) + 3600)
-    assert slurm.submit(SCRIPT, begin_time=later).job["begin_time"] == later
+    job = slurm.submit(SCRIPT, begin_time=later).job
+    assert job["begin_time"] == later
+    assert job["admin_comment"].endswith(f" | begin={int(later)}"), "Slurm shows it as it shows the grace"
     assert slurm.submit(SCRIPT, begin_time=1.0).job["begin_time"] > time.time()
 
 

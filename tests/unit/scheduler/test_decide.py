@@ -402,7 +402,7 @@ def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy:
     settings = Settings(policy=policy, restart_cost_s=600.0)
     free = decide(snapshot(nodes, [grown, waiting]), settings, taken, {})
     assert free[0].action is not Action.RESIZE or policy == "fifo"
-    limited = held_to_asked(grown)
+    limited = held_to_asked(grown, "others wait")
     taken = {1: tuple(c for c in offers if c.shape.gpus <= 2), 2: offers}
     found = decide(snapshot(nodes, [limited, waiting]), settings, taken, {})
     assert (found[0].action, found[0].cell and found[0].cell.shape.gpus, found[0].node_names) == (
@@ -410,7 +410,7 @@ def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy:
         2,
         ("n0",),
     )
-    assert found[0].why.startswith("Gives back 6 GPUs: jobs without a directive wait for GPUs in its partition.")
+    assert found[0].why.startswith("Gives back 6 GPUs: others wait.")
     assert "n0" not in found[1].node_names, "what is given back is Slurm's to hand out"
     for left_alone in (replace(limited, paused=True), replace(limited, fixed="it is so")):
         kept = decide(snapshot(nodes, [left_alone]), settings, taken, {})[0]
@@ -419,12 +419,12 @@ def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy:
 
 def test_a_job_gives_nothing_back_where_it_could_not_start_again() -> None:
     """A reservation of its node is near: it may run on until then, but would not be started there."""
-    grown = replace(held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8)), barred=("n0",))
+    grown = replace(held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8), "others wait"), barred=("n0",))
     found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 1.9)}, {})[0]
     assert found.action is Action.KEEP
 
 
 def test_a_job_without_a_smaller_cell_keeps_what_it_holds() -> None:
-    grown = held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8))
+    grown = held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8), "others wait")
     found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 2.0, kind="v100")}, {})[0]
     assert found.action is Action.KEEP and "Gives back" not in found.why

@@ -156,6 +156,8 @@ def test_limits_are_less_what_others_hold_and_never_below_what_is_held() -> None
         job(7, nodes=("n1",), gpus=3, account="chem"),
         job(8, nodes=("n1",), gpus=1, account="bio", partition="gpu,debug"),
         job(9, account="chem", state=JobState.PENDING),
+        # released to nodes of Slurm's choice, and not started
+        replace(job(10, gpus=4, account="chem"), state=JobState.RUNNING, node_names=()),
     ]
     settings = Settings(account_limits={"chem": 8, "bio": 0}, partition_limits={"debug": 4})
     found = usage_limits(asks, others, settings)

@@ -7,6 +7,8 @@ from typing import Any
 
 from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, Node, Snapshot
 from synergyd.restarts import JobRestarts, RestartCost
+from synergyd.scheduler.problem.gpu_limits import SlurmLimits
+from synergyd.scheduler.problem.records import Rate, UsageLimit
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, cell, cells, job, node, snapshot
 from tests.unit.scheduler.test_decide import run
@@ -100,6 +102,17 @@ def test_a_job_that_was_passed_and_finds_room_starts_where_it_was_placed_and_lim
     limited = Settings(restart_cost_s=60.0, partition_limits={"main": 2})
     busy = snapshot([node("n0", used=4)], [job(1, partition="main")])
     assert run(busy, {1: GOOD}, limited, passed={1})[1].action is Action.WAIT
+
+
+def test_a_job_that_was_passed_waits_for_slurms_own_limits_in_slurms_queue() -> None:
+    full = UsageLimit("account", "wide", 0, 2, unit="nodes", slurm="GrpTRES", rates={1: Rate(per_job=1.0, per_gpu=0.0)})
+    busy = snapshot([node("n0")], [job(1)])
+    assert run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)))[1].action is Action.WAIT
+    found = run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)), passed={1})[1]
+    assert (found.action, found.cell, found.node_names) == (Action.START, GOOD[2], ())
+    own = SlurmLimits(own={1: (replace(full, rates=None, own=Rate(per_job=0.0, per_gpu=1.0), most=2),)})
+    asks_too_much = run(snapshot([node("n0", used=4)], [job(1)]), {1: GOOD}, slurm_limits=own, passed={1})[1]
+    assert asks_too_much.action is Action.WAIT
 
 
 # -- reserved ----------------------------------------------------------------------------------------------------------

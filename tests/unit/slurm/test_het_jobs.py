@@ -63,6 +63,15 @@ def test_a_component_waits_for_what_its_leader_waits_for() -> None:
     assert het_jobs.with_leader(second, {10: (leader, second)}).dependency == "afterok:7"
 
 
+def test_a_component_may_start_when_all_of_them_may() -> None:
+    """The plugin puts off the leader alone."""
+    leader, second = parts(0, 2)
+    together = (replace(leader, eligible_s=130.0), replace(second, eligible_s=100.0))
+    assert [het_jobs.with_leader(r, {10: together}).eligible_s for r in together] == [130.0, 130.0]
+    runs = tuple(replace(r, eligible_s=None) for r in together)
+    assert het_jobs.with_leader(runs[1], {10: runs}).eligible_s is None
+
+
 def node(name: str, gpus: int = 4, **changes: Any) -> NodeRow:
     gres = f"gpu:{changes.pop('kind', 'a100')}:{gpus}" if gpus else ""
     return NodeRow(name, "idle", gres, "", (), ("main",), "", **changes)

@@ -86,6 +86,33 @@ def test_groups_that_a_partition_allows(groups: frozenset[str] | None, uid: int,
     assert ("none of ann's groups is allowed" in shut) == ("main" not in names)
 
 
+@pytest.mark.parametrize(
+    ("changes", "flags", "names"),
+    [
+        ({"time_limit_s": 600.0}, frozenset[str](), ("main",)),
+        ({"time_limit_s": 180.0}, frozenset[str](), ("short", "main")),
+        ({"time_limit_s": 600.0, "min_time_s": 120.0}, frozenset[str](), ("short", "main")),
+        ({"time_limit_s": 600.0, "min_time_s": 240.0}, frozenset[str](), ("main",)),
+        ({"time_limit_s": None}, frozenset[str](), ("short", "main")),  # the partition's own
+        ({"time_limit_s": 600.0}, frozenset({"PartitionTimeLimit", "OverPartQOS"}), ("short", "main")),
+        ({"time_limit_s": 600.0}, None, ("short", "main")),
+    ],
+)
+def test_partitions_whose_max_time_is_too_short(
+    changes: dict[str, Any], flags: frozenset[str] | None, names: tuple[str, ...]
+) -> None:
+    partitions = {"short": PartitionRow(name="short", max_time_s=180.0), "main": PartitionRow(name="main")}
+    assert open_partitions(row(partition="short,main", **changes), 1, partitions, None, flags) == (names, "")
+    why = open_partitions(row(partition="short", **changes), 1, partitions, None, flags)[1]
+    assert ("MaxTime=3 min" in why) == ("short" not in names)
+
+
+def test_a_qos_comes_over_a_partitions_most_nodes() -> None:
+    partitions = {"main": PartitionRow(name="main", max_nodes=1)}
+    assert open_partitions(row(), 2, partitions, None, frozenset({"PartitionMaxNodes"})) == (("main",), "")
+    assert "MaxNodes=1" in open_partitions(row(), 2, partitions, None, frozenset())[1]
+
+
 CAPPED = {"main": PartitionRow(name="main", max_cpus_per_node=24), "cpu": PartitionRow(name="cpu")}
 
 

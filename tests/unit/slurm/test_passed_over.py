@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from synergyd.slurm.observe import passed_over
+from synergyd.slurm.observe import crowded, passed_over
 from tests.unit.slurm.fake_slurm import row
+
+NODES = {"n1": ("a",), "n2": ("b",), "n3": ("c",), "n4": ("a", "c")}
 
 
 def test_a_later_plain_job_with_gpus_of_the_same_partition_passes_those_that_wait() -> None:
     ours = row(1, state="PENDING", submit_s=100.0, priority=5, partition="a,b")
-    other = row(2, state="RUNNING", submit_s=101.0, partition="b", tres_per_node="gres:gpu:1")
-    assert passed_over([ours, other], {1}, 200.0, {}) == {1}
-    assert passed_over([ours, other], {1, 2}, 200.0, {}) == frozenset()
-    assert passed_over([ours, other], {1}, 100.0, {}) == frozenset(), "it has only just come"
+    other = row(2, state="RUNNING", submit_s=101.0, partition="b", tres_per_node="gres:gpu:1", node_names=("n2",))
+    assert passed_over([ours, other], {1}, 200.0, {}, NODES) == {1}
+    assert passed_over([ours, other], {1, 2}, 200.0, {}, NODES) == frozenset()
+    assert passed_over([ours, other], {1}, 100.0, {}, NODES) == frozenset(), "it has only just come"
 
 
 @pytest.mark.parametrize(
@@ -25,11 +27,45 @@ def test_a_later_plain_job_with_gpus_of_the_same_partition_passes_those_that_wai
         ({"priority": 0}, {}),
         ({"submit_s": 101.5}, {}),
         ({}, {"state": "PENDING"}),
-        ({}, {"partition": "c"}),
+        ({}, {"partition": "c", "node_names": ("n3",)}),
         ({}, {"tres_per_node": ""}),
     ],
 )
 def test_and_no_others(mine: dict[str, Any], others: dict[str, Any]) -> None:
     ours = {"state": "PENDING", "submit_s": 100.0, "priority": 5, "partition": "a", **mine}
-    other = {"state": "RUNNING", "submit_s": 101.0, "partition": "a", "tres_per_node": "gres:gpu:1", **others}
-    assert passed_over([row(1, **ours), row(2, **other)], {1}, 200.0, {}) == frozenset()
+    other = {
+        "state": "RUNNING",
+        "submit_s": 101.0,
+        "partition": "a",
+        "tres_per_node": "gres:gpu:1",
+        "node_names": ("n1",),
+        **others,
+    }
+    assert passed_over([row(1, **ours), row(2, **other)], {1}, 200.0, {}, NODES) == frozenset()
+
+
+def test_one_of_another_partition_passes_those_of_its_nodes() -> None:
+    ours = row(1, state="PENDING", submit_s=100.0, priority=5, partition="a")
+    other = row(2, state="RUNNING", submit_s=101.0, partition="c", tres_per_node="gres:gpu:1", node_names=("n4",))
+    assert passed_over([ours, other], {1}, 200.0, {}, NODES) == {1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "partitions", "accounts"),
+    [
+        ({"reason": "Resources"}, {"a", "b"}, set()),
+        ({"reason": "(Priority)"}, {"a", "b"}, set()),
+        ({"reason": "AssocGrpGRES"}, set(), {"chem"}),
+        ({"reason": "AssocGrpNodeLimit"}, set(), {"chem"}),
+        ({"reason": "AssocGrpJobsLimit"}, set(), set()),  # no size of others is in its way
+        ({"reason": "Dependency"}, set(), set()),
+        ({"reason": "Resources", "priority": 0}, set(), set()),
+        ({"reason": "Resources", "state": "RUNNING"}, set(), set()),
+        ({"reason": "Resources", "tres_per_node": ""}, set(), set()),
+    ],
+)
+def test_where_others_wait_for_gpus(changes: dict[str, Any], partitions: set[str], accounts: set[str]) -> None:
+    asked = {"state": "PENDING", "priority": 5, "partition": "a,b", "account": "chem", "tres_per_node": "gres:gpu:1"}
+    found = crowded([row(1, **{**asked, **changes})], set())
+    assert (set(found.partitions), set(found.accounts)) == (partitions, accounts)
+    assert crowded([row(1, **{**asked, **changes})], {1}) == type(found)(), "Synergy decides about it"
