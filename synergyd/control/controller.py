@@ -142,6 +142,10 @@ class Controller:
         """Seconds since each job's first sbatch: Slurm resets SubmitTime at each requeue."""
         return {i: max(0.0, now_s - t.lifecycle.submit_s) for i, t in self.jobs.items()}
 
+    def lost_nodes(self, up: frozenset[str], now_s: float) -> bool:
+        """Has a job lost a node a moment ago, that no epoch has decided about yet? `up`: nodes that can take jobs."""
+        return any([t.hurries(up, now_s) for t in self.jobs.values()])
+
     def deciding(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot that `decide` should see: what is being carried out counts as done."""
         return arrived(snapshot, under_way(self.lifecycles))
@@ -301,6 +305,7 @@ class Controller:
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
+                tracked.ran_on = tracked.job
         found = [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
         return [*found, *self.watch.look(self._cluster.nodes, now_s)]
 

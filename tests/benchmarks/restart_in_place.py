@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.restart_in_place [--times 5] [--job light|megatron] [--nodes 1,2] [--json]
 
-Each job starts before the daemon with a poor plan of its own; the daemon then gives it a better one for the same GPUs. `in place` is as
-installed, `requeue` with SYNERGY_IN_PLACE=0. One job runs at a time. How to read it: seconds from the last step before to the first
+Each job starts before the daemon with a poor plan of its own; the daemon then gives it a better one for the same GPUs. `in place` is with
+SYNERGY_IN_PLACE=nodes, `requeue` with 0. One job runs at a time. How to read it: seconds from the last step before to the first
 step after, median and all; the restart count of Slurm must be 0 in place and 1 by requeue. The light job imports nothing; megatron is
 the example GPT on megatron-core and gloo, whose imports are in its figure.
 """
@@ -50,7 +50,7 @@ def submit(cluster: SlurmCluster, job: str, nodes: int, *, in_place: bool) -> tu
     script = (
         f"#!/bin/bash\n#SBATCH --nodes={nodes} --gres=gpu:{GPUS} --open-mode=append\n"
         f"#SYNERGY model={folder}/config.json min_gpus={world} max_gpus={world} global_batch=8 micro_batch=1 "
-        f"checkpoint={checkpoint}\nexport SYNERGY_PLAN_JSON={shlex.quote(plan)} SYNERGY_IN_PLACE={int(in_place)}\n"
+        f"checkpoint={checkpoint}\nexport SYNERGY_PLAN_JSON={shlex.quote(plan)} SYNERGY_IN_PLACE={'nodes' if in_place else 0}\n"
         f"srun synergy-launch --checkpoint {checkpoint} {shlex.join(what)}\n"
     )
     return cluster.sbatch(script, f"--output={folder}/out"), checkpoint / "steps.jsonl"
