@@ -76,6 +76,7 @@ from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.problem.records import Progress
+from synergyd.scheduler.spares import lent_words
 from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 from synergyd.words import size_words
@@ -405,6 +406,8 @@ class Controller:
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
         cause += f", since {job.cut_why}" if job.cut_why and job.cut_why in decision.why else ""
+        cause += f", since it was {lent}" if (lent := lent_words(decision)) else ""
+        cause += f", as before it lost {', '.join(job.lost[:3])}" if job.lost and shape == job.lost_shape else ""
         names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
         target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
         stays, acks = can_restart(tracked), tracked.checkpoints_taken

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from synergyd.records import Action, Cell, Cluster, Job, JobState, Node, Snapshot
+from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Snapshot
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, node_capacities
@@ -21,6 +21,7 @@ from synergyd.settings import Settings
 from synergyd.words import job_words, shape_words
 
 Classified = JobRequest | UntouchedJob
+_LENT = "lent as a spare"
 _LENDERS = 64  # jobs asked for nodes back, for one job that lost one: each is some placements
 
 
@@ -181,7 +182,7 @@ class _Epoch:
         for job_id, (index, kept) in back.items():
             lender = self._request(job_id)
             self._left[job_id] = lender.cells[index], _hosts(kept)
-            self._whys[job_id] = f"lent as a spare, and job {job.job_id} has lost {lost}"
+            self._whys[job_id] = f"{_LENT}, and job {job.job_id} has lost {lost}"
             self._set(job_id, replace(lender, current=index, nodes=kept, banned=lender.banned - {index}))
 
     def _pick(self, cell: Cell, asking: JobRequest) -> tuple[str, ...] | None:
@@ -239,6 +240,11 @@ class _Epoch:
     def _set(self, job_id: int, to: Classified) -> None:
         index = next(i for i, job in enumerate(self._snapshot.jobs) if job.job_id == job_id)
         self._jobs[index] = to
+
+
+def lent_words(decision: Decision) -> str:
+    """Why the job gives a spare back; "" where it does not."""
+    return decision.why.partition(": ")[2].partition(".")[0] if f": {_LENT}" in decision.why else ""
 
 
 def _smaller(job: JobRequest) -> list[int]:
