@@ -59,7 +59,8 @@ class Run:
             self.failed_s = float(found[1]) if found else None
         if self.failed_s is None:
             return False
-        after = [s for s in steps(self.log) if s["time"] > self.failed_s]
+        # another node's processes may make steps for a moment yet
+        after = [s for s in steps(self.log) if s["time"] > self.failed_s and s["restarts"] == self._said]
         if len(after) < 2:
             self.problem = "no step since"
             return cluster.state(self.job_id) in ("FAILED", "CANCELLED", "NODE_FAIL", "COMPLETED", "OUT_OF_MEMORY")
@@ -76,14 +77,18 @@ class Run:
         power_off(cluster, name)
         cluster.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")  # as after SlurmdTimeout
 
+    @property
+    def _said(self) -> int:
+        """The restart count that is said."""
+        return 1 if self.kind == "node" else STATES[self.state]
+
     def _problem(self, cluster: SlurmCluster) -> str:
         text = cluster.run("scontrol", "show", "job", str(self.job_id)).stdout
         restarts, state = re.search(r"\bRestarts=(\d+)", text), cluster.state(self.job_id)
-        said = 1 if self.kind == "node" else STATES[self.state]
         if state != "RUNNING":
             return state
-        if restarts is None or int(restarts[1]) != said:
-            return f"restart count {restarts[1] if restarts else '?'}, not {said}"
+        if restarts is None or int(restarts[1]) != self._said:
+            return f"restart count {restarts[1] if restarts else '?'}, not {self._said}"
         return ""
 
 
