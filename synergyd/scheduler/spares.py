@@ -93,6 +93,7 @@ class _Epoch:
     def __init__(self, snapshot: Snapshot, jobs: Iterable[Classified]) -> None:
         self._snapshot, self._jobs = snapshot, list(jobs)
         self._of = {job.job_id: job for job in snapshot.jobs}
+        self._index = {job.job_id: i for i, job in enumerate(snapshot.jobs)}
         self._left: dict[int, tuple[Cell, tuple[str, ...]]] = {}
         self._whys: dict[int, str] = {}
         self._started: dict[int, tuple[Cell, tuple[str, ...]]] = {}
@@ -219,8 +220,13 @@ class _Epoch:
             if not (group.qos or group.claims(job)):
                 continue
             least = asking.cells[CellIndex.of(asking.cells).smallest].shape.gpus
+            others = asking.node_filter.partition.split(",") if not group.qos else []
+            others = [name for name in others if name != group.name]
             if least <= room:
                 room -= least
+            elif others:
+                elsewhere = asking.node_filter._replace(partition=",".join(others))
+                self._set(asking.job_id, replace(asking, node_filter=elsewhere))
             else:
                 self._set(asking.job_id, UntouchedJob(Action.WAIT, _waits(least, group, each)))
 
@@ -234,12 +240,12 @@ class _Epoch:
         return max(0, min(job.shape.gpus - least, there * job.shape.gpus_per_node))
 
     def _request(self, job_id: int) -> JobRequest:
-        found = next(j for j in self._jobs if isinstance(j, JobRequest) and j.job_id == job_id)
+        found = self._jobs[self._index[job_id]]
+        assert isinstance(found, JobRequest)  # who gives back runs
         return found
 
     def _set(self, job_id: int, to: Classified) -> None:
-        index = next(i for i, job in enumerate(self._snapshot.jobs) if job.job_id == job_id)
-        self._jobs[index] = to
+        self._jobs[self._index[job_id]] = to
 
 
 def lent_words(decision: Decision) -> str:

@@ -62,6 +62,15 @@ def test_spares_of_one_partition_are_nothing_to_another() -> None:
     assert (found[1].action, found[2].action) == (Action.START, Action.WAIT)
 
 
+def test_a_job_of_two_partitions_takes_no_spare_of_one() -> None:
+    others = [*nodes(1), node("n2", partitions=("gpu",)), node("m1", partitions=("cpu",))]
+    both = replace(in_gpu(2), partition="gpu,cpu")
+    snap = snapshot(others, [in_gpu(1, "n1", directive=Directive(resize=False)), both])
+    assert decided(snap, {1: (WHOLE,), 2: (WHOLE,)})[2].node_names == ("m1",)
+    full = snapshot([*others[:2], replace(others[2], gpus_used=4)], [*snap.jobs])
+    assert decided(full, {1: (WHOLE,), 2: (WHOLE,)})[2].action is Action.WAIT
+
+
 def test_a_job_that_lost_a_node_gets_an_idle_spare() -> None:
     snap = snapshot(nodes(4, down=("n1",)), [lost(1, ("n1",), TWO.shape), in_gpu(2, "n3")])
     found = decided(snap, {1: (WHOLE, TWO), 2: (WHOLE,)})
