@@ -311,6 +311,8 @@ class Job:
     barred_why: str = ""  # sentences, each with a blank before it
     slurm_name: str = ""  # where that is not its id: 123_4, 123_[5-9], 123+1
     placed_by_slurm: bool = False  # its nodes are Slurm's choice, a component's of a heterogeneous job
+    lost: tuple[str, ...] = ()  # nodes that it lost while it ran; it waits since
+    lost_shape: Shape | None = None  # what it ran on before
     shun: tuple[str, ...] = ()  # nodes that it takes last: it hung there, or they hold its other nodes up
     slowed: float = 1.0  # by its slowest node: times that its ranks there take for the same work
     idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step

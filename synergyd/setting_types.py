@@ -137,6 +137,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _spares(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,5})(%?)", text)
+    value = (int(match[1]) / 100 if match[2] else int(match[1])) if match else 0
+    if not value or (match and match[2] and value >= 1):
+        raise ValueError(text)
+    return value
+
+
+def _spares_text(value: float) -> str:
+    return f"{value:g}" if value >= 1 else f"{100 * value:g}%"
+
+
 def _day_times(text: str) -> tuple[tuple[int, int], ...]:
     spans = []
     for item in text.split(","):
@@ -222,6 +234,8 @@ FLAG = ValueType(name="yes or no", takes="yes or no", read=_yes, write=_yes_text
 PORT = ValueType(name="port", takes="a port from 1 to 65535, or 0 for none", read=_port)
 GPUS = ValueType(name="number", takes="a number of GPUs", read=_gpus, unit="GPUs")
 COUNT = ValueType(name="number", takes="a whole number to 99999, 0 for no bound", read=_count)
+#: a whole number, or a share below 1
+SPARES = ValueType(name="number or share", takes="a number of nodes or 1% to 99%", read=_spares, write=_spares_text)
 DAY_TIMES = ValueType(
     name="times of day",
     takes="spans of the day with commas between, such as 08:00-18:00,22:30-06:00",

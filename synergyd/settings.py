@@ -23,6 +23,7 @@ from synergyd.setting_types import (
     PLACEMENT,
     PORT,
     RULE,
+    SPARES,
     UPLINK,
     WEB,
     ValueType,
@@ -226,6 +227,27 @@ class Settings:
             "The most GPUs of all Synergy jobs of a partition together.",
             unset="none",
             example="debug:8",
+        ),
+    )
+    spare_nodes: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_about(
+            "SpareNodes",
+            by_name(SPARES, "PARTITION:NODES or PARTITION:SHARE% with commas between"),
+            "So many nodes of a partition are idle, or lent to jobs that can shrink: a job waits where its start would leave "
+            "fewer. A job that Slurm requeues since it has lost a node gets the size back that it had, within seconds.",
+            unset="none",
+            example="gpu:1,large:5%",
+        ),
+    )
+    qos_spare_nodes: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_about(
+            "QosSpareNodes",
+            by_name(SPARES, "QOS:NODES or QOS:SHARE% with commas between"),
+            "The same of all nodes, for the jobs of a QOS that lose a node.",
+            unset="none",
+            example="high:2",
         ),
     )
     restart_cost_s: float = field(

@@ -76,6 +76,7 @@ from synergyd.errors import one_line
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
 from synergyd.scheduler.problem.records import Progress
+from synergyd.scheduler.spares import lent_words
 from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 from synergyd.words import size_words
@@ -141,6 +142,10 @@ class Controller:
     def ages_s(self, now_s: float) -> dict[int, float]:
         """Seconds since each job's first sbatch: Slurm resets SubmitTime at each requeue."""
         return {i: max(0.0, now_s - t.lifecycle.submit_s) for i, t in self.jobs.items()}
+
+    def lost_nodes(self, up: frozenset[str], now_s: float) -> bool:
+        """Has a job lost a node a moment ago, that no epoch has decided about yet? `up`: nodes that can take jobs."""
+        return any([t.hurries(up, now_s) for t in self.jobs.values()])
 
     def deciding(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot that `decide` should see: what is being carried out counts as done."""
@@ -301,6 +306,7 @@ class Controller:
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
+                tracked.ran_on = tracked.job
         found = [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
         return [*found, *self.watch.look(self._cluster.nodes, now_s)]
 
@@ -400,6 +406,8 @@ class Controller:
         words = size_words(shape, plan)
         cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
         cause += f", since {job.cut_why}" if job.cut_why and job.cut_why in decision.why else ""
+        cause += f", since it was {lent}" if (lent := lent_words(decision)) else ""
+        cause += f", as before it lost {', '.join(job.lost[:3])}" if job.lost and shape == job.lost_shape else ""
         names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
         target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
         stays, acks = can_restart(tracked), tracked.checkpoints_taken

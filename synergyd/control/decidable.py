@@ -28,7 +28,7 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         job = replace(job, avoid=tuple(n for n in lifecycle.failures.nodes if n not in job.node_names))
     job = _as_watched(job, tracked, now_s)
     if job.state is JobState.PENDING:
-        job = replace(job, begin_s=tracked.begin_s)
+        job = _with_loss(replace(job, begin_s=tracked.begin_s), tracked)
         if lifecycle.left and job.directive is not None:
             return replace(job, directive=None, directive_error=_left(lifecycle))
     if job.directive is None:
@@ -68,6 +68,14 @@ def _unmeasured(job: Job, tracked: Tracked, now_s: float) -> bool:
         return False
     seen = [job] if tracked.job is None else [job, tracked.job]
     return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= UNMEASURED_S) for j in seen)
+
+
+def _with_loss(job: Job, tracked: Tracked) -> Job:
+    """With what it ran on where it waits since it has lost a node."""
+    if tracked.lost is None or job.restarts != tracked.lost[0].restarts + 1:
+        return job
+    ran_on, names = tracked.lost
+    return replace(job, lost=names, lost_shape=ran_on.shape)
 
 
 def _as_watched(job: Job, tracked: Tracked, now_s: float) -> Job:

@@ -61,6 +61,10 @@ class Learnt:
 Output = Remember | Learnt | Instruction | TellBatch | ParkAgain | RememberNodes | DrainNode
 
 
+# Slurm requeues a job of a node that is down at once, and a start takes a few seconds.
+HURRY_S = 30.0
+
+
 @dataclass(kw_only=True)
 class Tracked:
     """All that is kept of one job. A pair (restarts, what) is of that incarnation alone."""
@@ -119,6 +123,12 @@ class Tracked:
     told: tuple[int, str] = (0, "")
     #: the deadline that its story says can't be met
     late: float | None = None
+    #: as it was seen running last, with all its nodes
+    ran_on: Job | None = None
+    #: the same, and the nodes that it has lost since, where Slurm has requeued it for that
+    lost: tuple[Job, tuple[str, ...]] | None = None
+    #: (restarts, since when epochs come early since it has lost a node)
+    hurried: tuple[int, float] = (-1, 0.0)
     #: when it was last seen suspended; 0: never
     suspended_s: float = 0.0
 
@@ -177,13 +187,29 @@ class Tracked:
         """Nodes that Slurm took it off just now, and that can't take jobs, are not taken again for a while."""
         life = self.lifecycle
         # its own requeues, and nodes that only do not answer for a moment (slurmctld starts again), are no loss
-        if self.job is None or self.job.state is not JobState.RUNNING or life.state is not ResizeState.QUEUED:
+        if self.job is None or self.ran_on is None or life.state is not ResizeState.QUEUED:
             return []
-        failures = after_loss(life.failures, frozenset(self.job.node_names) - up, now_s)
+        if self.job.state not in (JobState.RUNNING, JobState.COMPLETING) or self.ran_on.restarts != self.job.restarts:
+            return []
+        names = frozenset(self.ran_on.node_names) - up
+        self.lost = (self.ran_on, tuple(sorted(names))) if names else None
+        failures = after_loss(life.failures, names, now_s)
         if failures == life.failures:
             return []
         self.lifecycle = replace(life, failures=failures)
         return [Remember(self.lifecycle, life.state, "NodesLost")]
+
+    def hurries(self, up: frozenset[str], now_s: float) -> bool:
+        """It stands on a node that can't take jobs any more, or waits since then: for HURRY_S, since a node may be only drained."""
+        job = self.ran_on
+        if job is None or self.job is None or self.job.restarts - job.restarts not in (0, 1):
+            return False
+        waits = self.job.state is not JobState.RUNNING and self.lifecycle.state is ResizeState.QUEUED
+        if up.issuperset(job.node_names) or not (waits or self.job.state is JobState.RUNNING):
+            return False
+        if self.hurried[0] != job.restarts:
+            self.hurried = job.restarts, now_s
+        return now_s - self.hurried[1] < HURRY_S
 
     def puts_off(self, start_s: float) -> Remember:
         """Synergy is about to write the start time `start_s`: no user has set it."""

@@ -61,7 +61,7 @@ class Watch:
     def lost(self, tracked: Tracked, up: frozenset[str], now_s: float) -> list[Output]:
         """Nodes that Slurm took the job off just now, since they can't take jobs any more. `up`: those that can."""
         found = tracked.lose_nodes(up, now_s)
-        names = sorted(set(tracked.job.node_names) - up) if found and tracked.job is not None else []
+        names = tracked.lost[1] if found and tracked.lost is not None else ()
         return [*found, *_kept(self.nodes.lose(names, tracked.lifecycle.job_id, now_s))]
 
     def look(self, nodes: Iterable[Node], now_s: float) -> list[Output]:

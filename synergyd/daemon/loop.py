@@ -6,6 +6,7 @@ What happens to a job is the controller's; formulas live in task/ and scheduler/
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -49,6 +50,7 @@ from synergyd.slurm.rows import JobRow
 from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
+LOSSES_EVERY_S = 2.0
 
 
 class Daemon:
@@ -89,6 +91,8 @@ class Daemon:
         self._monotonic = tools.monotonic or tools.clock
         self._day_time = DayTime(tools.clock, self._monotonic)
         self._looked_s: float | None = None  # by the monotonic clock
+        self._losses_looked_s = -math.inf  # likewise
+        self.hurries = False  # a job has lost a node: the next epoch should not wait
 
     @property
     def acts(self) -> bool:
@@ -102,7 +106,7 @@ class Daemon:
 
     def epoch(self) -> EpochRecord:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
-        began, counted_s = self._now(), self._monotonic()
+        began, counted_s, self.hurries = self._now(), self._monotonic(), False
         phase = self.tools.phases.of
         with phase("observe"):
             snapshot = self._observe(began)
@@ -139,6 +143,7 @@ class Daemon:
             self._run(Ticked(event.job_id))
         if leaving - self.controller.leaving:
             self._unblock()
+        self._look_for_losses()
         self.heartbeat.go_on(self._now())
         self.tools.store.flush()
 
@@ -269,6 +274,15 @@ class Daemon:
         for received in self.tools.inbox.take():
             for event in self.observer.report_events(received, self.controller, self.forecast):
                 self._run(event)
+
+    def _look_for_losses(self) -> None:
+        """Where spares are kept a job that has lost a node is decided about at once: one call to Slurm each LOSSES_EVERY_S."""
+        settings, at_s = self.settings, self._monotonic()
+        if not (settings.spare_nodes or settings.qos_spare_nodes) or at_s - self._losses_looked_s < LOSSES_EVERY_S:
+            return
+        self._losses_looked_s = at_s
+        up = frozenset(n.name for n in self.observer.read_nodes().nodes if n.up)
+        self.hurries = self.controller.lost_nodes(up, self._now())
 
     def _unblock(self) -> None:
         """What the last epoch decided and could not be done yet is done as soon as others have left its GPUs: not for a job that

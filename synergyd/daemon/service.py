@@ -172,7 +172,7 @@ def _loop(
                 )
                 next_epoch_s = now_s if leads else next_epoch_s  # who takes over decides at once
             led = leads
-            if now_s >= next_epoch_s:
+            if now_s >= next_epoch_s or daemon.hurries:
                 if not settings.dry_run and not leads:
                     log.info("standing by: %s", keeper.problem or "another synergyd leads")
                 record = daemon.epoch()

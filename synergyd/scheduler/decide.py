@@ -16,7 +16,7 @@ from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
-from synergyd.scheduler.give_back import as_resize, give_back
+from synergyd.scheduler.give_back import GivenBack, as_resize, give_back
 from synergyd.scheduler.layout import laid_out
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
 from synergyd.scheduler.placement.link_aware import place_link_aware
@@ -47,6 +47,7 @@ from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
 from synergyd.scheduler.solver.greedy import fill, greedy, greedy_on_nodes
+from synergyd.scheduler.spares import with_spares
 from synergyd.scheduler.turn import with_turns
 from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
@@ -121,6 +122,9 @@ def decide(
                 weight[job.job_id],
             )
         )
+    spared = with_spares(snapshot, sorted_jobs, settings)
+    snapshot, sorted_jobs = spared.snapshot, list(spared.jobs)
+    given, held_jobs = GivenBack(snapshot, given.plans, {**given.left, **spared.left}), spared.named(held_jobs)
     requests = tuple(job for job in sorted_jobs if isinstance(job, JobRequest))
     pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
@@ -158,7 +162,7 @@ def decide(
     grows = not policy.sizes_fixed and not policy.rule
     woken = with_wakes(as_held, answer.problem, allowance, snapshot, grows=grows)
     turned = with_turns(woken, answer.problem, allowance, passed)
-    return within_caps(turned, answer.problem, caps)
+    return within_caps(turned, answer.problem, replace(caps, needed=caps.needed | spared.left.keys()))
 
 
 def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, tuple[int, int] | None]:

@@ -17,6 +17,14 @@ from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = pytest.mark.slurm
 WAYS = ("exit", "memory", "killed", "nccl", "hang")
+# further ways, and where: what follows is the same
+POINTS = (
+    ("segmentation", "first"),
+    ("assertion", "start"),
+    ("bus", "mid"),
+    ("collective", "mid"),
+    ("abort", "checkpoint"),
+)
 OWN_SIZE = "min_gpus=4 max_gpus=4 tp=1 pp=1"
 
 
@@ -28,9 +36,17 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 def submit(
-    cluster: SlurmCluster, how: str, name: str, *, gpus: int = 4, always: bool = False, size: str = OWN_SIZE
+    cluster: SlurmCluster,
+    how: str,
+    name: str,
+    *,
+    gpus: int = 4,
+    always: bool = False,
+    size: str = OWN_SIZE,
+    at: str = "start",
 ) -> int:
-    before = f"export FAILS={how} SYNERGY_FIRST_STEP_S=2{' FAILS_ALWAYS=1' * always}\n"
+    before = f"export FAILS={how} FAILS_AT={at} SYNERGY_FIRST_STEP_S=2{' FAILS_ALWAYS=1' * always}\n"
+    before += "export CHECKPOINT_EVERY=5\n" if at != "start" else ""
     script = Path(failing_job.__file__)
     return light_job.submit(cluster, name, gpus=gpus, directive=size, script=script, before=before)
 
@@ -78,6 +94,17 @@ def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, in_place:
     print(f"{how}: trains again after {idle_s(cluster, job):.1f} s, in place")
     assert ("memory" if how in ("memory", "killed") else "plan") in {key.split(":")[1] for key in banned(cluster)}
     cluster.run("scancel", str(job))
+
+
+def test_a_run_that_fails_at_any_point_trains_again_in_place(cluster: SlurmCluster) -> None:
+    jobs = {(how, at): submit(cluster, how, f"point-{how}-{at}", at=at) for how, at in POINTS}
+    until_steps(cluster, *jobs.values(), steps=failing_job.MID + 10, timeout_s=120)
+    for (how, at), job in jobs.items():
+        assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0"), (how, at)
+        assert light_job.output(cluster, job).count("fails at") == 1, (how, at)
+        told = "in place from its last checkpoint" if at == "mid" else "started again in place with its own arguments"
+        cluster.wait_for(lambda job=job, told=told: told in story(cluster, job), 30, f"the story of {how}, {at}")  # type: ignore[misc]
+        cluster.run("scancel", str(job))
 
 
 def test_a_plan_for_another_size_that_fails_is_requeued_with_its_own(cluster: SlurmCluster) -> None:
