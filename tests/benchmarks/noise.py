@@ -172,7 +172,7 @@ def overhead(steps: int, hidden: int = 128, seq: int = 128, micro: int = 4) -> d
             taken[(before // 2) % 2 == 0].append(now - began)
             on = (task.step_count // 2) % 2 == 0
             norms._within = within and on
-            norms.take = measure if on else lambda unscale=1.0: SILENT  # type: ignore[method-assign]
+            norms.take = measure if on else lambda loss, unscale=1.0: (float(loss), SILENT)  # type: ignore[method-assign]
             began = time.process_time()
         found[name] = statistics.median(taken[True][4:]) / statistics.median(taken[False][4:]) - 1
     return found

@@ -25,7 +25,7 @@ from tests.gpu import table
 from tests.gpu.section import SECTIONS
 from tests.paths import ROOT, python_path
 
-LIMITS_S = {"hardware": 110, "plain": 150, "megatron": 190, "restart": 100, "adapters": 120}
+LIMITS_S = {"hardware": 90, "adapters": 110, "plain": 210, "megatron": 220, "restart": 90}
 
 
 def run_section(name: str, arguments: Sequence[str], limit_s: float) -> str:

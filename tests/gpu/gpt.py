@@ -70,7 +70,7 @@ class Gpt(nn.Module):
 class RandomTokens(torch.utils.data.Dataset[torch.Tensor]):
     """Rows of `seq + 1` token ids."""
 
-    def __init__(self, spec: ModelSpec, rows: int = 4096) -> None:
+    def __init__(self, spec: ModelSpec, rows: int = 512) -> None:
         generator = torch.Generator().manual_seed(0)
         self.rows = torch.randint(0, spec.vocab, (rows, spec.seq + 1), generator=generator)
 

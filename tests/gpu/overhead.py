@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -63,13 +64,17 @@ def plain(sizes: Sizes, micro_batches: int) -> dict[str, float]:
     measured, within = norms.take, norms._within
 
     def silent_step() -> None:
-        norms._within, norms.take = False, lambda unscale=1.0: SILENT  # type: ignore[method-assign]
+        norms._within, norms.take = False, lambda loss, unscale=1.0: (float(loss), SILENT)  # type: ignore[method-assign]
         task_step()
         norms._within, norms.take = within, measured  # type: ignore[method-assign]
 
-    with task:
-        ways: Ways = {"without": bare_step, "agent": silent_step, "agent and noise": task_step}
-        return alternate(ways, sizes.overhead_steps, sizes.overhead_blocks)
+    try:
+        with task:
+            ways: Ways = {"without": bare_step, "agent": silent_step, "agent and noise": task_step}
+            return alternate(ways, sizes.overhead_steps, sizes.overhead_blocks)
+    finally:  # the agent's handlers would keep both models
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def megatron(run: Any, sizes: Sizes, micro_batches: int, finalize: Any) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ def _rates(seconds: dict[str, float], size_bytes: int) -> dict[str, float]:
 def plain(spec: ModelSpec, folder: Path, batch: int) -> dict[str, float]:
     """Of SynergyTask in one process; the last checkpoint stays in `folder`."""
     from synergy_launch import SynergyTask
+    from synergy_launch.agent.checkpoint import step_folder
 
     seconds, size = _saved(spec, folder, batch)
     device.free_memory()
@@ -38,6 +40,7 @@ def plain(spec: ModelSpec, folder: Path, batch: int) -> dict[str, float]:
     )
     if made[0].step_count != 2:
         raise RuntimeError(f"step {made[0].step_count} was loaded in place of 2")
+    shutil.rmtree(step_folder(folder, 1))  # the disk is small
     return _rates(seconds, size)
 
 
@@ -88,4 +91,5 @@ def megatron(run: Any, folder: Path, remake: Callable[[Any], Any]) -> dict[str, 
     made: list[Any] = []
     seconds["load"] = _timed(lambda: made.append(remake(found)))
     again = made[0].train_step()
+    shutil.rmtree(folder)
     return _rates(seconds, size) | {"loss": loss, "next": after, "next_after_load": again}

@@ -57,9 +57,9 @@ def plain(sizes: Sizes, work: Path) -> Iterator[Part]:
     """Plain PyTorch: overhead, settings, checkpoints."""
     from tests.gpu import overhead, saves, step_rows
 
+    yield "rows", lambda: step_rows.plain(sizes.model, sizes.plain)
     for count in (2, 1):
         yield f"overhead, {count} micro-batches", lambda c=count: overhead.plain(sizes, c)  # type: ignore[misc]
-    yield "rows", lambda: step_rows.plain(sizes.model, sizes.plain)
     yield "checkpoint", lambda: saves.plain(sizes.model, work / "plain", 1)
 
 
@@ -146,10 +146,10 @@ def adapters(sizes: Sizes, work: Path) -> Iterator[Part]:
 
 SECTIONS: dict[str, Callable[[Sizes, Path], Iterator[Part]]] = {
     "hardware": hardware,
+    "adapters": adapters,
     "plain": plain,
     "megatron": megatron,
-    "restart": restart,
-    "adapters": adapters,
+    "restart": restart,  # from the checkpoint that "plain" leaves
 }
 
 

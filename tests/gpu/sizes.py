@@ -53,7 +53,7 @@ FULL = Sizes(
     model=ModelSpec("gpt-1b", layers=20, hidden=2048, heads=16, kv_heads=16, ffn=8192, vocab=50304, seq=2048),
     overhead_micro=4,
     overhead_steps=6,
-    overhead_blocks=6,
+    overhead_blocks=4,
     plain=(
         *_crossed((1, 2, 4), (1024, 2048, 4096), _FUSED),
         Setting(micro_batch=8, seq=1024, recompute="full", fused=True),
