@@ -52,19 +52,19 @@ _FUSED = (("none", True), ("full", True))
 FULL = Sizes(
     model=ModelSpec("gpt-1b", layers=20, hidden=2048, heads=16, kv_heads=16, ffn=8192, vocab=50304, seq=2048),
     overhead_micro=4,
-    overhead_steps=6,
+    overhead_steps=8,
     overhead_blocks=4,
     plain=(
         *_crossed((1, 2, 4), (1024, 2048, 4096), _FUSED),
         Setting(micro_batch=8, seq=1024, recompute="full", fused=True),
         Setting(micro_batch=1, seq=8192, recompute="full", fused=True),
-        *_crossed((1, 2), (1024, 2048), (("none", False), ("full", False))),
+        *_crossed((1, 2), (2048,), (("none", False), ("full", False))),
         Setting(micro_batch=2, seq=2048, recompute="none", fused=True, micro_batches=8),
     ),
     megatron=(
         *_crossed((1, 2, 4), (1024, 2048, 4096), _FUSED),
         Setting(micro_batch=1, seq=8192, recompute="full", fused=True),
-        *_crossed((1, 2), (1024, 2048), (("none", False), ("selective", False), ("full", False))),
+        *_crossed((1, 2), (2048,), (("none", False), ("selective", False), ("full", False))),
         Setting(micro_batch=4, seq=1024, recompute="selective", fused=False),
         Setting(micro_batch=2, seq=2048, recompute="none", fused=True, micro_batches=8),
     ),

@@ -3,7 +3,7 @@
 Small batch: every micro-batch's own gradient, seen by a hook on each parameter as it is accumulated (so that it works
 on every schedule, and for one replica as well as many). Big batch: the averaged gradient after Megatron has reduced it.
 Where one micro-batch of one replica is all of a step, two consecutive steps are compared, every other step. All norms are
-those of a sample of the gradient (synergy_launch.batch.gradient_sample).
+those of a sample of the gradient (synergy_launch.batch.gradient_sample); of a model larger than the sample, not of every step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from synergy_launch.agent.collectives import Collectives
-from synergy_launch.batch.gradient_sample import GradientSample
+from synergy_launch.batch.gradient_sample import GradientSample, every
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergyd.records import Plan
 
@@ -43,6 +43,8 @@ class GradientNoise:
         self._small: list[torch.Tensor] = []  # norms
         self._numbers: list[int] = []  # of whose parameters
         self._before: torch.Tensor | None = None
+        # the largest stage's number, so that all ranks look at the same steps
+        self._step, self._every = 0, every(ranks.maximum([sum(p.numel() for p in self._parameters)])[0])
         self.follow(plan)
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._seen, number))
@@ -51,6 +53,7 @@ class GradientNoise:
         """From the next step on the run has this plan, of the same degrees."""
         self._plan = plan
         self._within = plan.global_batch > plan.micro_batch
+        self._step = 0
         self._forget()
         self._before = None
 
@@ -58,7 +61,7 @@ class GradientNoise:
         self._small, self._numbers = [], []
 
     def _seen(self, number: int, parameter: torch.Tensor) -> None:
-        if self._within and parameter.grad is not None:
+        if self._within and self._step % self._every == 0 and parameter.grad is not None:
             self._small.append(self._places.norm(parameter.grad, number))
             self._numbers.append(number)
 
@@ -75,7 +78,10 @@ class GradientNoise:
         return finalize_and_measure
 
     def _measure(self) -> None:
-        plan = self._plan
+        plan, step = self._plan, self._step
+        self._step += 1
+        if step % self._every:
+            return
         count = plan.micro_batches
         small, big = self._read(self._square(self._small, self._numbers), self._big_square())
         self._forget()

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_launch.batch.gradient_sample import GradientSample
+from synergy_launch.batch.gradient_sample import GradientSample, every
 from synergy_launch.batch.noise_scale import SILENT, Norms
 from synergyd.records import Plan
 
@@ -32,7 +32,8 @@ class GradientNorms:
     FSDP2 never shows a rank's own gradient; there the averaged gradient of the first micro-batch is the small one.
     Where a step is a single micro-batch of a single replica (or FSDP2 does not accumulate), two consecutive steps are
     compared, every other step: their mean is the gradient of twice the batch, as far as one step changes the
-    weights little. All norms are those of a sample of bounded size (synergy_launch.batch.gradient_sample).
+    weights little. All norms are those of a sample of bounded size (synergy_launch.batch.gradient_sample); of a model that is
+    larger, not of every step.
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
@@ -44,6 +45,7 @@ class GradientNorms:
         self._small: list[torch.Tensor] = []  # norms
         self._numbers: list[int] = []  # of whose parameters
         self._before: _Kept | None = None
+        self._step, self._every = 0, every(sum(p.numel() for p in self._parameters))
         self.follow(plan)
         if not self._sharded:
             for number, parameter in enumerate(self._parameters):
@@ -54,6 +56,7 @@ class GradientNorms:
         self._plan = plan
         self._b_small = plan.micro_batch * (plan.dp if self._sharded else 1)
         self._within = plan.global_batch > self._b_small
+        self._step = 0
         self._forget()
         self._before = None
 
@@ -65,7 +68,7 @@ class GradientNorms:
 
     def after_backward(self, done: int) -> None:
         """Micro-batch number `done` (from 1) of the step has had its backward."""
-        if self._within and self._sharded and done == 1:
+        if self._sharded and done == 1:
             for number, parameter in enumerate(self._parameters):
                 if parameter.grad is not None:
                     self._seen(number, parameter.grad)
@@ -77,6 +80,7 @@ class GradientNorms:
         """
         if not self._within:
             return self._consecutive(loss, unscale)
+        self._step += 1
         if not self._small:
             return float(loss), SILENT
         square = unscale * unscale
@@ -97,7 +101,7 @@ class GradientNorms:
         self._small, self._numbers = [], []
 
     def _seen(self, number: int, gradient: torch.Tensor) -> None:
-        if self._within:
+        if self._within and self._step % self._every == 0:
             self._small.append(self._places.norm(_local(gradient), number))
             self._numbers.append(number)
 

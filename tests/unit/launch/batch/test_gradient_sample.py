@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from synergy_launch.batch.gradient_sample import GradientSample, stride_of  # noqa: E402
+from synergy_launch.batch.gradient_sample import BUDGET, GradientSample, stride_of  # noqa: E402
 
 
 def test_small_gradients_are_kept_whole_and_the_product_is_exact() -> None:
@@ -76,3 +76,24 @@ def test_the_noise_scale_of_a_large_gradient_is_right_from_a_sample_of_it() -> N
     g2, small = sum(products) / 40, sum(squares) / 40
     # batch 64 of per-example noise: E small = |G|^2 + S / 64, E product = |G|^2
     assert (small - g2) * 64 / g2 == pytest.approx(trace / square, rel=0.1)
+
+
+def test_a_large_gradient_is_looked_at_at_every_eighth_step_and_a_small_one_at_each() -> None:
+    from synergy_launch.pytorch.gradient_norms import GradientNorms
+
+    from synergyd.records import Plan
+
+    for width, looked in ((8, 8), (BUDGET + 1, 1)):
+        layer = torch.nn.Linear(width, 1, bias=False)
+        norms = GradientNorms(layer, Plan(micro_batch=1, global_batch=2))
+        seen = 0
+        for _ in range(8):
+            for _ in range(2):
+                (layer(torch.ones(1, width)).sum() / 2).backward()
+            loss, found = norms.take(torch.tensor(3.0))
+            assert loss == 3.0
+            seen += found.b_big > 0
+            layer.zero_grad()
+        assert seen == looked
+        # without noise both norms are the gradient's own, sampled or not
+        assert found.small == pytest.approx(found.big) == (pytest.approx(width) if found.b_big else 0.0)
