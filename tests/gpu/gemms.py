@@ -29,7 +29,8 @@ def alignment(sizes: Sizes) -> Iterator[dict[str, Any]]:
         for off in _OFF:
             size = base + off
             if size > 0:
-                yield {"varied": which, **_gemm(*(size if which == d else base for d in "mnk"), sizes.least_s)}
+                m, n, k = (size if which == d else base for d in "mnk")
+                yield {"varied": which, **_gemm(m, n, k, sizes.least_s)}
 
 
 def waves(sizes: Sizes) -> Iterator[dict[str, Any]]:

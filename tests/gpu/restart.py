@@ -15,6 +15,7 @@ from tests.paths import ROOT, python_path
 
 _PHASES = ("python", "imports", "device", "build", "load", "step")
 _START_S = 150.0
+_END_S = 60.0  # torchrun kills its workers after 30 s
 
 
 def _start(folder: Path, kind: str) -> Any:
@@ -36,6 +37,17 @@ def _moments(folder: Path, process: Any) -> dict[str, float]:
     return found
 
 
+def _end(process: Any) -> None:
+    """torchrun's workers are no members of its process group: it has to end them itself."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
 def measure(folder: Path, kind: str) -> dict[str, Any]:
     """`folder` may hold a checkpoint of the same model; both processes go on from there (no grace: the first saves nothing)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,9 +61,7 @@ def measure(folder: Path, kind: str) -> dict[str, Any]:
         process = _start(folder, kind)
         found = _moments(folder, process)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _end(process)
     phases = dict(
         zip(
             _PHASES,

@@ -64,7 +64,6 @@ def _saved(spec: ModelSpec, folder: Path, batch: int) -> tuple[dict[str, float],
         seconds["held"] = _timed(lambda: saves.checkpoint(task.step_count, planned=False))
         seconds["beside"] = seconds["held"] + _timed(saves.settle)
         assert saves.store is not None
-        ahead.close()
         return seconds, saves.store.size_bytes(task.step_count) or 0
 
 

@@ -68,7 +68,7 @@ def measured(
                 step()
             seconds = [device.seconds_of_steps(step, 1) for _ in range(_STEPS)]
         except torch.OutOfMemoryError:
-            step = None  # type: ignore[assignment]
+            step = None
             device.free_memory()
             yield {"row_id": f"{software} {setting}", "oom": True}
             continue
@@ -104,7 +104,8 @@ def megatron(run: Any, settings: tuple[Setting, ...], use: Callable[[Any, Settin
         run.spec = replace(spec, seq=setting.seq)
         run.follow(Plan(micro_batch=setting.micro_batch, global_batch=setting.micro_batch * setting.micro_batches))
         use(run, setting)
-        return run.train_step
+        step: Callable[[], Any] = run.train_step
+        return step
 
     try:
         yield from measured("megatron", spec, settings, prepare)
