@@ -51,15 +51,16 @@ CASES = (
 )
 
 
-def train(case: Case, steps: int, seed: int = 0) -> dict[str, Any]:
-    """One rank's run; {estimate, truth}: noise scales after each step."""
+def train(case: Case, steps: int, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
+    """One rank's run on `device`; {estimate, truth}: noise scales after each step."""
     import torch
     import torch.distributed as dist
     from synergy_launch import SynergyTask
     from torch.func import functional_call, grad, vmap
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     torch.manual_seed(seed)
     inputs = torch.randn(EXAMPLES, INPUTS)
     teacher = torch.randn(INPUTS, CLASSES)
@@ -70,6 +71,7 @@ def train(case: Case, steps: int, seed: int = 0) -> dict[str, Any]:
     if case.bf16:
         net = net.bfloat16()
         inputs = inputs.bfloat16()
+    net, inputs, labels = net.to(device), inputs.to(device), labels.to(device)
     exact = {name: p.detach() for name, p in net.named_parameters()}
 
     def loss_of(weights: Any, x: Any, y: Any) -> Any:
@@ -88,7 +90,7 @@ def train(case: Case, steps: int, seed: int = 0) -> dict[str, Any]:
 
     model = DistributedDataParallel(net)
     optimizer = getattr(torch.optim, case.optimiser)(model.parameters(), lr=case.lr)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if case.scaler else None
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0) if case.scaler else None
     data = list(zip(inputs, labels, strict=True))
     estimate: list[float | None] = []
     truth: list[float] = []
@@ -170,7 +172,7 @@ def overhead(steps: int, hidden: int = 128, seq: int = 128, micro: int = 4) -> d
             taken[(before // 2) % 2 == 0].append(now - began)
             on = (task.step_count // 2) % 2 == 0
             norms._within = within and on
-            norms.take = measure if on else lambda unscale=1.0: SILENT  # type: ignore[method-assign]
+            norms.take = measure if on else lambda loss, unscale=1.0: (float(loss), SILENT)  # type: ignore[method-assign]
             began = time.process_time()
         found[name] = statistics.median(taken[True][4:]) / statistics.median(taken[False][4:]) - 1
     return found

@@ -50,7 +50,8 @@ def main() -> None:
     )  # fmt: skip
     args = TrainingArguments(
         output_dir=str(told.output), max_steps=told.steps, learning_rate=3e-3, warmup_steps=4, logging_steps=1,
-        per_device_train_batch_size=told.micro_batch, gradient_accumulation_steps=told.accumulation, use_cpu=True,
+        per_device_train_batch_size=told.micro_batch, gradient_accumulation_steps=told.accumulation,
+        use_cpu=not torch.cuda.is_available(),
         save_steps=told.save_steps, report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     if told.global_batch:

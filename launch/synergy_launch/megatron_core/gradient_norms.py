@@ -2,19 +2,20 @@
 
 Small batch: every micro-batch's own gradient, seen by a hook on each parameter as it is accumulated (so that it works
 on every schedule, and for one replica as well as many). Big batch: the averaged gradient after Megatron has reduced it.
-Where one micro-batch of one replica is all of a step, two consecutive steps are compared, every other step, by a sample
-of the gradient (synergy_launch.batch.gradient_sample).
+Where one micro-batch of one replica is all of a step, two consecutive steps are compared, every other step. All norms are
+those of a sample of the gradient (synergy_launch.batch.gradient_sample); of a model larger than the sample, not of every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from synergy_launch.agent.collectives import Collectives
-from synergy_launch.batch.gradient_sample import GradientSample
+from synergy_launch.batch.gradient_sample import GradientSample, every
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergyd.records import Plan
 
@@ -29,31 +30,40 @@ class GradientNoise:
     def __init__(self, model: Any, plan: Plan, ranks: Collectives, tied_embeddings: bool, distributed: bool) -> None:
         self.scale = NoiseScale()
         self._model, self._plan, self._ranks, self._distributed = model, plan, ranks, distributed
-        self._weights: dict[Any, float] = {}
+        weights: dict[Any, float] = {}
         for name, parameter in model.module.named_parameters():
             if tied_embeddings and ("word_embeddings" in name or "output_layer" in name):
                 continue
             if getattr(parameter, "sequence_parallel", False):
                 continue
             # A parameter that every tensor-parallel rank holds whole is counted by each of them.
-            self._weights[parameter] = 1.0 if getattr(parameter, "tensor_model_parallel", False) else 1.0 / plan.tp
-        self._small: list[torch.Tensor] = []
-        self._before: tuple[GradientSample, list[torch.Tensor]] | None = None
+            weights[parameter] = 1.0 if getattr(parameter, "tensor_model_parallel", False) else 1.0 / plan.tp
+        self._parameters = list(weights)
+        self._places = GradientSample(self._parameters, list(weights.values()))
+        self._small: list[torch.Tensor] = []  # norms
+        self._numbers: list[int] = []  # of whose parameters
+        self._before: torch.Tensor | None = None
+        # the largest stage's number, so that all ranks look at the same steps
+        self._step, self._every = 0, every(ranks.maximum([sum(p.numel() for p in self._parameters)])[0])
         self.follow(plan)
-        for parameter in self._weights:
-            parameter.register_post_accumulate_grad_hook(self._seen)
+        for number, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._seen, number))
 
     def follow(self, plan: Plan) -> None:
         """From the next step on the run has this plan, of the same degrees."""
         self._plan = plan
         self._within = plan.global_batch > plan.micro_batch
-        self._small.clear()
+        self._step = 0
+        self._forget()
         self._before = None
 
-    def _seen(self, parameter: torch.Tensor) -> None:
-        if self._within and parameter.grad is not None:
-            norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-            self._small.append(norm * norm * self._weights[parameter])
+    def _forget(self) -> None:
+        self._small, self._numbers = [], []
+
+    def _seen(self, number: int, parameter: torch.Tensor) -> None:
+        if self._within and self._step % self._every == 0 and parameter.grad is not None:
+            self._small.append(self._places.norm(parameter.grad, number))
+            self._numbers.append(number)
 
     def wrap(self, finalize: Callable[..., None]) -> Callable[..., None]:
         """Megatron's finalize_model_grads, after which the two norms of the step are taken in."""
@@ -68,45 +78,54 @@ class GradientNoise:
         return finalize_and_measure
 
     def _measure(self) -> None:
-        plan = self._plan
+        plan, step = self._plan, self._step
+        self._step += 1
+        if step % self._every:
+            return
         count = plan.micro_batches
+        small, big = self._read(self._square(self._small, self._numbers), self._big_square())
+        self._forget()
         # Megatron divides each loss by the number of micro-batches, so each gradient came scaled by 1 / count.
-        small = float(torch.stack(self._small).sum()) * count * count / (count * plan.dp) if self._small else 0.0
-        self._small.clear()
-        big = self._sharded_square() if self._distributed else self._whole_square() / plan.dp
+        small, big = small * count / plan.dp, big if self._distributed else big / plan.dp
         small, big = self._ranks.total([small, big])
         self.scale.update(small, big, plan.micro_batch, plan.global_batch)
 
     def _measure_consecutive(self) -> None:
         """dp is 1: the gradients here are whole, as far as tp and pp leave them so."""
-        gradients = [p.main_grad for p in self._weights]
+        if not self._parameters:
+            return
+        places = self._places
+        now = places.take([p.main_grad for p in self._parameters])
         before, self._before = self._before, None
         # every rank comes here at the same steps, so that they sum together
         if before is None:
-            places = GradientSample(gradients, list(self._weights.values()))
-            self._before = (places, places.take(gradients))
+            self._before = now
             return
-        places, first = before
-        second = places.take(gradients)
-        squares = (places.product(first, first) + places.product(second, second)) / 2
-        small, product = self._ranks.total([squares, places.product(first, second)])
+        pairs = ((before, before), (now, now), (before, now))
+        first, second, product = self._read(*(places.product(a, b) for a, b in pairs))
+        small, product = self._ranks.total([(first + second) / 2, product])
         batch = self._plan.global_batch
         self.scale.update(small, (small + product) / 2, batch, 2 * batch)
 
-    def _whole_square(self) -> float:
-        terms = [
-            torch.linalg.vector_norm(p.main_grad, dtype=torch.float32).square() * weight
-            for p, weight in self._weights.items()
-        ]
-        return float(torch.stack(terms).sum()) if terms else 0.0
+    def _square(self, norms: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
+        return self._places.square(norms, numbers) if norms else torch.zeros((), device="cpu")
 
-    def _sharded_square(self) -> float:
-        """With the distributed optimizer only this rank's slice of each bucket holds reduced gradients."""
-        total = 0.0
+    def _read(self, *values: torch.Tensor) -> list[float]:
+        """Numbers that lie on the device, all in one transfer."""
+        found: list[float] = torch.stack([value.to(values[-1].device, torch.float64) for value in values]).tolist()
+        return found
+
+    def _big_square(self) -> torch.Tensor:
+        """Of the reduced gradient. With the distributed optimizer only this rank's slice of each bucket holds it."""
+        if not self._distributed:
+            norms = [self._places.norm(p.main_grad, number) for number, p in enumerate(self._parameters)]
+            return self._square(norms, list(range(len(norms))))
+        known = {parameter: number for number, parameter in enumerate(self._parameters)}
+        norms, numbers = [], []
         for buffer in self._model.buffers:
             for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
-                weight = self._weights.get(parameter)
-                if weight is None:
+                number = known.get(parameter)
+                if number is None:
                     continue
                 bucket = buffer.buckets[bucket_id]
                 size = bucket.grad_data.numel() // self._plan.dp
@@ -115,5 +134,6 @@ class GradientNoise:
                 high = min(end - bucket.offset, (rank + 1) * size)
                 if low < high:
                     part = bucket.grad_data.view(-1)[low:high]
-                    total += weight * float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2
-        return total
+                    norms.append(self._places.norm(part, number, low + bucket.offset - start))
+                    numbers.append(number)
+        return self._square(norms, numbers)

@@ -190,14 +190,14 @@ class SynergyTask:
         self._norms.after_backward(len(self._losses))
         if len(self._losses) < count:
             return
+        losses = torch.stack(self._losses).mean()
+        self._losses.clear()
         if self.scaler is not None:
             scale = float(self.scaler.get_scale())
-            sums = self._norms.take(1.0 / scale if scale > 0 else 1.0)
+            mean, sums = self._norms.take(losses, 1.0 / scale if scale > 0 else 1.0)
             self.scaler.unscale_(self.optimizer)
         else:
-            sums = self._norms.take()
-        mean = float(torch.stack(self._losses).mean())
-        self._losses.clear()
+            mean, sums = self._norms.take(losses)
         loss_all, small, big = self.ranks.total([mean / self.plan.dp, sums.small, sums.big])
         self.noise.update(small, big, sums.b_small, sums.b_big)
         if self.clip is not None:

@@ -43,6 +43,8 @@ def unknown(words: list[str]) -> list[str]:
         return [word for word in words[1:] if "=" not in word and word not in targets]
     if words[:2] == ["python", "-m"] and words[2].startswith("tests."):
         file = ROOT / f"{words[2].replace('.', '/')}.py"
+        if not file.is_file():
+            file = file.with_suffix("") / "__main__.py"
         text = file.read_text() if file.is_file() else ""
         return [w for w in (words[2], *words[3:]) if (w == words[2] and not text) or (w[:2] == "--" and w not in text)]
     return []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from synergy_launch.batch.gradient_sample import GradientSample, stride_of  # noqa: E402
+from synergy_launch.batch.gradient_sample import BUDGET, GradientSample, stride_of  # noqa: E402
 
 
 def test_small_gradients_are_kept_whole_and_the_product_is_exact() -> None:
@@ -16,7 +17,24 @@ def test_small_gradients_are_kept_whole_and_the_product_is_exact() -> None:
     a, b = [torch.randn(7, 5), torch.randn(3)], [torch.randn(7, 5), torch.randn(3)]
     sample = GradientSample(a, [1.0, 0.5])
     exact = float((a[0] * b[0]).sum() + 0.5 * (a[1] * b[1]).sum())
-    assert sample.product(sample.take(a), sample.take(b)) == pytest.approx(exact, rel=1e-5)
+    assert float(sample.product(sample.take(a), sample.take(b))) == pytest.approx(exact, rel=1e-5)
+    square = float((a[0] * a[0]).sum() + 0.5 * (a[1] * a[1]).sum())
+    norms = [sample.norm(tensor, number) for number, tensor in enumerate(a)]
+    assert float(sample.square(norms, [0, 1])) == pytest.approx(square, rel=1e-5)
+
+
+def test_parts_of_a_tensor_have_the_same_places_as_all_of_it() -> None:
+    """Of a distributed optimizer each rank holds a slice."""
+    torch.manual_seed(2)
+    whole = torch.randn(300, 100)
+    sample = GradientSample([whole], budget=2_000)
+    assert sample.strides[0] > 1
+    cuts = [0, 7, 12_345, 12_346, 30_000]
+    parts = [whole.view(-1)[low:high] for low, high in pairwise(cuts)]
+    norms = [sample.norm(part, 0, low) for part, low in zip(parts, cuts, strict=False)]
+    assert float(sample.square(norms, [0] * 4)) == pytest.approx(
+        float(sample.square([sample.norm(whole, 0)], [0])), rel=1e-5
+    )
 
 
 def test_what_is_kept_is_a_copy_within_the_budget() -> None:
@@ -24,9 +42,9 @@ def test_what_is_kept_is_a_copy_within_the_budget() -> None:
     sample = GradientSample(gradients, budget=50_000)
     kept = sample.take(gradients, 2.0)
     gradients[0].zero_()
-    assert 30_000 < sum(k.numel() for k in kept) <= 50_000
-    assert all(bool((k == 2.0).all()) for k in kept)
-    assert kept[1].numel() == 512  # a small one stands for itself
+    assert 30_000 < kept.numel() <= 50_000
+    assert bool((kept == 2.0).all())
+    assert sample.strides[1] == 1  # a small one stands for itself
 
 
 @pytest.mark.parametrize("shape", [(512, 512), (1000, 768), (4096, 3), (100_000,), (64, 16, 3, 3)])
@@ -53,8 +71,29 @@ def test_the_noise_scale_of_a_large_gradient_is_right_from_a_sample_of_it() -> N
         pair = [
             sample.take([m + torch.randn(m.shape) * d / 8 for m, d in zip(mean, deviations, strict=True)]) for _ in "ab"
         ]
-        products.append(sample.product(*pair))
-        squares.append(sum(sample.product(x, x) for x in pair) / 2)
+        products.append(float(sample.product(*pair)))
+        squares.append(sum(float(sample.product(x, x)) for x in pair) / 2)
     g2, small = sum(products) / 40, sum(squares) / 40
     # batch 64 of per-example noise: E small = |G|^2 + S / 64, E product = |G|^2
     assert (small - g2) * 64 / g2 == pytest.approx(trace / square, rel=0.1)
+
+
+def test_a_large_gradient_is_looked_at_at_every_eighth_step_and_a_small_one_at_each() -> None:
+    from synergy_launch.pytorch.gradient_norms import GradientNorms
+
+    from synergyd.records import Plan
+
+    for width, looked in ((8, 8), (BUDGET + 1, 1)):
+        layer = torch.nn.Linear(width, 1, bias=False)
+        norms = GradientNorms(layer, Plan(micro_batch=1, global_batch=2))
+        seen = 0
+        for _ in range(8):
+            for _ in range(2):
+                (layer(torch.ones(1, width)).sum() / 2).backward()
+            loss, found = norms.take(torch.tensor(3.0))
+            assert loss == 3.0
+            seen += found.b_big > 0
+            layer.zero_grad()
+        assert seen == looked
+        # without noise both norms are the gradient's own, sampled or not
+        assert found.small == pytest.approx(found.big) == (pytest.approx(width) if found.b_big else 0.0)
