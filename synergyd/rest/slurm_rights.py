@@ -50,6 +50,7 @@ def parse_rights(config: dict[str, str], users: str) -> SlurmRights:
     private = {word.strip().lower() for word in config.get("PrivateData", "").split(",")}
     return SlurmRights(
         private_jobs=bool(private & {"jobs", "all"}),
+        private_nodes=bool(private & {"nodes", "all"}),
         slurm_user=re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root")),
         operators=frozenset(operators),
         coordinated=coordinated,
