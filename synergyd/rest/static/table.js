@@ -57,6 +57,7 @@ export class Rows {
     rows = rows.slice(0, this.limit);
     this.box.hidden = !this.rows.length;
     this.empty.hidden = Boolean(this.rows.length);
+    if (this.tools) this.tools.hidden = !this.rows.length;
     const left = new Map(this.kept);
     rows.forEach((row, place) => {
       const key = this.key(row);
