@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from typing import TypeVar
@@ -63,6 +63,7 @@ class Door:
     )
     timeline: Timeline
     what_ifs: WhatIfs
+    charts: dict[str, tuple[int, Answer]] = field(default_factory=dict)  # for those who see all jobs
 
     async def read(self, what: Callable[..., T], *arguments: object) -> T:
         """Something that talks to the database, in a thread of its own."""
@@ -229,27 +230,35 @@ async def _cluster(door: Door, request: Request, user: str, _body: bytes) -> Res
     if not sees_nodes(user, rights):
         return problem(403, UsageError("cluster", "Slurm shows you no nodes (PrivateData=nodes)", "ask an operator"))
 
-    def told() -> Answer:
-        found = door.timeline.cluster(_visible(user, rights), sees_all(user, rights))
-        return answer_of(json.dumps(encode(found)).encode())
-
-    return _fresh(request, await door.read(told))
+    visible, reasons = _visible(user, rights), sees_all(user, rights)
+    return await _chart(door, request, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
 
 
 async def _history(door: Door, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
-    found = await door.read(
-        lambda: answer_of(json.dumps(encode(door.timeline.history(_visible(user, rights)))).encode())
-    )
-    return _fresh(request, found)
+    visible = _visible(user, rights)
+    return await _chart(door, request, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
+
+
+async def _chart(door: Door, request: Request, kind: str, shared: bool, make: Callable[[], object]) -> Response:
+    """`shared`: the answer is the same for all who see all jobs, and is made once for them."""
+
+    def told() -> Answer:
+        edition = door.timeline.edition()
+        known = door.charts.get(kind) if shared else None
+        if known is not None and known[0] == edition:
+            return known[1]
+        made = answer_of(json.dumps(encode(make())).encode())
+        if shared:
+            door.charts[kind] = (edition, made)
+        return made
+
+    found = await door.read(told)
+    return _not_modified(found) if request.headers.get("if-none-match") == found.etag else _sent(request, found)
 
 
 def _visible(user: str, rights: SlurmRights) -> Visible:
     return lambda owner, account: sees(user, Owner(user=owner, account=account), rights)
-
-
-def _fresh(request: Request, found: Answer) -> Response:
-    return _not_modified(found) if request.headers.get("if-none-match") == found.etag else _sent(request, found)
 
 
 async def _job_history(door: Door, request: Request, user: str, _body: bytes) -> Response:

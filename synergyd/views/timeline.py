@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from synergyd.control.queue_history import WHOLE_S
+from synergyd.errors import UnavailableError
 from synergyd.store.store import Store
 from synergyd.views.chart_records import (
     ClusterJson,
@@ -52,6 +53,12 @@ class Timeline:
         self._jobs: dict[int, _Job] = {}
         self._nodes: dict[str, Mapping[str, Any]] = {}
         self._totals: list[Total] = []
+
+    def edition(self) -> int:
+        """Another one whenever there is something new."""
+        with self._lock:
+            self._read()
+            return self._last_id
 
     def cluster(self, visible: Visible, reasons: bool) -> ClusterJson:
         """The nodes now. `reasons`: those that Slurm shows of nodes may name jobs, and are told."""
@@ -124,7 +131,13 @@ class Timeline:
         if now_s - self._read_s < READ_S:
             return
         since_s = self._clock() - WINDOW_S - WHOLE_S
-        for epoch_id, at_s, summary in self._store.epochs_since(self._last_id, since_s):
+        try:
+            found = self._store.epochs_since(self._last_id, since_s)
+        except UnavailableError:
+            if not self._totals:
+                raise
+            found = []  # what is known is as old as the database's absence
+        for epoch_id, at_s, summary in found:
             self._last_id = max(self._last_id, epoch_id)
             try:
                 self.add(at_s, summary)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.control.queue_history import QueueHistory
+from synergyd.errors import UnavailableError
 from synergyd.records import Cluster, Job, JobState, Node, Shape, Snapshot
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
@@ -90,3 +91,17 @@ def test_an_epoch_of_another_version_tells_nothing(tmp_path: Path) -> None:
         assert line.cluster(lambda *_: True, True).nodes == () and line.history(lambda *_: True).jobs == ()
         save(store, QueueHistory(), 10, JOB)
         assert len(line.cluster(lambda *_: True, True).nodes) == 2 and held(line, 1) == [(10, 10, 2)]
+
+
+def test_a_database_that_is_away_leaves_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise UnavailableError("database", "is away")
+
+    with open_store(f"sqlite:///{tmp_path}/s.db", create=True) as store:
+        save(store, QueueHistory(), 100, JOB)
+        line, never = Timeline(store), Timeline(store)
+        assert held(line, 1)
+        monkeypatch.setattr(store, "epochs_since", away)
+        assert held(line, 1) == [(100, 100, 2)]
+        with pytest.raises(UnavailableError):
+            never.history(lambda *_: True)
