@@ -52,11 +52,11 @@ def shoot(tab: Browser, folder: Path, job_id: int) -> None:
     """Every view in both themes."""
     for scheme in ("light", "dark"):
         tab.scheme(scheme)
-        for name, address in (("now", "#/"), ("day", "#/day"), ("job", f"#/jobs/{job_id}"), ("what-if", "#/what-if")):
+        for name, address, height in (("now", "#/", 900), ("day", "#/day", 900), ("job", f"#/jobs/{job_id}", 1250)):
             tab.run("location.hash = arguments[0]", address)
             time.sleep(2)
-            tab.shoot(folder / f"{name}-{scheme}.png", 1300)
-        print(tab.problems())
+            tab.shoot(folder / f"page-{name}-{scheme}.png", height)
+        print(*tab.problems(), sep="\n")
 
 
 def main() -> int:

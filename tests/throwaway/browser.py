@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from PIL import Image
 from selenium import webdriver
@@ -31,9 +32,10 @@ class Browser:
 
     def open(self, url: str, token: str = "") -> None:
         """Shows the page; with a token as after a sign-in."""
-        self.driver.get(url)
         if token:
-            self.run("sessionStorage.setItem('synergy-token', arguments[0]); location.reload()", token)
+            self.driver.get(urljoin(url, "/v1/ping"))  # of the same origin
+            self.run("sessionStorage.setItem('synergy-token', arguments[0])", token)
+        self.driver.get(url)
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
