@@ -1,4 +1,4 @@
-"""The page in headless Chromium, against a daemon and a service on a real cluster. SCREENSHOTS=FOLDER writes pictures."""
+"""The page in headless Chromium, against a daemon and a service on a real cluster. SCREENSHOTS=docs/admin writes the docs' pictures."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_the_last_day_shows_resizes(here: Site, page: Browser) -> None:
     visit(page, "#/")
     visit(page, "#/day")
     page.until("return document.querySelectorAll('svg .bar').length >= 4")
-    picture(page, "day", 680)
+    picture(page, "day", 780)
 
 
 def test_a_jobs_page_tells_why_and_steers_it(here: Site, page: Browser) -> None:
