@@ -24,7 +24,7 @@ def cli(conf: Path | None, database: str) -> None:
     from synergyd.rest.server import run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    raise SystemExit(run(Context(conf, database).settings))
+    raise SystemExit(run(Context(conf, database).settings, conf))
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from synergyd.control.events import (
 from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.move_limits import caps_beside
 from synergyd.control.notices import late_deadlines
+from synergyd.control.queue_history import QueueHistory
 from synergyd.control.tracked import Remember
 from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
@@ -85,7 +86,7 @@ class Daemon:
         self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
-        self._decision_log = DecisionLog()
+        self._decision_log, self._history = DecisionLog(), QueueHistory()
         self._loaded = False
         self._acted: int | None = None  # the term in which the last epoch acted
         self._monotonic = tools.monotonic or tools.clock
@@ -122,6 +123,7 @@ class Daemon:
             duration_s=self._monotonic() - counted_s,
             dry_run=self.settings.dry_run,
             backend=self.tools.reader.name,
+            history=self._history.epoch(snapshot, self.decisions, self.controller.reports, began),
         )
         if self.acts or self.settings.dry_run:
             self.tools.store.save_epoch(record)
@@ -156,6 +158,7 @@ class Daemon:
         if term is not None and term != self._acted and store.loaded:
             # another led until now: what this one saw of that is no match for what the leader before it wrote
             self.controller.taken_over()
+            self._history = QueueHistory()
             self._loaded = False
             self.executor.orders = {}
             self.adoption.forget_all()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from typing import TypeVar
@@ -22,19 +22,24 @@ from starlette.routing import Route
 
 from synergyd import __version__
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.rest.caller import Owner, commands, commands_all, sees, sees_all
-from synergyd.rest.feed import Answer, Feed
+from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
+from synergyd.rest.feed import Answer, Feed, answer_of
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.masking import masked
 from synergyd.rest.openapi import openapi
+from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
 from synergyd.rest.report import report
 from synergyd.rest.slurm_rights import RightsReader
+from synergyd.rest.what_if import BusyError, WhatIfs, checked
+from synergyd.settings import Settings
 from synergyd.steering import Steering, merged
 from synergyd.steering import words as steering_words
 from synergyd.store.store import Store
+from synergyd.views.chart_records import CallerJson
 from synergyd.views.explain import collect as collect_explain
 from synergyd.views.steering import set_paused, set_steering
+from synergyd.views.timeline import Timeline, Visible
 from synergyd.wire.codec import encode
 
 MAX_BODY_BYTES = 16 * 1024
@@ -58,6 +63,9 @@ class Door:
     database: (
         ThreadPoolExecutor  # apart from the threads of munge and Slurm: a database that hangs stops no other answer
     )
+    timeline: Timeline
+    what_ifs: WhatIfs
+    charts: dict[str, tuple[int, Answer]] = field(default_factory=dict)  # for those who see all jobs
 
     async def read(self, what: Callable[..., T], *arguments: object) -> T:
         """Something that talks to the database, in a thread of its own."""
@@ -67,28 +75,36 @@ class Door:
 Handler = Callable[[Door, Request, str, bytes], Awaitable[Response]]
 
 
-def application(store: Store, identity: Identity, rights: RightsReader) -> Starlette:
+def application(store: Store, identity: Identity, rights: RightsReader, what_ifs: WhatIfs | None = None) -> Starlette:
     """The ASGI application."""
     threads = ThreadPoolExecutor(DATABASE_THREADS, "database")
-    door = Door(store, Feed(store, threads), identity, rights, Counter(), threads)
+    what_ifs = what_ifs or WhatIfs(Settings())
+    door = Door(store, Feed(store, threads), identity, rights, Counter(), threads, Timeline(store), what_ifs)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(door.feed.run())
         yield
         task.cancel()
+        await door.what_ifs.close()
         threads.shutdown(wait=False, cancel_futures=True)
 
     routes = [
         Route("/v1/ping", _ping),
         Route("/v1/openapi.json", _openapi),
+        Route("/v1/me", _guarded(door, _me)),
         Route("/v1/status", _guarded(door, _status)),
         Route("/v1/recording", _guarded(door, _recording)),
         Route("/v1/report", _guarded(door, _report)),
+        Route("/v1/cluster", _guarded(door, _cluster)),
+        Route("/v1/history", _guarded(door, _history)),
+        Route("/v1/what-if", _guarded(door, _what_if), methods=["GET", "POST", "DELETE"]),
+        Route("/v1/jobs/{job_id}/history", _guarded(door, _job_history)),
         Route("/v1/jobs/{job_id}/explain", _guarded(door, _explain)),
         Route("/v1/jobs/{job_id}/steering", _guarded(door, _steering), methods=["GET", "PUT"]),
         Route("/v1/jobs/{job_id}/pause", _guarded(door, _pause), methods=["POST"]),
         Route("/v1/jobs/{job_id}/resume", _guarded(door, _resume), methods=["POST"]),
+        *page_routes(),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_problem})
     return app
@@ -126,6 +142,8 @@ def _guarded(door: Door, handler: Handler) -> Callable[[Request], Awaitable[Resp
             return problem(408, UsageError("body", f"did not come within {BODY_S:.0f} s", "send it at once"))
         except UnavailableError as error:
             return problem(503, error, Retry_After="5")
+        except BusyError as error:
+            return problem(429, error, Retry_After="10")
         except SynergyError as error:
             return problem(400, error)
         except ClientDisconnect:
@@ -200,15 +218,92 @@ def _sent(request: Request, found: Answer) -> Response:
     return Response(found.plain, headers=headers, media_type="application/json")
 
 
+async def _me(door: Door, _request: Request, user: str, _body: bytes) -> Response:
+    rights = await asyncio.to_thread(door.rights.rights)
+    told = CallerJson(
+        user=user,
+        commands_all=commands_all(user, rights),
+        sees_all=sees_all(user, rights),
+        coordinates=tuple(sorted(rights.coordinated.get(user, ()))),
+    )
+    return JSONResponse(encode(told))
+
+
+async def _cluster(door: Door, request: Request, user: str, _body: bytes) -> Response:
+    rights = await asyncio.to_thread(door.rights.rights)
+    if not sees_nodes(user, rights):
+        return problem(403, UsageError("cluster", "Slurm shows you no nodes (PrivateData=nodes)", "ask an operator"))
+
+    visible, reasons = _visible(user, rights), sees_all(user, rights)
+    return await _chart(door, request, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
+
+
+async def _history(door: Door, request: Request, user: str, _body: bytes) -> Response:
+    rights = await asyncio.to_thread(door.rights.rights)
+    visible = _visible(user, rights)
+    return await _chart(door, request, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
+
+
+async def _chart(door: Door, request: Request, kind: str, shared: bool, make: Callable[[], object]) -> Response:
+    """`shared`: the answer is the same for all who see all jobs, and is made once for them."""
+
+    def told() -> Answer:
+        edition = door.timeline.edition()
+        known = door.charts.get(kind) if shared else None
+        if known is not None and known[0] == edition:
+            return known[1]
+        made = answer_of(json.dumps(encode(make())).encode())
+        if shared:
+            door.charts[kind] = (edition, made)
+        return made
+
+    found = await door.read(told)
+    return _not_modified(found) if request.headers.get("if-none-match") == found.etag else _sent(request, found)
+
+
+def _visible(user: str, rights: SlurmRights) -> Visible:
+    return lambda owner, account: sees(user, Owner(user=owner, account=account), rights)
+
+
+async def _job_history(door: Door, request: Request, user: str, _body: bytes) -> Response:
+    job_id = _job_id(request)
+    if not await _seen(door, user, job_id):
+        return _no_such_job(job_id)
+    return JSONResponse(encode(await door.read(door.timeline.job, job_id)))
+
+
+async def _what_if(door: Door, request: Request, user: str, body: bytes) -> Response:
+    """GET: the caller's last run. POST: begins one. DELETE: ends it. It shows all jobs' figures: for those who see all jobs."""
+    if not sees_all(user, await asyncio.to_thread(door.rights.rights)):
+        return problem(403, UsageError("what-if", "replays all users' jobs (PrivateData=jobs)", "ask an operator"))
+    if request.method == "DELETE":
+        return JSONResponse(encode(await door.what_ifs.stop(user)))
+    if request.method == "GET":
+        return JSONResponse(encode(door.what_ifs.of(user)))
+    return JSONResponse(encode(await door.what_ifs.start(user, checked(_json(body)))), 202)
+
+
+def _json(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _seen(door: Door, user: str, job_id: int) -> bool:
+    """May the caller know of the job, also once it has left the queue?"""
+    owner = (await door.feed.newest()).owner(job_id)
+    if owner is None and (known := await door.read(door.store.owner, job_id)):
+        owner = Owner(user=known[0], account=known[1])
+    return sees(user, owner, await asyncio.to_thread(door.rights.rights))
+
+
 async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Response:
     job_id = _job_id(request)
     edition = await door.feed.newest()
-    owner = edition.owner(job_id)
-    if owner is None and (known := await door.read(door.store.owner, job_id)):  # it has left the queue
-        owner = Owner(user=known[0], account=known[1])
-    rights = await asyncio.to_thread(door.rights.rights)
-    if not sees(user, owner, rights):
+    if not await _seen(door, user, job_id):
         return _no_such_job(job_id)
+    rights = await asyncio.to_thread(door.rights.rights)
     try:
         told = await door.read(collect_explain, door.store, job_id)
     except UsageError:
@@ -240,10 +335,7 @@ async def _steering(door: Door, request: Request, user: str, body: bytes) -> Res
     if request.headers.get("if-match", _etag(present)) != _etag(present):
         other = UsageError(f"job {job_id}", "somebody else has changed it since", "read it again")
         return problem(412, other, ETag=_etag(present))
-    try:
-        wanted = json.loads(body)
-    except (ValueError, RecursionError):
-        wanted = None
+    wanted = _json(body)
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError("body", "is no JSON object of what to change", 'send {"min_gpus": 4}')
     after = merged(f"job {job_id}", wanted, present)

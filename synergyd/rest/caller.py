@@ -14,6 +14,8 @@ class SlurmRights:
     private_jobs: bool = False
     #: PrivateData=usage: others' hours are hidden
     private_usage: bool = False
+    #: PrivateData=nodes: nodes are for those who command all
+    private_nodes: bool = False
     #: the login name of SlurmUser, who may all that root may
     slurm_user: str = "root"
     #: users with AdminLevel=Operator or Admin
@@ -51,3 +53,7 @@ def sees(user: str, owner: Owner | None, rights: SlurmRights) -> bool:
 
 def sees_all(user: str, rights: SlurmRights) -> bool:
     return not rights.private_jobs or commands_all(user, rights)
+
+
+def sees_nodes(user: str, rights: SlurmRights) -> bool:
+    return not rights.private_nodes or commands_all(user, rights)

@@ -36,6 +36,10 @@ class Answer:
     gzipped: bytes
 
 
+def answer_of(plain: bytes) -> Answer:
+    return Answer(f'"{hashlib.sha256(plain).hexdigest()[:32]}"', plain, gzip.compress(plain, 1))
+
+
 @dataclass
 class Edition:
     """The jobs as one look at the database showed them."""
@@ -72,8 +76,7 @@ class Edition:
             bodies = [self._seen(user, rights, body) for body in bodies] if whose else bodies
             head = self.others_head if whose else self.head
             plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
-            etag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
-            answer = Answer(etag, plain, gzip.compress(plain, 1))
+            answer = answer_of(plain)
             if job_id is not None and job_id not in self.jobs:
                 return answer  # any number may be asked for
             self._answers[key] = answer

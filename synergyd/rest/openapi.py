@@ -10,8 +10,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from synergyd import __version__
 from synergyd.steering import Steering
+from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
 from synergyd.views.json_records import ExplainJson, ReportJson, StatusJson, field_docs
 from synergyd.views.recording import RecordingJson
+from synergyd.views.what_if import KEYS, WhatIfJson
 
 _JOB = {
     "name": "job_id",
@@ -51,7 +53,12 @@ def openapi() -> dict[str, Any]:
         "type": "object",
         "properties": {"job_id": {"type": "integer"}, "paused": {"type": "boolean"}},
     }
+    what_if = _schema(WhatIfJson, schemas)
+    texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
+    asked = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
+    busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
     paths = {
+        "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
         "/v1/recording": {
             "get": _operation(
@@ -71,6 +78,25 @@ def openapi() -> dict[str, Any]:
                     _query("account", "this account's alone", "string"),
                 ],
             )
+        },
+        "/v1/cluster": {
+            "get": _operation("The nodes and who holds them; 304 as for status", _schema(ClusterJson, schemas), [])
+        },
+        "/v1/history": {
+            "get": _operation("The cluster's last day; 304 as for status", _schema(QueueHistoryJson, schemas), [])
+        },
+        "/v1/jobs/{job_id}/history": {
+            "get": _operation("The job's last day", _schema(JobHistoryJson, schemas), [_JOB])
+        },
+        "/v1/what-if": {
+            "get": _operation("The caller's last what-if run", what_if, []),
+            "post": {
+                **_operation(
+                    "Replay the recorded queue under a policy or settings", what_if, [], more=busy, code="202"
+                ),
+                "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
+            },
+            "delete": _operation("End the caller's run", what_if, []),
         },
         "/v1/jobs/{job_id}/explain": {
             "get": _operation("Why the job got what it got", _schema(ExplainJson, schemas), [_JOB])
@@ -120,11 +146,15 @@ def _query(name: str, text: str, kind: str = "integer") -> dict[str, Any]:
 
 
 def _operation(
-    text: str, schema: dict[str, Any], parameters: list[dict[str, Any]], more: dict[str, Any] | None = None
+    text: str,
+    schema: dict[str, Any],
+    parameters: list[dict[str, Any]],
+    more: dict[str, Any] | None = None,
+    code: str = "200",
 ) -> dict[str, Any]:
     problem = {"content": {"application/problem+json": {"schema": {"type": "object"}}}}
     refusals = {code: {"description": words, **problem} for code, words in _REFUSALS.items()}
-    found = {"200": {"description": text, "content": {"application/json": {"schema": schema}}}}
+    found = {code: {"description": text, "content": {"application/json": {"schema": schema}}}}
     return {"summary": text, "parameters": parameters, "responses": {**found, **(more or {}), **refusals}}
 
 

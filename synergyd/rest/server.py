@@ -24,6 +24,7 @@ from synergyd.errors import UsageError
 from synergyd.rest.app import application
 from synergyd.rest.identity import Identity
 from synergyd.rest.slurm_rights import RightsReader, jwt_key
+from synergyd.rest.what_if import WhatIfs
 from synergyd.settings import Settings
 from synergyd.store.store import open_store
 
@@ -79,8 +80,9 @@ def peer_of(wire: socket.socket) -> object:
         return ""
 
 
-def run(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT. Raises UsageError for a port, socket or key that can't be used."""
+def run(settings: Settings, conf: Path | None = None) -> int:
+    """Serves until SIGTERM or SIGINT. `conf`: the slurm.conf of the settings, where one was named. Raises UsageError for a port,
+    socket or key that can't be used."""
     rights = RightsReader()
     identity = Identity(jwt_key(rights.config), rights.rights().slurm_user)
     path = settings.rest_socket()
@@ -89,7 +91,7 @@ def run(settings: Settings) -> int:
         opened.callback(path.unlink, missing_ok=True)
         if settings.rest_port:
             sockets.append(opened.enter_context(tcp_socket(settings.rest_port)))
-        config = uvicorn_config(application(store, identity, rights))
+        config = uvicorn_config(application(store, identity, rights, WhatIfs(settings, conf)))
         log.info("serves on %s%s", path, f" and port {settings.rest_port}" if settings.rest_port else "")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(

@@ -51,6 +51,7 @@ def parse_rights(config: dict[str, str], users: str) -> SlurmRights:
     return SlurmRights(
         private_jobs=bool(private & {"jobs", "all"}),
         private_usage=bool(private & {"usage", "all"}),
+        private_nodes=bool(private & {"nodes", "all"}),
         slurm_user=re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root")),
         operators=frozenset(operators),
         coordinated=coordinated,

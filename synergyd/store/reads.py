@@ -219,6 +219,16 @@ def latest_epoch(connection: Connection) -> EpochRecord | None:
     return _epoch(row, tuple(_decision(r) for r in made))
 
 
+def epochs_since(connection: Connection, after_id: int, since_s: float) -> list[tuple[int, float, dict[str, Any]]]:
+    """(id, start, summary), oldest first."""
+    statement = (
+        select(EpochRow.id, EpochRow.started_s, EpochRow.summary)
+        .where(EpochRow.started_s >= since_s, EpochRow.id > after_id)
+        .order_by(EpochRow.id)
+    )
+    return [(r.id, r.started_s, r.summary) for r in connection.execute(statement)]
+
+
 def _epoch(row: Row[Any], decisions: tuple[Decision, ...] = ()) -> EpochRecord:
     return EpochRecord(
         row.started_s, row.duration_s, row.dry_run, decisions, row.summary, row.error, tuple(row.present or ())

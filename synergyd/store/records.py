@@ -51,11 +51,12 @@ def epoch_record(
     duration_s: float,
     dry_run: bool,
     backend: str,
+    history: Mapping[str, object],
 ) -> EpochRecord:
-    """An epoch that was completed, with what it saw in short. `backend`: what Slurm was read through."""
+    """An epoch that was completed, with what it saw in short. `backend`: what Slurm was read through. `history`: for charts."""
     nodes = snapshot.cluster.nodes
     gpus = sum(n.gpus for n in nodes if n.up)
-    summary = {"jobs": len(snapshot.jobs), "nodes": len(nodes), "gpus": gpus, "backend": backend}
+    summary = {"jobs": len(snapshot.jobs), "nodes": len(nodes), "gpus": gpus, "backend": backend, **history}
     return EpochRecord(snapshot.time_s, duration_s, dry_run, decisions, summary, present=present)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, exists, func, or_, select
 from sqlalchemy.engine import URL
@@ -136,6 +137,11 @@ class Store:
         """The epoch that started last, its decisions by job id."""
         with self._reading() as connection:
             return reads.latest_epoch(connection)
+
+    def epochs_since(self, after_id: int, since_s: float) -> list[tuple[int, float, dict[str, Any]]]:
+        """(id, start, summary) of the epochs behind that id and since that time, oldest first."""
+        with self._reading() as connection:
+            return reads.epochs_since(connection, after_id, since_s)
 
     def last_decision(self, job_id: int) -> StoredDecision | None:
         return next(iter(self.decisions_of(job_id, 1)), None)

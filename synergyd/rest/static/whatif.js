@@ -1,0 +1,89 @@
+// What if: another policy or setting on the recorded queue, in the background, against how it is now.
+
+import { ask } from "./api.js";
+import { fixed, h, num, percent, plainTable, setText, span } from "./dom.js";
+
+export const POLICIES = ["synergy", "exact", "fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "optimus", "pollux", "sia", "crius"];
+export const SETTINGS = [
+  ["Fairness", "-2"], ["Objective", "goodput"], ["ShortFirst", "0"], ["FairnessBound", "2"], ["DeadlineShare", "1"],
+  ["Deadlines", "yes"], ["RestartShare", "0.1"], ["Preemption", "no"], ["MaxGrowth", "2"], ["Epoch", "60"],
+];
+const POLL_MS = 1000;
+
+export function whatIfView(context) {
+  const policy = h("select", { id: "policy" }, h("option", { value: "" }, "as it is now"), POLICIES.map((name) => h("option", { value: name }, name)));
+  const inputs = SETTINGS.map(([key, example]) => [key, h("input", { id: `set-${key}`, autocomplete: "off", placeholder: `as it is now; such as ${example}` })]);
+  const begin = h("button", { class: "first" }, "Run");
+  const end = h("button", { type: "button", hidden: true, onclick: () => act("DELETE") }, "Stop");
+  const said = h("p", { class: "said", role: "status" });
+  const bar = h("progress", { max: 1, value: 0, "aria-label": "Simulated so far", hidden: true });
+  const result = h("div");
+  const field = (id, label, input) => h("div", null, h("label", { for: id }, label), input);
+  const form = h("form", { class: "grid", onsubmit: start }, field("policy", "Policy", policy), inputs.map(([key, input]) => field(`set-${key}`, key, input)), h("div", { class: "row" }, begin, end, bar));
+  const element = h("div", null, h("h1", { tabindex: -1 }, "What if"),
+    h("p", { class: "note" }, "Replays the queue that the daemon has recorded, twice: as the settings are, and with what you change here. Nothing real is touched. It runs on the service's host, one run a user, for ten minutes at most."),
+    form, said, result);
+  let timer = 0;
+  let state = "";
+
+  const trouble = (error) => {
+    if (context.signal.aborted) return;
+    if (error.status === 401) context.trouble(error);
+    said.className = "said warn";
+    setText(said, error.message);
+  };
+
+  function start(event) {
+    event.preventDefault();
+    const settings = Object.fromEntries(inputs.map(([key, input]) => [key, input.value.trim()]).filter(([, value]) => value));
+    if (!policy.value && !Object.keys(settings).length) {
+      said.className = "said warn";
+      return setText(said, "Choose a policy or change a setting.");
+    }
+    return act("POST", { policy: policy.value, settings });
+  }
+
+  async function act(method, body) {
+    try {
+      show((await ask(method, "what-if", { body, signal: context.signal })).body);
+    } catch (error) {
+      trouble(error);
+    }
+  }
+
+  function show(run) {
+    const runs = run.state === "running";
+    begin.disabled = runs;
+    end.hidden = bar.hidden = !runs;
+    bar.value = run.share;
+    said.className = run.state === "failed" ? "said warn" : "said";
+    const asked = [run.policy, ...run.settings].filter(Boolean).join(", ");
+    const words = { none: "", running: `Running: ${asked}.`, done: `Done: ${asked}. ${run.left_out}`, failed: `${asked}: ${run.problem}`, stopped: `Stopped: ${asked}.` };
+    setText(said, words[run.state]); // said once a state, not at each step of the bar
+    if (run.state !== state) result.replaceChildren(...(run.figures.length ? [compared(run.figures)] : []));
+    state = run.state;
+    clearTimeout(timer);
+    if (runs && !context.signal.aborted) timer = setTimeout(() => act("GET"), POLL_MS);
+  }
+
+  let loaded = false;
+  async function load() {
+    if (loaded) return;
+    loaded = true;
+    await act("GET");
+  }
+
+  return { element, title: "What if", update: load };
+}
+
+const ROWS = [
+  ["Average job completion time", "avg_jct_s", span], ["Median", "median_jct_s", span], ["99th percentile", "p99_jct_s", span],
+  ["Makespan", "makespan_s", span], ["Time to the first start, average", "avg_queueing_s", span], ["Restarts a job", "restarts_per_job", (v) => fixed(v, 2)],
+  ["GPU hours", "gpu_hours", num], ["Useful GPU time", "efficiency", percent], ["Worst finish-time fairness", "worst_ftf", num],
+];
+
+function compared([now, then]) {
+  const change = (key) => (now[key] ? `${then[key] >= now[key] ? "+" : "−"}${Math.abs((100 * (then[key] - now[key])) / now[key]).toFixed(1)} %` : "–");
+  return plainTable(`${num(now.jobs)} recorded jobs, in simulated time`, [{ label: "" }, { label: now.label, num: true }, { label: then.label, num: true }, { label: "Change", num: true }],
+    ROWS.map(([label, key, format]) => [label, format(now[key]), format(then[key]), change(key)]));
+}
