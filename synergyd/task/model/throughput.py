@@ -31,8 +31,7 @@ _LIKENESS = ((0.8, 0.45), (0.2, 2.0))
 _JITTER = 1e-6  # two plans may be of one size and batch
 _ODD = 3.0  # sigmas beyond which a step's error counts as this
 _ITERATIONS, _DAMPED = 100, 1e8  # of the fit: steps at most, and the damping at which none helps
-_DRAWN = 128
-_WITHIN = 0.6827  # of a normal distribution lies within one sigma
+_DIVIDED = math.sqrt(3)  # sigmas that constants are moved by: the kurtosis of a normal distribution, see `sigmas`
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
@@ -192,23 +191,19 @@ class ThroughputFit:
     def sigmas(self, gpu: GpuFigures, counts: Ints) -> Floats:
         """One sigma of log(measured / predicted) of the steps that `steps_s` predicts, (N,): the further a step is from what was
         measured, the more the open constants matter, and what the formula misses. Where traffic may or may not outweigh the
-        work a step is no straight line of the constants: so it is what holds 68 % of the draws of them."""
+        work a step is no straight line of the constants: so these are moved along the principal axes of what is open, by divided
+        differences of second order (Norgaard, Poulsen and Ravn, Automatica 2000, eq. 44)."""
         gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
         terms = _columns(np.array(gpu_figures, dtype=np.float64), counts)
         lengths, axes = np.linalg.eigh(self.covariance)
-        drawn = self.theta + _draws(len(self.theta)) @ (axes * np.sqrt(np.maximum(lengths, 0.0))).T
-        logs = np.log(_steps(np.vstack([self.theta, drawn]).T[..., None], terms))
-        open_ = np.quantile(np.abs(logs[1:] - logs[0]), _WITHIN, axis=0)
+        moves = (_DIVIDED * axes * np.sqrt(np.maximum(lengths, 0.0))).T
+        logs = np.log(_steps(np.vstack([self.theta, self.theta + moves, self.theta - moves]).T[..., None], terms))
+        up, down = np.split(logs[1:] - logs[0], 2)
+        first = np.sum((up - down) ** 2, axis=0) / (4 * _DIVIDED**2)
+        second = np.sum((up + down) ** 2, axis=0) * (_DIVIDED**2 - 1) / (4 * _DIVIDED**4)
         missed = self.missed.get(gpu.gpu_type)
         left = 1.0 if missed is None else missed.left(counts)
-        return np.asarray(np.sqrt((open_**2 + self.misfit**2) * left + NOISE**2))
-
-
-@lru_cache(maxsize=8)
-def _draws(dimensions: int) -> Floats:
-    """Of a standard normal distribution, each with its opposite, the same at every call."""
-    half = np.random.default_rng(0).standard_normal((_DRAWN // 2, dimensions))
-    return np.vstack([half, -half])
+        return np.asarray(np.sqrt((first + second + self.misfit**2) * left + NOISE**2))
 
 
 def _log_slopes(theta: Floats, terms: Floats) -> Floats:
