@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -256,11 +255,10 @@ class JobPlanner:
         best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
         on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)
         if samples and not on_type:  # reports of which no plan is known
-            sigma = uncertainty(gpu.uncertainty, samples)
-            return [_at_speed(cell, speed, sigma) for cell in best]
-        found = plan_distance.corrections(model, self._figures(gpu_type), profile.measured, best, gpu, speed)
-        pairs = zip(best, found.moved, found.sigmas, strict=True)
-        return [_at_speed(cell, speed * math.exp(-moved), sigma) for cell, moved, sigma in pairs]
+            sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
+        else:
+            sigmas = plan_distance.sigmas(model, self._figures(gpu_type), profile.measured, best)
+        return [_at_speed(cell, speed, sigma) for cell, sigma in zip(best, sigmas, strict=True)]
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""

@@ -50,7 +50,7 @@ def cells(
     if not rows:
         return []
     counts = np.array(rows, dtype=np.int64).T
-    step_s = fit.steps_s(gpu, counts[1:]) / speed
+    step_s = fit.model.steps_s(gpu, counts[1:]) / speed
     sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:]) / speed, step_s)
     batch = counts[3] * counts[4] * counts[5]
     rate = batch / step_s

@@ -24,7 +24,7 @@ from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.step_time import step_time
 from synergyd.task.model.throughput import fit
-from synergyd.task.plan_distance import corrections
+from synergyd.task.plan_distance import sigmas
 from tests.benchmarks.throughput_rows import rows
 
 DRAWS = 5
@@ -48,7 +48,7 @@ def plain(known: Sequence[Measurement], into: Errors) -> None:
             found = fit(tuple(taught), (gpu,) * len(taught))
             counts = [(m.shape.gpus, m.shape.nodes, m.plan.dp, m.plan.micro_batch, 1) for m in scored]
             columns = np.array(counts, dtype=np.int64).T
-            off = np.log([m.step_s for m in scored]) - np.log(found.steps_s(gpu, columns))
+            off = np.log([m.step_s for m in scored]) - np.log(found.model.steps_s(gpu, columns))
             into.setdefault(name, []).extend(zip(off.tolist(), found.sigmas(gpu, columns).tolist(), strict=True))
 
 
@@ -72,9 +72,8 @@ def named(some: Sequence[MeasuredRun], into: Errors) -> None:
             plans = from_plans([m.plan for m in scored], [m.shape.gpus_per_node for m in scored])
             step_s = step_time(model, moved, plans).total / speed
             cells = tuple(Cell(m.shape, m.plan, 1.0, 1.0, 1.0, 1.0, 0) for m in scored)
-            after = corrections(model, gpu, tuple(taught), cells, moved, speed)
-            off = np.log([m.step_s for m in scored]) - np.log(step_s) - np.array(after.moved)
-            into.setdefault(name, []).extend(zip(off.tolist(), after.sigmas, strict=True))
+            off = np.log([m.step_s for m in scored]) - np.log(step_s)
+            into.setdefault(name, []).extend(zip(off.tolist(), sigmas(model, gpu, tuple(taught), cells), strict=True))
 
 
 def _measurement(row: MeasuredRun) -> Measurement:

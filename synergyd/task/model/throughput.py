@@ -26,12 +26,8 @@ NOISE = 0.03  # one sigma of a measured step, relative
 # One sigma of what the formula misses, relative, before the job's own steps show it, and as how many steps that counts: the
 # median error of 9 % after 16 steps of bert, imagenet and ncf (benchmark calibration, which scores the other kinds), over 0.67
 _MISFIT, _MISFIT_STEPS = 0.12, 3.0
-# (share of the variance, doublings) of the two lengths over which what is missed is alike: those of fit/residual.py's kernels
-_LIKENESS = ((0.8, 0.45), (0.2, 2.0))
-_JITTER = 1e-6  # two plans may be of one size and batch
 _ODD = 3.0  # sigmas beyond which a step's error counts as this
 _ITERATIONS, _DAMPED = 100, 1e8  # of the fit: steps at most, and the damping at which none helps
-_DIVIDED = math.sqrt(3)  # sigmas that constants are moved by: the kurtosis of a normal distribution, see `sigmas`
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
@@ -124,48 +120,6 @@ PRIOR = ThroughputPrior()
 
 
 @dataclass(frozen=True)
-class Missed:
-    """What the formula misses on one GPU type: a Gaussian process (as fit/residual.py) on the logarithm of (measured / fitted)
-    over what a step is: of the same size and batch it misses alike, of others the less the further they are."""
-
-    points: Floats  # (N, 5)
-    weights: Floats  # (N,)
-    inverse: Floats  # (N, N)
-
-    def mean(self, counts: Ints) -> Floats:
-        """Expected log(measured / fitted), (M,)."""
-        return np.asarray(_alike(_places(counts), self.points) @ self.weights)
-
-    def left(self, counts: Ints) -> Floats:
-        """The share of the variance that the measurements leave, (M,)."""
-        cross = _alike(_places(counts), self.points)
-        return np.asarray(np.maximum(1.0 - np.sum((cross @ self.inverse) * cross, axis=1), 0.0))
-
-
-def _missed(counts: Ints, off: Floats, samples: Floats, misfit: float) -> Missed:
-    """After `off`, log(measured / fitted) at `counts` (5, N)."""
-    points = _places(counts)
-    alike = _alike(points, points)
-    inverse: Floats = np.linalg.inv(alike + _JITTER * np.eye(len(off))).astype(np.float64)
-    weights = np.linalg.solve(
-        alike + np.diag((NOISE / misfit) ** 2 / samples), np.clip(off, -_ODD * misfit, _ODD * misfit)
-    )
-    return Missed(points, np.asarray(weights), inverse)
-
-
-def _places(counts: Ints) -> Floats:
-    """(N, 5): doublings of GPUs, nodes, replicas, micro-batch and passes."""
-    return np.asarray(np.log2(counts.T))
-
-
-def _alike(a: Floats, b: Floats) -> Floats:
-    """Correlation of what is missed at `a` (N, 5) and `b` (M, 5), (N, M)."""
-    square = np.sum((a[:, None] - b[None]) ** 2, axis=2)
-    total = [share * np.exp(-0.5 * square / scale**2) for share, scale in _LIKENESS]
-    return np.asarray(np.sum(total, axis=0))
-
-
-@dataclass(frozen=True)
 class ThroughputFit:
     """The most probable constants and what the measurements leave open of them.
 
@@ -178,32 +132,20 @@ class ThroughputFit:
     covariance: Floats = field(compare=False)
     information: Floats = field(compare=False)
     misfit: float = 0.0
-    #: by GPU type, what the formula misses near what was measured there
-    missed: Mapping[str, Missed] = field(default_factory=dict)
-
-    def steps_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
-        """Seconds of one step, (N,): the formula's, moved to what was measured at the same size and batch, and less so further
-        away. `counts` as of `ThroughputModel.steps_s`."""
-        step_s = self.model.steps_s(gpu, counts)
-        missed = self.missed.get(gpu.gpu_type)
-        return step_s if missed is None else np.asarray(step_s * np.exp(missed.mean(counts)))
+    #: (GPU type, GPUs, nodes, replicas, micro-batch, passes) that were measured -> log(predicted / measured)
+    known: Mapping[tuple[str, int, int, int, int, int], float] = field(default_factory=dict)
 
     def sigmas(self, gpu: GpuFigures, counts: Ints) -> Floats:
-        """One sigma of log(measured / predicted) of the steps that `steps_s` predicts, (N,): the further a step is from what was
-        measured, the more the open constants matter, and what the formula misses. Where traffic may or may not outweigh the
-        work a step is no straight line of the constants: so these are moved along the principal axes of what is open, by divided
-        differences of second order (Norgaard, Poulsen and Ravn, Automatica 2000, eq. 44)."""
+        """One sigma of log(measured / predicted) of the steps that `ThroughputModel.steps_s` predicts, (N,): the further a step is
+        from what was measured, the more the open constants matter. What was measured varies by its noise: what the formula misses
+        there is no reason to measure it once more."""
         gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        terms = _columns(np.array(gpu_figures, dtype=np.float64), counts)
-        lengths, axes = np.linalg.eigh(self.covariance)
-        moves = (_DIVIDED * axes * np.sqrt(np.maximum(lengths, 0.0))).T
-        logs = np.log(_steps(np.vstack([self.theta, self.theta + moves, self.theta - moves]).T[..., None], terms))
-        up, down = np.split(logs[1:] - logs[0], 2)
-        first = np.sum((up - down) ** 2, axis=0) / (4 * _DIVIDED**2)
-        second = np.sum((up + down) ** 2, axis=0) * (_DIVIDED**2 - 1) / (4 * _DIVIDED**4)
-        missed = self.missed.get(gpu.gpu_type)
-        left = 1.0 if missed is None else missed.left(counts)
-        return np.asarray(np.sqrt((first + second + self.misfit**2) * left + NOISE**2))
+        slopes = _log_slopes(self.theta, _columns(np.array(gpu_figures, dtype=np.float64), counts))
+        sigma = np.sqrt(np.einsum("nk,kl,nl->n", slopes, self.covariance, slopes) + self.misfit**2)
+        for i, configuration in enumerate(counts.T.tolist() if self.known else ()):
+            if (gpu.gpu_type, *configuration) in self.known:
+                sigma[i] = NOISE
+        return np.asarray(sigma)
 
 
 def _log_slopes(theta: Floats, terms: Floats) -> Floats:
@@ -254,14 +196,9 @@ def fit(
         free = len(off) - float(np.trace(covariance @ information))
         missed = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
         misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + missed) / (_MISFIT_STEPS + max(free, 0.0)))
-    counts = np.array([(shape.gpus, shape.nodes, *rest) for _, shape, *rest in points], dtype=np.int64).T
-    samples = np.array([max(m.samples, 1) for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
-    types = np.array([gpu.gpu_type for gpu, *_ in points])
-    missed_on = {
-        str(kind): _missed(counts[:, types == kind], -off[types == kind], samples[types == kind], misfit)
-        for kind in np.unique(types)
-    }
-    return ThroughputFit(_model(theta), theta, covariance, information, misfit, missed_on)
+    keys = [(gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes) for gpu, shape, dp, micro, passes in points]
+    known = dict(zip(keys, off.tolist(), strict=True))
+    return ThroughputFit(_model(theta), theta, covariance, information, misfit, known)
 
 
 def _most_probable(terms: Floats, wanted: Floats, start: Floats, sigma: Floats) -> Floats:

@@ -58,24 +58,12 @@ def test_steps_that_the_formula_misses_make_it_less_sure() -> None:
         counts = np.array([[8], [1], [8], [24], [1]], dtype=np.int64)
         return float(fit(tuple(steps), (GPU,) * len(steps)).sigmas(GPU, counts)[0])
 
-    assert of(0.0) < 0.12 < of(0.4)
+    assert of(0.0) < 0.1 < of(0.4)
 
 
 def test_what_was_measured_varies_by_its_noise_however_much_the_formula_misses_it() -> None:
     before = cells(None)
     near = cells(None, as_predicted(before[8]), replace(as_predicted(before[16]), step_s=5 * before[16].step_s))
     for gpus in (8, 16):
-        assert near[gpus].plan == before[gpus].plan and near[gpus].uncertainty == pytest.approx(0.03, rel=0.01)
+        assert near[gpus].plan == before[gpus].plan and near[gpus].uncertainty == 0.03
     assert near[64].uncertainty > 0.1
-
-
-@pytest.mark.parametrize("model", [None, LARGE])
-def test_a_measured_cell_says_what_was_measured_and_moves_those_like_it(model: ModelSpec | None) -> None:
-    before = cells(model)
-    slow = replace(as_predicted(before[16]), step_s=1.15 * before[16].step_s)
-    taught = (as_predicted(before[8]), as_predicted(before[32]), as_predicted(before[64]), slow)
-    after = cells(model, *taught)
-    same = [m for m in taught if m.plan == after[m.shape.gpus].plan]
-    assert len(same) >= 2
-    for measured in same:
-        assert after[measured.shape.gpus].step_s == pytest.approx(measured.step_s, rel=0.03)
