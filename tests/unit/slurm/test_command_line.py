@@ -1,60 +1,18 @@
-"""The command-line backend against narrow scripts that stand in for Slurm's commands: what they are given and how their text is cut."""
+"""What the command-line backend reads of Slurm, against narrow scripts that stand in for its commands."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from synergyd.slurm.client import DeniedError, SlurmError
-from synergyd.slurm.columns import JOB_FIELDS, JOB_WIDE, NODE_FIELDS
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.columns import JOB_FIELDS, NODE_FIELDS
 from synergyd.slurm.command_line import CommandLine
+from tests.unit.slurm.shell_world import WIDE, Shell, cut
 from tests.unit.slurm.test_columns import JOB, NODE
-
-WIDE = tuple((name, JOB_WIDE.get(name, width)) for name, width in JOB_FIELDS)
-
-
-def cut(fields: tuple[tuple[str, int], ...], row: dict[str, str]) -> bytes:
-    """One row as Slurm prints it: each field cut and padded to its width in bytes."""
-    return b"".join(row[name].encode()[:width].ljust(width) for name, width in fields) + b"\n"
-
-
-@dataclass
-class Shell:
-    """A folder on PATH whose commands write down their words and environment, and answer with a file."""
-
-    folder: Path
-    backend: CommandLine
-
-    def answers(self, program: str, out: bytes = b"", error: str = "", code: int = 0, *, first: str = "") -> None:
-        (self.folder / f"{program}.out").write_bytes(out)
-        (self.folder / f"{program}.err").write_text(error)
-        path = self.folder / program
-        path.write_text(
-            f"#!/bin/sh\ncd {shlex.quote(str(self.folder))}\n"
-            f"printf '%s\\0' {program} \"$@\" >> log; echo >> log; export -p > environment\n{first}\n"
-            f"/bin/cat {program}.out; /bin/cat {program}.err >&2; exit {code}\n"
-        )
-        path.chmod(0o755)
-
-    @property
-    def calls(self) -> list[list[str]]:
-        """The words of each call, the program's name first."""
-        log = self.folder / "log"
-        return [line.split("\0")[:-1] for line in log.read_text().split("\n")[:-1]] if log.exists() else []
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of the last call."""
-        lines = (self.folder / "environment").read_text().splitlines()
-        return {k: v.strip("'") for k, _, v in (line.removeprefix("export ").partition("=") for line in lines)}
 
 
 @pytest.fixture
@@ -64,9 +22,6 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
                         "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE", "SLURM_CONF": "/outer"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     return Shell(tmp_path, CommandLine({"SLURM_CONF": "/throwaway"}, timeout_s=5))
-
-
-# -- reads ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_becomes_a_job(shell: Shell) -> None:
@@ -288,203 +243,3 @@ def test_batch_script(shell: Shell) -> None:
 def test_version(shell: Shell) -> None:
     shell.answers("scontrol", b"slurm-wlm 22.05.8\n")
     assert shell.backend.version() == "22.05.8"
-
-
-# -- writes --------------------------------------------------------------------------------------------------------
-
-
-def test_an_update_is_one_call_with_a_word_for_each_field(shell: Shell) -> None:
-    shell.answers("scontrol")
-    shell.backend.update(
-        7, {"NumNodes": "2-2", "ReqNodeList": "", "AdminComment": "synergy:1 a=b | x='y' $(id); \"z\" ü"}
-    )
-    comment = "AdminComment=synergy:1 a=b | x='y' $(id); \"z\" ü"
-    assert shell.calls == [["scontrol", "update", "JobId=7", "NumNodes=2-2", "ReqNodeList=", comment]]
-
-
-LEFT = (
-    "Job has already finished for job 8\n"
-    "Job is no longer pending execution for job 301\n"
-    "Invalid job id specified for job 99999\n"
-)
-
-
-def test_many_starts_are_put_off_by_one_call_that_passes_over_those_that_have_left(shell: Shell) -> None:
-    shell.answers("scontrol", error=LEFT, code=1)
-    shell.backend.delay(range(1, 1201), 900)
-    assert [c[0:2] + c[3:] for c in shell.calls] == [["scontrol", "update", "StartTime=now+900"]] * 3
-    named = [c[2].removeprefix("JobId=").split(",") for c in shell.calls]
-    assert [int(i) for ids in named for i in ids] == list(range(1, 1201))
-
-
-@pytest.mark.parametrize("line", ["Access/permission denied for job 7", "Unable to contact slurm controller"])
-def test_other_refusals_of_a_delay_are_told(shell: Shell, line: str) -> None:
-    shell.answers("scontrol", error=f"{LEFT}{line}\n", code=1)
-    with pytest.raises(DeniedError if "denied" in line else SlurmError):
-        shell.backend.delay([7, 8], 900)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"Num Nodes": "2"}, {"X=Y": "2"}, {"": "2"}, {"NumNodes\n": "2"}, {"A": "x\ny"}, {"A": "\0"}, {"A": "\ud800"}],
-)
-def test_fields_that_are_none_never_reach_slurm(shell: Shell, fields: dict[str, str]) -> None:
-    shell.answers("scontrol")
-    with pytest.raises(SlurmError) as error:
-        shell.backend.update(7, fields)
-    assert not error.value.transient and shell.calls == []
-    assert str(error.value).isprintable()
-
-
-def test_a_requeue_leaves_a_job_that_has_ended_alone(shell: Shell) -> None:
-    shell.answers("scontrol")
-    shell.backend.requeue(7)
-    assert shell.calls == [["scontrol", "requeue", "incomplete", "7"]]
-
-
-def test_a_signal_goes_to_the_steps_and_not_to_the_batch_shell(shell: Shell) -> None:
-    shell.answers("scancel")
-    shell.backend.signal(7, "USR2")
-    assert shell.calls == [["scancel", "--signal=USR2", "7"]]
-
-
-# -- failures ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "message, transient",
-    [
-        ("Unable to contact slurm controller (connect failure)", True),
-        ("slurm_update error: Socket timed out on send/recv operation", True),
-        ("slurm_update error: Job can not be altered now, try again later", True),
-        ("Zero Bytes were transmitted or received", True),
-        ("Unable to contact slurm controller (backup)", True),
-        ("Invalid node name specified for job 7", False),
-        ("Requested partition configuration not available now for job 7", False),
-        ("Invalid GRES specification (with and without type identification) for job 7", False),
-        ("Job is no longer pending execution for job 7", False),
-        ("Node count specification invalid for job 7", False),
-        ("", False),
-    ],
-)
-def test_errors_are_told_apart(shell: Shell, message: str, transient: bool) -> None:
-    shell.answers("scontrol", error=message + "\n", code=1)
-    with pytest.raises(SlurmError) as error:
-        shell.backend.update(7, {"NumNodes": "2"})
-    assert error.value.transient is transient
-    assert str(error.value) == f"scontrol update JobId=7: {message or 'exit 1'}"
-
-
-def test_an_error_without_an_exit_code_is_one_nevertheless(shell: Shell) -> None:
-    shell.answers("squeue", error="squeue: error: Invalid job format specification: X\n")
-    with pytest.raises(SlurmError, match="Invalid job format"):
-        shell.backend.jobs()
-    shell.answers("squeue", error="squeue: some remark\n")
-    assert shell.backend.jobs() == ()
-
-
-def test_a_command_that_hangs_is_given_up(shell: Shell) -> None:
-    shell.answers("squeue", first="exec /bin/sleep 30")
-    with pytest.raises(SlurmError, match=r"no answer within 0\.3 s") as error:
-        CommandLine(timeout_s=0.3).jobs()
-    assert error.value.transient
-
-
-def test_a_signal_that_was_given_up_is_never_sent_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later it could reach the job's next incarnation, which may not trap it yet: a site's wrapper ends with all its children."""
-    (shell.folder / "scancel").write_text(f"#!/bin/sh\n(sleep 1; touch {shell.folder}/sent) &\nwait\n")
-    (shell.folder / "scancel").chmod(0o755)
-    monkeypatch.setattr("synergyd.slurm.command_line.SIGNAL_TIMEOUT_S", 0.2)
-    with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
-        shell.backend.signal(7, "USR2")
-    time.sleep(1.2)
-    assert not (shell.folder / "sent").exists()
-
-
-def test_a_command_that_is_missing_is_one_clear_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(shell.folder))
-    with pytest.raises(SlurmError, match="squeue: can't be run: No such file") as error:
-        CommandLine().jobs()
-    assert not error.value.transient
-
-
-def test_calls_are_counted(shell: Shell) -> None:
-    shell.answers("squeue")
-    shell.backend.jobs()
-    shell.backend.jobs()
-    assert shell.backend.calls == 2
-
-
-@pytest.mark.parametrize("message", ["Access/permission denied", "slurm_update error: Invalid user id"])
-def test_a_user_who_may_not_change_jobs_is_told_at_once(shell: Shell, message: str) -> None:
-    for program in ("scontrol", "scancel"):
-        shell.answers(program, error=message + "\n", code=1)
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: shell.backend.update(7, {"NumNodes": "2"}),
-        lambda: shell.backend.requeue(7),
-        lambda: shell.backend.signal(7, "USR2"),
-        lambda: shell.backend.batch_script(7),
-    )
-    for call in calls:
-        with pytest.raises(DeniedError, match=r"may not manage jobs .*; run synergyd as root, SlurmUser"):
-            call()
-
-
-def test_leaf_switches_are_those_of_level_0(shell: Shell) -> None:
-    shell.answers(
-        "scontrol",
-        b"SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s1 Level=0 LinkSpeed=1 Nodes=n3\n"
-        b"SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=s[0-1]\n",
-    )
-    assert shell.backend.leaf_switches() == {"n1": "s0", "n2": "s0", "n3": "s1"}
-    shell.answers("scontrol", b"")
-    assert shell.backend.leaf_switches() == {}
-
-
-def test_writes_are_begun_within_the_lease_or_not_at_all(shell: Shell) -> None:
-    allowed = [True]
-
-    @contextmanager
-    def writing() -> Iterator[None]:
-        if not allowed[0]:
-            raise SlurmError("lease", "another leads", transient=True)
-        yield
-
-    for program in ("squeue", "scontrol", "scancel"):
-        shell.answers(program)
-    backend = CommandLine(writing=writing)
-    writes: list[Callable[[], None]] = [
-        lambda: backend.update(7, {"StartTime": "now"}),
-        lambda: backend.delay([7], 5),
-        lambda: backend.requeue(7),
-        lambda: backend.signal(7, "USR2"),
-    ]
-    for write in writes:
-        write()
-    assert len(shell.calls) == 4
-    allowed[0] = False
-    for write in writes:
-        with pytest.raises(SlurmError, match="another leads"):
-            write()
-    assert len(shell.calls) == 4 and backend.jobs() == ()
-
-
-def test_a_task_of_an_array_is_signalled_by_its_steps(shell: Shell) -> None:
-    """scancel of ARRAY_TASK itself sends the signal again and again for 95 s (22.05)."""
-    shell.answers("squeue", b"7_2.0\n7_2.1\n7_2.batch\n7_2.extern\n")
-    shell.answers("scancel")
-    shell.backend.signal("7_2", "USR2")
-    assert shell.calls[-1] == ["scancel", "--signal=USR2", "7_2.0", "7_2.1"]
-    shell.answers("squeue", b"7_2.batch\n")
-    with pytest.raises(SlurmError, match="job 7_2 has no step yet") as caught:
-        shell.backend.signal("7_2", "USR2")
-    assert caught.value.transient
-
-
-@pytest.mark.parametrize("name", ["7_", "7_[1-2", "7_x", "7_[1-2] Nice=1", "-1", "", "7,8", "7_1\n"])
-def test_what_names_no_job_is_not_written_to(shell: Shell, name: str) -> None:
-    with pytest.raises(SlurmError, match="names no job"):
-        shell.backend.update(name, {"StartTime": "now"})
-    with pytest.raises(SlurmError, match="names no job"):
-        shell.backend.delay([7, name], 900)
-    assert shell.calls == []

@@ -1,58 +1,29 @@
-"""Settings out of slurm.conf, the lint beside them, and `synergyctl config check`."""
+"""Settings out of slurm.conf."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from synergyd.cli.config import config, leak_lints, rows
+from synergyd.cli.config import rows
 from synergyd.errors import UsageError
 from synergyd.settings import SETTINGS, Settings
 from synergyd.slurm import conf
-from synergyd.slurm.client import SlurmError
-from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.conf import LoadedSettings, find_slurm_conf, load_settings, with_values
+from synergyd.slurm.conf import find_slurm_conf, load_settings, with_values
 from synergyd.slurm.conf_lint import lint
-from synergyd.slurm.rows import NodeRow
 from tests.unit.plugin.lua_runtimes import ROOT
-from tests.unit.slurm.fake_slurm import row
-
-GOOD = """\
-ClusterName=test
-JobSubmitPlugins=lua
-GresTypes=gpu
-JobFileAppend=1
-AccountingStorageType=accounting_storage/slurmdbd
-SelectType=select/cons_tres
-NodeName=n[1-8] CPUs=16 Gres=gpu:a100:8
-PartitionName=gpu Nodes=ALL Default=YES
-"""
+from tests.unit.slurm.conf_world import GOOD, load, said
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "job_submit.lua").write_text("dofile('synergy.lua')")
     return tmp_path
-
-
-def load(folder: Path, text: str, **files: str) -> LoadedSettings:
-    (folder / "slurm.conf").write_text(text)
-    for name, content in files.items():
-        (folder / f"{name}.conf").write_text(content)
-    return load_settings(folder / "slurm.conf")
-
-
-def said(loaded: LoadedSettings) -> list[str]:
-    """The problems without the folder."""
-    return [str(problem).replace(str(loaded.files[0].parent) + "/", "") for problem in loaded.problems]
 
 
 def test_without_a_line_all_is_default(folder: Path) -> None:
@@ -76,6 +47,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes Placement=lwf-2\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
         "#SYNERGY KeepUsage=90d NoticeUrl=https://h.example.org:8443/x?y=z NoticeSecretFile=/etc/k\n"
+        "#SYNERGY SpareNodes=gpu:1,debug:5% QosSpareNodes=high:2\n"
         "#SYNERGY NoticeEvents=hold,ban MailProg=/usr/bin/mail\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
@@ -110,6 +82,8 @@ def test_every_key(folder: Path) -> None:
         max_checkpoint_gibps=20,
         max_resizes_per_day=6,
         quiet_hours=((480, 1080),),
+        spare_nodes={"gpu": 1.0, "debug": 0.05},
+        qos_spare_nodes={"high": 2.0},
         rest_port=9103,
         objective="sia",
         fairness_bound=1.5,
@@ -330,116 +304,11 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     # without a line: all, this host, built in, none, no weights, no limits
     free: dict[str, object] = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
     free |= {"notice_url": "", "notice_secret_file": None, "mail_prog": None}
+    free |= {"spare_nodes": {}, "qos_spare_nodes": {}}
     free |= {"quiet_hours": (), "qos_weights": {}, "account_limits": {}, "partition_limits": {}}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()
     assert shown == {name: value for name, value in vars(Settings()).items() if name != "database"}
-
-
-def test_a_good_slurm_conf_has_no_lint(folder: Path) -> None:
-    loaded = load(folder, GOOD)
-    assert lint(folder / "slurm.conf", loaded) == ()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("JobSubmitPlugins=lua", "", "the job_submit plugin lua is not on"),
-        ("GresTypes=gpu", "GresTypes=nic", "gpu is not a GresTypes"),
-        ("ClusterName", "jobrequeue=0\nClusterName", "JobRequeue=0 takes the right"),
-        ("JobFileAppend=1", "", "without JobFileAppend=1"),
-        ("accounting_storage/slurmdbd", "accounting_storage/none", "without slurmdbd no user can be an Operator"),
-        ("ClusterName", "PriorityType=priority/basic\nClusterName", "priority/basic puts a job"),
-        ("ClusterName", "KillWait=5 ClusterName", "a short KillWait"),
-        ("ClusterName", "PreemptMode=CANCEL\nClusterName", "PreemptMode=CANCEL ends jobs"),
-        ("ClusterName", "PreemptMode=GANG,\\\nSUSPEND\nClusterName", "gang scheduling and suspension"),
-        ("select/cons_tres", "select/cons_res", "this SelectType can't give GPUs"),
-        ("ClusterName", "SchedulerParameters=bf_interval=1,synergy_x=1\nClusterName", "Slurm looks for its own words"),
-        ("ClusterName", "AuthInfo=cred_expire=600\nClusterName", "cred_expire=600 lengthens the wait"),
-        ("ClusterName", "#SYNERGY Partitions=gpus\nClusterName", "no partition is named gpus; did you mean gpu?"),
-        (
-            "ClusterName",
-            "#SYNERGY GpuType=a10 memory_gib=24\nClusterName",
-            "no node has GPUs of type a10; did you mean a100?",
-        ),
-        ("ClusterName", "#SYNERGY Epoch=60 Park=60\nClusterName", "Park (60 s) is under two epochs"),
-        ("ClusterName", "#SYNERGY StateDir=/srv/x\nClusterName", ""),
-    ],
-)
-def test_lint_of_slurm_conf(folder: Path, old: str, new: str, what: str) -> None:
-    loaded = load(folder, GOOD.replace(old, new, 1))
-    found = lint(folder / "slurm.conf", loaded)
-    assert loaded.problems == ()
-    if not what:
-        assert found == ()
-        return
-    assert len(found) == 1 and found[0].severity == "warning"
-    assert what in str(found[0])
-
-
-def test_lint_of_job_submit_lua(folder: Path) -> None:
-    loaded = load(folder, GOOD)
-    script = folder / "job_submit.lua"
-    for text, what in (
-        ("return 0", "it does not load Synergy's module"),
-        ('synergy.configure{state_dir = "/elsewhere"}', "its state_dir is /elsewhere but StateDir is /var/lib/synergy"),
-    ):
-        script.write_text(text)
-        assert [problem.what.startswith(what) for problem in lint(folder / "slurm.conf", loaded)] == [True]
-    script.write_text((ROOT / "slurm_plugins" / "job_submit.hook.lua").read_text())
-    assert lint(folder / "slurm.conf", loaded) == ()
-    script.unlink()
-    assert "this file is absent" in str(lint(folder / "slurm.conf", loaded)[0])
-
-
-def test_lint_of_a_password_that_others_can_read(folder: Path) -> None:
-    loaded = load(folder, GOOD + "#SYNERGY Database=postgresql+psycopg://u:geheim@h/db\n")
-    path = folder / "slurm.conf"
-    path.chmod(0o644)
-    assert ["others can read" in str(problem) for problem in lint(path, loaded)] == [True]
-    path.chmod(0o600)
-    assert lint(path, loaded) == ()
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(config, ["check", *arguments], env={"COLUMNS": "200"})
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result.exit_code, result.output
-
-
-def test_check_shows_values_origins_and_lint(folder: Path) -> None:
-    text = GOOD + "KillWait=5\n#SYNERGY Epoch=5m Database=postgresql+psycopg://u:geheim@h/db?password=geheim\n"
-    load(folder, text + "#SYNERGY Policy=first-fit StateDir='/x/[red]y'\n")
-    code, out = run("--conf", str(folder / "slurm.conf"))
-    assert code == 0
-    lines = out.splitlines()
-    epoch = next(line for line in lines if "Epoch" in line)
-    assert "300s" in epoch and "slurm.conf:10" in epoch
-    assert "default" in next(line for line in lines if "Fairness" in line)
-    assert "[red]y" in out and "geheim" not in out
-    assert any(line.startswith("warning: ") and "KillWait" in line for line in lines)
-    assert lines[-1] == "0 errors, 2 warnings"
-
-
-def test_check_fails_on_errors(folder: Path) -> None:
-    load(folder, GOOD + "#SYNERGY Epoch=never\n")
-    code, out = run("--conf", str(folder / "slurm.conf"))
-    assert code == 2 and "Epoch=never is not right" in out
-
-
-def test_check_as_json(folder: Path) -> None:
-    load(folder, GOOD + "#SYNERGY Database=postgresql+psycopg://u:geheim@h/db Partitions=gpux\n#SYNERGY Epoch=x\n")
-    code, out = run("--json", "--conf", str(folder / "slurm.conf"))
-    shown = json.loads(out)
-    assert code == 2 and "geheim" not in out
-    assert {"key": "Partitions", "value": "gpux", "origin": f"{folder}/slurm.conf:9"} in shown["settings"]
-    assert sorted({problem["severity"] for problem in shown["problems"]}) == ["error", "warning"]
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_check_of_an_absent_file_is_one_line(folder: Path, form: list[str]) -> None:
-    code, out = run("--conf", str(folder / "absent.conf"), *form)
-    assert code == 2 and len(out.splitlines()) == 1 and "can't be read (No such file or directory)" in out
 
 
 def test_finding_slurm_conf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,19 +354,3 @@ def test_values_over_settings_as_slurm_conf_writes_them() -> None:
             with_values(Settings(), "--set", [text])
     with pytest.raises(UsageError, match="given twice"):
         with_values(Settings(), "--set", ["Epoch=60", "epoch=30"])
-
-
-def test_gpus_that_slurm_has_lost_count_of_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the running cluster, and nothing where none answers."""
-    used = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:4(IDX:0-3)", (), ("main",), "")
-    monkeypatch.setattr(CommandLine, "nodes", lambda self: (used, replace(used, name="n2")))
-    monkeypatch.setattr(CommandLine, "jobs", lambda self: (row(1, state="RUNNING", node_names=("n2",)),))
-    (found,) = leak_lints()
-    assert (found.severity, found.where) == ("warning", "node n1")
-    assert found.what == "Slurm counts 4 GPUs as in use that no job holds"
-
-    def away(self: CommandLine) -> tuple[NodeRow, ...]:
-        raise SlurmError("sinfo", "Unable to contact slurm controller", transient=True)
-
-    monkeypatch.setattr(CommandLine, "nodes", away)
-    assert leak_lints() == ()
