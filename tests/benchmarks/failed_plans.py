@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.benchmarks.downtime import steps
+from synergyd.daemon import heartbeat
+from tests.benchmarks.downtime import steps, wait
 from tests.throwaway import failing_job, light_job
 from tests.throwaway.power import power_off
 from tests.throwaway.slurm import MissingProgram, NodeGroup, SlurmCluster
@@ -116,6 +117,7 @@ def measure(some: Sequence[tuple[str, str]], at_once: int) -> list[Run]:
         make_cluster([NodeGroup("cpu", 2 * at_once + len(NODE_STATES), 4)], epoch_s=1) as cluster,
         synergyd(cluster) as daemon,
     ):
+        wait("the daemon's heartbeat", (cluster.state_dir / heartbeat.NAME).exists, 120)
         until: dict[int, float] = {}
         while waiting or running:
             while waiting and len(running) < at_once:

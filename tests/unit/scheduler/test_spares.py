@@ -21,12 +21,12 @@ def nodes(count: int = 4, down: tuple[str, ...] = ()) -> list[Node]:
 
 
 def decided(snap: Snapshot, cells: dict[int, Cells], settings: Settings = KEPT) -> dict[int, Decision]:
-    plans = {j.job_id: max(c.plan for c in cells[j.job_id] if c.shape == j.shape) for j in snap.jobs if j.node_names}
+    plans = {j.job_id: next(c.plan for c in cells[j.job_id] if c.shape == j.shape) for j in snap.jobs if j.node_names}
     return {d.job_id: d for d in decide(snap, settings, cells, {}, plans)}
 
 
 def in_gpu(job_id: int, *where: str, **changes: object) -> Job:
-    return job(job_id, nodes=where, gpus=4, partition="gpu", **changes)
+    return replace(job(job_id, nodes=where, gpus=4, partition="gpu"), **changes)  # type: ignore[arg-type]
 
 
 def lost(job_id: int, names: tuple[str, ...], shape: Shape) -> Job:
