@@ -167,7 +167,10 @@ def test_mistakes_are_one_line(url: str, tmp_path: Path) -> None:
         (["--from-database", f"sqlite:///{empty}"], "there is no such database yet"),
         (["--from-database", "mysql://x/y"], "database URL: unknown kind 'mysql'"),
         (["--from-database", "what"], "database URL: can't be read as a URL"),
-        (["--from-database", url, "--trace", "generate:3"], "--trace: give it or --from-database, one of the two"),
+        (
+            ["--from-database", url, "--trace", "generate:3"],
+            "--trace: give it or --from-database or --from-queue, one of them",
+        ),
         ([], "--trace: give it or --from-database"),
     ):
         code, out, err = invoke(*arguments)

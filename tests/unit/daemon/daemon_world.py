@@ -40,6 +40,10 @@ class FakeCluster(FakeSlurm):
     def version(self) -> str:
         return "22.05.8"
 
+    def past_runs(self, from_s: float, to_s: float) -> tuple[()]:
+        """Without slurmdbd."""
+        return ()
+
     def jobs_now(self) -> tuple[JobRow, ...]:
         self._reach("squeue")
         return tuple(self.jobs.values())
