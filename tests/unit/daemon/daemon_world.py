@@ -44,6 +44,9 @@ class FakeCluster(FakeSlurm):
         """Without slurmdbd."""
         return ()
 
+    def mail_of(self, job_id: int) -> tuple[str, str]:
+        return "", ""
+
     def jobs_now(self) -> tuple[JobRow, ...]:
         self._reach("squeue")
         return tuple(self.jobs.values())
