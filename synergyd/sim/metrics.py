@@ -31,6 +31,7 @@ class RunMetrics:
     p99_jct_s: float
     makespan_s: float
     avg_queueing_s: float
+    longest_wait_s: float
     avg_idle_s: float
     restarts_per_job: float
     most_restarts: int
@@ -67,6 +68,7 @@ def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
         p99_jct_s=float(np.percentile(jcts, 99)),
         makespan_s=makespan_s,
         avg_queueing_s=math.fsum(r.start_s - r.job.submit_s for r in run.jobs) / count,
+        longest_wait_s=max(r.start_s - r.job.submit_s for r in run.jobs),
         avg_idle_s=math.fsum(r.idle_s for r in run.jobs) / count,
         restarts_per_job=sum(r.restarts for r in run.jobs) / count,
         most_restarts=max(r.restarts for r in run.jobs),

@@ -29,6 +29,8 @@ class Times:
     """Seconds of one step of one kind of job: GPU type -> placement -> seconds."""
 
     by_type: Mapping[str, Mapping[Placement, float]]
+    #: GPU type -> placement -> where its time comes from, where that is not a measurement
+    origins: Mapping[str, Mapping[Placement, str]] = field(default_factory=dict)
     _known: dict[tuple[str, Placement], float | None] = field(default_factory=dict, repr=False)
 
     @property
@@ -50,6 +52,19 @@ class Times:
 
     def can_run(self, shape: Shape) -> bool:
         return self.step_s(placed_on(shape)) is not None
+
+    def origin(self, placed: Placed) -> str:
+        """What its time is: "measured", as `origins` says, or "of a smaller placement"."""
+        key = tuple(sorted(placed.per_node, reverse=True))
+        if key not in self.by_type.get(placed.gpu_type, {}):
+            return "of a smaller placement"
+        return self.origins.get(placed.gpu_type, {}).get(key, "measured")
+
+    def measured(self, shape: Shape) -> bool:
+        """Is the time known of so many GPUs of that type, on groups that fit the shape? Else it would be that of fewer."""
+        into = (shape.gpus_per_node,) * shape.nodes
+        known = self.by_type.get(shape.gpu_type, {})
+        return any(sum(placement) == shape.gpus and fits(placement, into) for placement in known)
 
 
 def fits(placement: Placement, into: Placement) -> bool:

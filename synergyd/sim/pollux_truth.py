@@ -157,6 +157,11 @@ class PolluxTruth:
 
         return between(a.sqr[stage], b.sqr[stage]), between(a.var[stage], b.var[stage])
 
+    def origin(self, placed: Placed) -> str:
+        """What the step times on `placed` are: "measured", over the local batch at the most "interpolated" else."""
+        turns = (placed.per_node[i:] + placed.per_node[:i] for i in range(len(placed.per_node)))
+        return "measured" if min(turns) in self.points else "interpolated"
+
     def times(self, per_node: tuple[int, ...], local: int) -> tuple[float, float]:
         """(step, sync) seconds of one pass of `local` sequences a GPU."""
         key = min(per_node[i:] + per_node[:i] for i in range(len(per_node))), local

@@ -17,7 +17,8 @@ What is assumed:
     0.9 of the target's. Types: a10 24 GB, v100 32, a100 40, a40 48. Of 39 times lent so, against the optima of the artifact's
     own database: at the median 8 % too short, nine in ten within 26 %, the worst (10 B parameters on 16 a40) 48 % too short;
   - the time on more nodes than need be: as measured or estimated; else that of the fastest known placement that fits into it
-    (sim/placement_truth.py). What is known nowhere does not fit;
+    (sim/placement_truth.py). What is known nowhere does not fit, and no scheduler is offered a number of GPUs of a type that no time
+    is known of;
   - a job that asks for fewer GPUs of its type than it is known to fit on asks for the fewest that it does fit on; if it fits on
     that type at no size, for that many of another;
   - a start costs 40 s on the GPUs, the artifact's largest search overhead with pruning (it charges 10 s a GPU up to
@@ -76,6 +77,7 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
     rows = read_table(path, COLUMNS)
     times: dict[Model, Times] = {}
     known = read_tables(folder)
+    optima = read_optima(folder)
     filled = completed(known, read_others(folder / "prof_database_h100_l20.json"))
     first_s = min((row.number("submission_time", 0) for row in rows), default=0.0)
     jobs = []
@@ -85,7 +87,7 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
             have = sorted({f"{m.family}__{m.parameters} at {m.batch}" for m in filled})
             raise row.wrong("model_name", f"no time is known of {model}", f"the tables have {', '.join(have)}")
         if model not in times:
-            times[model] = Times(filled[model])
+            times[model] = Times(filled[model], _origins(model, filled[model], known, optima))
         gpu_type, gpus = _asked(row, times[model])
         jobs.append(
             TraceJob(
@@ -100,7 +102,7 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
                 batch_fixed=True,
                 max_gpus=min(MOST_GPUS, times[model].largest),
                 max_micro_batch=BATCH,
-                can_run=times[model].can_run,
+                can_run=times[model].measured,
             )
         )
     if not jobs:
@@ -143,6 +145,30 @@ def read_cluster(folder: Path) -> dict[str, tuple[int, int]]:
     if not found or not all(1 <= nodes <= _MOST_NODES for nodes, _ in found.values()):
         raise UsageError(str(path), "has no nodes, or too many", f"node_num of each type from 1 to {_MOST_NODES}")
     return found
+
+
+def read_optima(folder: Path) -> set[tuple[Model, str, Placement]]:
+    """Of what a time was measured, or that it does not fit."""
+    columns = ("model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node")
+    return {_key(row) for row in read_table(folder / "alpa_optimal_iter_time.csv", columns)}
+
+
+def _origins(
+    model: Model,
+    filled: dict[str, dict[Placement, float]],
+    known: Known,
+    optima: set[tuple[Model, str, Placement]],
+) -> dict[str, dict[Placement, str]]:
+    """Of the times that were not measured: estimated by the artifact, or lent from another type."""
+    here = known.get(model, {})
+    return {
+        gpu_type: {
+            place: "estimated" if place in here.get(gpu_type, {}) else "lent"
+            for place in times
+            if place not in here.get(gpu_type, {}) or (model, gpu_type, place) not in optima
+        }
+        for gpu_type, times in filled.items()
+    }
 
 
 def read_tables(folder: Path) -> Known:
