@@ -114,6 +114,8 @@ def test_private_nodes_are_for_those_who_command_all(tmp_path: Path) -> None:
     for made in served(tmp_path, rights):
         assert made.ask("ann", "/v1/cluster")[0] == 403 and made.ask("op", "/v1/cluster")[0] == 200
         assert made.ask("ann", "/v1/status")[0] == 200
+        _, _, told = made.ask("ann", "/v1/recording")
+        assert told["summary"] == {"gpus": 8} and "hung here" not in json.dumps(told)
 
 
 def test_what_the_caller_may_is_told(private: Service) -> None:

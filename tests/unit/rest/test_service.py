@@ -8,7 +8,9 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ import uvicorn
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.node_health import NodeRecord
 from synergyd.records import Cell, Plan, Profile, Report, Shape
-from synergyd.rest import server
+from synergyd.rest import app, server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
 from synergyd.rest.identity import Identity, UnknownCallerError
@@ -29,7 +31,8 @@ from synergyd.rest.slurm_rights import RightsReader
 from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
-from synergyd.usage import Usage
+from synergyd.usage import Totals, Usage
+from synergyd.views.json_records import ReportJson
 from synergyd.views.recording import RecordingJson, from_json
 from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
@@ -203,6 +206,29 @@ def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Se
         assert getattr(found.remembered, name) == getattr(kept.remembered, name) != {}
     assert found.latest is not None and kept.latest is not None
     assert (found.latest.summary, found.latest.present) == (kept.latest.summary, kept.latest.present)
+
+
+def test_long_answers_leave_the_others_their_threads(shared: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on, may_end = Counter[str](), threading.Event()
+
+    def slow(*_: object) -> ReportJson:
+        going_on["reports"] += 1
+        may_end.wait(30)
+        return ReportJson(from_s=0.0, to_s=1.0, total=Totals())
+
+    monkeypatch.setattr(app, "report", slow)
+    with ThreadPoolExecutor(30) as callers:
+        asked = [callers.submit(shared.ask, user, "/v1/report?from=0&to=1") for user in ("ann", "bob", "eve") * 10]
+        try:
+            while sum(one.done() for one in asked) < 30 - 3 * app.LONG_READS_A_USER:
+                time.sleep(0.02)
+            refused = [one.result() for one in asked if one.done()]
+            assert {code for code, _, _ in refused} == {429} and going_on["reports"] == app.LONG_READS
+            assert shared.ask("ann", "/v1/jobs/1/explain")[0] == 200  # from the database, meanwhile
+        finally:
+            may_end.set()
+        assert sum(one.result()[0] == 200 for one in asked) == 3 * app.LONG_READS_A_USER
+    assert shared.ask("ann", "/v1/report?from=0&to=1")[0] == 200
 
 
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
