@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,24 +37,25 @@ class Mail:
         body = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
         environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LC_ALL", "SLURM_CONF")}
         try:
-            done = subprocess.run(
-                [str(self.program), "-s", subject, address],
-                input=body.encode(errors="replace"),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=TIMEOUT_S,
-                env={**environment, "SLURM_JOB_ID": str(notice.job_id)},
-                cwd="/",
-                check=False,
-            )
+            with tempfile.TemporaryFile() as said_wrong:  # no pipe: an MTA in the background would hold it open
+                code = subprocess.run(
+                    [str(self.program), "-s", subject, address],
+                    input=body.encode(errors="replace"),
+                    stdout=subprocess.DEVNULL,
+                    stderr=said_wrong,
+                    timeout=TIMEOUT_S,
+                    env={**environment, "SLURM_JOB_ID": str(notice.job_id)},
+                    cwd="/",
+                    check=False,
+                ).returncode
+                said_wrong.seek(0)
+                text = said_wrong.read(1000).decode(errors="replace")
         except OSError as error:
             raise NotSentError(f"{self.program} can't be run: {error.strerror}") from None
         except subprocess.TimeoutExpired:
             raise NotSentError(f"{self.program} did not end within {TIMEOUT_S:.0f} s") from None
-        if done.returncode:
-            raise NotSentError(
-                f"{self.program} ended with {done.returncode}: {one_line(done.stderr.decode(errors='replace'), 200)}"
-            )
+        if code:
+            raise NotSentError(f"{self.program} ended with {code}: {one_line(text, 200)}")
 
 
 def recipient(notice: Notice, mail_user: str, mail_type: str) -> str:

@@ -296,7 +296,7 @@ class Store:
         self.apply(Changes(notices=tuple(found)))
 
     def due_notices(self, now_s: float, limit: int) -> list[WaitingNotice]:
-        """The oldest first."""
+        """The least tried first, then the oldest."""
         with self._reading() as connection:
             return notices.due(connection, now_s, limit)
 
