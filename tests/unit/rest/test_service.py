@@ -6,21 +6,23 @@ import gzip
 import http.client
 import json
 import socket
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.node_health import NodeRecord
+from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import Cell, Plan, Profile, Report, Shape
 from synergyd.rest import app, server
 from synergyd.rest.app import MAX_BODY_BYTES, application
@@ -28,6 +30,7 @@ from synergyd.rest.caller import SlurmRights
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader
+from synergyd.settings import Settings
 from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
@@ -336,6 +339,27 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
             }
         finally:
             made.stop()
+
+
+@pytest.mark.parametrize("state", ["no file", "no schema", "older"])
+def test_a_database_that_the_daemon_is_still_to_make_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    class NoSlurm(FixedRights):
+        config: ClassVar[dict[str, str]] = {}
+
+    monkeypatch.setattr(server, "RightsReader", lambda: NoSlurm(OPEN))
+    file = tmp_path / "s.db"
+    if state != "no file":
+        file.touch()
+    if state == "older":
+        open_store(f"sqlite:///{file}", create=True).close()
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE alembic_version SET version_num = '0010'")
+    with pytest.raises(UnavailableError):  # exit code 1, after which the unit starts it again
+        server.run(Settings(state_dir=tmp_path, database=f"sqlite:///{file}"))
+    with pytest.raises(UsageError):
+        server.run(Settings(state_dir=tmp_path, database=f"sqlite:///{tmp_path}"))
 
 
 def test_openapi_describes_every_route_and_every_answer(shared: Service) -> None:
