@@ -22,10 +22,10 @@ from starlette.routing import Route
 
 from synergyd import __version__
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergyd.masking import masked
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
 from synergyd.rest.feed import Answer, Feed, answer_of
 from synergyd.rest.identity import Identity, UnknownCallerError
-from synergyd.rest.masking import masked
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.errors import SynergyError
+from synergyd.masking import masked
 from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all
-from synergyd.rest.masking import masked
 from synergyd.store.store import Store
 from synergyd.views.json_records import StatusJson
 from synergyd.views.status import collect

@@ -164,6 +164,15 @@ def test_a_mail_is_called_as_slurm_does_and_no_text_is_a_command(store: Store, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mailprog", "mails", "x.db"] or not (tmp_path / "x").exists()
 
 
+def test_a_mail_names_no_job_of_others(tmp_path: Path) -> None:
+    lent = replace(
+        NOTICE, text="runs again: 8 -> 4, since it was lent as a spare, and job 4712 has lost n7, as job 7 did"
+    )
+    Mail(program(tmp_path)).send(lent, "mina")
+    said = (tmp_path / "mails").read_text()
+    assert "and another job has lost n7, as job 7 did" in said and "4712" not in said
+
+
 def test_a_mail_that_fails_is_tried_again_and_one_job_can_not_flood(store: Store, tmp_path: Path) -> None:
     clock = Clock()
     path = program(tmp_path, f"test -e {tmp_path}/up")
