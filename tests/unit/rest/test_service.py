@@ -29,7 +29,7 @@ from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
-from synergyd.rest.slurm_rights import RightsReader
+from synergyd.rest.slurm_rights import RightsReader, parse_rights
 from synergyd.settings import Settings
 from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
@@ -150,11 +150,15 @@ def test_private_jobs_are_not_there_for_others(private: Service) -> None:
     assert jobs(private.ask("eve", "/v1/status")[2]) == []
 
 
-def test_what_befell_a_node_is_for_those_who_see_all_jobs(private: Service) -> None:
-    record = encode(NodeRecord(name="n1", drained=True))
-    private.store.put_nodes([StoredNode("n1", record, 1000.0)])
-    names = {user: [n["name"] for n in private.ask(user, "/v1/status")[2]["bad_nodes"]] for user in ("ann", "op")}
-    assert names == {"ann": [], "op": ["n1"]}
+@pytest.mark.parametrize("hidden", ["jobs", "nodes"])
+def test_what_befell_a_node_is_for_those_who_see_all_jobs_and_nodes(tmp_path: Path, hidden: str) -> None:
+    rights = parse_rights({"PrivateData": hidden}, "op|Operator|\n")
+    with service(tmp_path, rights) as made:
+        made.store.put_nodes([StoredNode("n1", encode(NodeRecord(name="n1", drained=True)), 1000.0)])
+        told = {user: made.ask(user, "/v1/status")[2] for user in ("op", "ann", "op")}
+        names = {user: [n["name"] for n in one["bad_nodes"]] for user, one in told.items()}
+        assert names == {"ann": [], "op": ["n1"]}
+        assert jobs(told["ann"]) == ([1] if hidden == "jobs" else [1, 2]) and jobs(told["op"]) == [1, 2]
 
 
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
