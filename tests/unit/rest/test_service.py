@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import uvicorn
@@ -349,10 +349,9 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
 def test_a_database_that_the_daemon_is_still_to_make_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    class NoSlurm(FixedRights):
-        config: ClassVar[dict[str, str]] = {}
-
-    monkeypatch.setattr(server, "RightsReader", lambda: NoSlurm(OPEN))
+    rights = FixedRights(OPEN)
+    rights.config = {}
+    monkeypatch.setattr(server, "RightsReader", lambda: rights)
     file = tmp_path / "s.db"
     if state != "no file":
         file.touch()
