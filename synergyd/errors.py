@@ -24,6 +24,10 @@ class UsageError(SynergyError):
     """A wrong command line, directive, setting, plan or file: exit code 2."""
 
 
+class NoSchemaError(UsageError):
+    """A database that is not made or not upgraded yet."""
+
+
 class UnavailableError(SynergyError):
     """Something outside (Slurm, database, munge) did not answer; trying again may help: exit code 1."""
 

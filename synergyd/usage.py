@@ -80,6 +80,8 @@ def within(part: Usage, from_s: float, to_s: float) -> Usage | None:
     low, high = max(part.from_s, from_s), min(part.to_s, to_s)
     if high <= low:
         return None
+    if (low, high) == (part.from_s, part.to_s):
+        return part
     share = (high - low) / part.held_s
     return replace(
         part,
@@ -103,29 +105,50 @@ def ending(part: Usage, to_s: float) -> Usage:
     return replace(cut or part, to_s=to_s, is_open=False)
 
 
-def totals(parts: Iterable[Usage]) -> Totals:
-    """Their sum. Errors of one job's parts are one error; those of different jobs are independent."""
-    rows = [p for p in parts if p.held_s > 0]
-    sigma: dict[int, float] = {}
-    saved_s = 0.0
-    for part in rows:
-        asked = max(1, part.asked_gpus)
+class Sum:
+    """Adds parts up, one after another: a year's parts are too many to be held. Errors of one job's parts are one error; those of
+    different jobs are independent."""
+
+    def __init__(self) -> None:
+        self._asked_s = self._held_s = self._useful_s = self._restart_s = self._known_s = self._saved_s = 0.0
+        self._sigma_s: dict[int, float] = {}  # by job
+
+    def add(self, part: Usage) -> None:
+        if part.held_s <= 0:
+            return
+        asked, sigma_s = max(1, part.asked_gpus), 0.0
         if part.trained_s:
-            saved_s += part.useful_gpu_s / asked - part.trained_s - part.restart_s
-            sigma[part.job_id] = sigma.get(part.job_id, 0.0) + part.sigma_gpu_s / asked
+            self._saved_s += part.useful_gpu_s / asked - part.trained_s - part.restart_s
+            sigma_s = part.sigma_gpu_s / asked
         elif part.restart_s:
-            saved_s -= part.restart_s
-        saved_s -= part.stopped_s
-    return Totals(
-        jobs=len({p.job_id for p in rows}),
-        asked_gpu_h=sum(p.asked_gpus * p.held_s for p in rows) / 3600,
-        held_gpu_h=sum(p.gpus * p.held_s for p in rows) / 3600,
-        useful_gpu_h=sum(p.useful_gpu_s for p in rows) / 3600,
-        restart_gpu_h=sum(p.gpus * p.restart_s for p in rows) / 3600,
-        known_gpu_h=sum(p.gpus * p.trained_s for p in rows) / 3600,
-        saved_h=saved_s / 3600,
-        saved_sigma_h=math.sqrt(sum(s * s for s in sigma.values())) / 3600,
-    )
+            self._saved_s -= part.restart_s
+        self._saved_s -= part.stopped_s
+        self._sigma_s[part.job_id] = self._sigma_s.get(part.job_id, 0.0) + sigma_s
+        self._asked_s += part.asked_gpus * part.held_s
+        self._held_s += part.gpus * part.held_s
+        self._useful_s += part.useful_gpu_s
+        self._restart_s += part.gpus * part.restart_s
+        self._known_s += part.gpus * part.trained_s
+
+    def totals(self) -> Totals:
+        return Totals(
+            jobs=len(self._sigma_s),
+            asked_gpu_h=self._asked_s / 3600,
+            held_gpu_h=self._held_s / 3600,
+            useful_gpu_h=self._useful_s / 3600,
+            restart_gpu_h=self._restart_s / 3600,
+            known_gpu_h=self._known_s / 3600,
+            saved_h=self._saved_s / 3600,
+            saved_sigma_h=math.sqrt(sum(s * s for s in self._sigma_s.values())) / 3600,
+        )
+
+
+def totals(parts: Iterable[Usage]) -> Totals:
+    """Their sum."""
+    found = Sum()
+    for part in parts:
+        found.add(part)
+    return found.totals()
 
 
 def reconciled(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRun], from_s: float) -> list[Usage]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from synergyd.daemon.webhook import NotSentError
 from synergyd.errors import one_line
+from synergyd.masking import masked
 from synergyd.notice import Notice
 
 TIMEOUT_S = 30.0
@@ -33,27 +35,32 @@ class Mail:
         said = notice.slurm_name or str(notice.job_id)
         subject = one_line(f"Slurm Job_id={said} Name={name} Synergy {notice.event}", SUBJECT)
         subject = "".join(c if c.isascii() and c.isprintable() else "?" for c in subject)
-        body = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
+        # PrivateData may hide others' jobs from the owner
+        text = masked(notice.text, lambda job_id: job_id == notice.job_id)
+        body = (
+            f"Job {said} ({name}) of {notice.user}: {one_line(text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
+        )
         environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LC_ALL", "SLURM_CONF")}
         try:
-            done = subprocess.run(
-                [str(self.program), "-s", subject, address],
-                input=body.encode(errors="replace"),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=TIMEOUT_S,
-                env={**environment, "SLURM_JOB_ID": str(notice.job_id)},
-                cwd="/",
-                check=False,
-            )
+            with tempfile.TemporaryFile() as said_wrong:  # no pipe: an MTA in the background would hold it open
+                code = subprocess.run(
+                    [str(self.program), "-s", subject, address],
+                    input=body.encode(errors="replace"),
+                    stdout=subprocess.DEVNULL,
+                    stderr=said_wrong,
+                    timeout=TIMEOUT_S,
+                    env={**environment, "SLURM_JOB_ID": str(notice.job_id)},
+                    cwd="/",
+                    check=False,
+                ).returncode
+                said_wrong.seek(0)
+                problem = one_line(said_wrong.read(1000).decode(errors="replace"), 200)
         except OSError as error:
             raise NotSentError(f"{self.program} can't be run: {error.strerror}") from None
         except subprocess.TimeoutExpired:
             raise NotSentError(f"{self.program} did not end within {TIMEOUT_S:.0f} s") from None
-        if done.returncode:
-            raise NotSentError(
-                f"{self.program} ended with {done.returncode}: {one_line(done.stderr.decode(errors='replace'), 200)}"
-            )
+        if code:
+            raise NotSentError(f"{self.program} ended with {code}: {problem}")
 
 
 def recipient(notice: Notice, mail_user: str, mail_type: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from synergyd.control.usage_ledger import Holding, UsageLedger
 from synergyd.daemon.usage_look import midnight
 from synergyd.errors import SynergyError
+from synergyd.store.records import RefusedError
 from synergyd.store.store import Store
 from synergyd.usage import PastRun, Usage, reconciled
 
@@ -112,7 +113,7 @@ class UsageKeeper:
             self._asked_s, self._ask_at_s = max(asked_s, look.at_s - LONGEST_S), 0.0
         self._ledger.look(look.at_s, look.jobs)
         if changed := self._ledger.pending():
-            store.put_usage(changed, look.term)
+            _put(store, changed, look.term)
             self._ledger.stored(changed)
         now_s = self._clock()
         if now_s >= self._ask_at_s:
@@ -136,4 +137,16 @@ class UsageKeeper:
         for part in store.usage_of([r.job_id for r in runs]):
             by_job.setdefault(part.job_id, []).append(part)
         if better := reconciled(by_job, runs, self._began_s - OVERLAP_S):
-            store.put_usage(better, look.term)
+            _put(store, better, look.term)
+
+
+def _put(store: Store, parts: Sequence[Usage], term: int | None) -> None:
+    """One that the database refuses for what is in it is left out alone."""
+    try:
+        store.put_usage(parts, term)
+    except RefusedError:
+        for part in parts:
+            try:
+                store.put_usage([part], term)
+            except RefusedError as error:
+                log.warning("GPU hours of job %d are left out: %s", part.job_id, error)

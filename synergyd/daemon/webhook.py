@@ -47,7 +47,7 @@ class Webhook:
         try:
             connection.request("POST", target, body, self._headers(notice, body))
             status = connection.getresponse().status
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise NotSentError(f"{host}: {type(error).__name__}: {error}") from None
         finally:
             connection.close()

@@ -22,10 +22,10 @@ from starlette.routing import Route
 
 from synergyd import __version__
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergyd.masking import masked
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
 from synergyd.rest.feed import Answer, Feed, answer_of
 from synergyd.rest.identity import Identity, UnknownCallerError
-from synergyd.rest.masking import masked
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
@@ -48,6 +48,8 @@ MAX_WAIT_S = 25.0  # of one long poll
 WAITS_A_USER = 64  # that wait at once; beyond it they are told to come back
 MAX_JOB_ID = 2**32 - 1
 DATABASE_THREADS = 8
+LONG_READS = 2  # at once, of megabytes: the other threads and the memory are for short ones
+LONG_READS_A_USER = 2  # that run or wait
 T = TypeVar("T")
 
 
@@ -66,10 +68,25 @@ class Door:
     timeline: Timeline
     what_ifs: WhatIfs
     charts: dict[str, tuple[int, Answer]] = field(default_factory=dict)  # for those who see all jobs
+    long_reads: Counter[str] = field(default_factory=Counter)  # by user
+    long_places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_READS))
 
     async def read(self, what: Callable[..., T], *arguments: object) -> T:
         """Something that talks to the database, in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self.database, what, *arguments)
+
+    async def read_long(self, user: str, what: Callable[..., T], *arguments: object) -> T:
+        """The same of what may take seconds. Raises BusyError."""
+        if self.long_reads[user] >= LONG_READS_A_USER:
+            raise BusyError(user, "asks for too much at once", "wait for the answers to the last requests")
+        self.long_reads[user] += 1
+        try:
+            async with self.long_places:
+                return await self.read(what, *arguments)
+        finally:
+            self.long_reads[user] -= 1
+            if not self.long_reads[user]:
+                del self.long_reads[user]
 
 
 Handler = Callable[[Door, Request, str, bytes], Awaitable[Response]]
@@ -315,12 +332,12 @@ async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Res
 async def _recording(door: Door, _: Request, user: str, _body: bytes) -> Response:
     if not sees_all(user, await asyncio.to_thread(door.rights.rights)):
         return problem(403, UsageError("recording", "is of all users' jobs", "ask an operator, as PrivateData is set"))
-    return await door.read(recording, door.store)
+    return await door.read_long(user, recording, door.store)
 
 
 async def _report(door: Door, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
-    return JSONResponse(encode(await door.read(report, door.store, request, user, rights)))
+    return JSONResponse(encode(await door.read_long(user, report, door.store, request, user, rights)))
 
 
 async def _steering(door: Door, request: Request, user: str, body: bytes) -> Response:

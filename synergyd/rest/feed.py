@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.errors import SynergyError
-from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all
-from synergyd.rest.masking import masked
+from synergyd.masking import masked
+from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all, sees_nodes
 from synergyd.store.store import Store
 from synergyd.views.json_records import StatusJson
 from synergyd.views.status import collect
@@ -44,10 +44,12 @@ def answer_of(plain: bytes) -> Answer:
 class Edition:
     """The jobs as one look at the database showed them."""
 
-    head: bytes = b"{}"  # the answer's fields but `jobs`, for those who may see all jobs
+    head: bytes = b"{}"  # the answer's fields but `jobs`, for those who may see all jobs and nodes
     others_head: bytes = b"{}"  # and for all others: what befell a node tells of jobs
     jobs: dict[int, tuple[Owner, bytes]] = field(default_factory=dict)
-    _answers: dict[object, Answer] = field(default_factory=dict)  # by user ("" for who sees all) and job
+    _answers: dict[object, Answer] = field(
+        default_factory=dict
+    )  # by user ("" for who sees all), whether nodes are told, job
     _rights: SlurmRights | None = None  # that the answers were made for
 
     def owner(self, job_id: int) -> Owner | None:
@@ -67,14 +69,15 @@ class Edition:
         if rights != self._rights:
             self._answers, self._rights = {}, rights
         whose = "" if sees_all(user, rights) else user
-        key = (whose, job_id)
+        nodes = not whose and sees_nodes(user, rights)
+        key = (whose, nodes, job_id)
         if key not in self._answers:
             wanted = (
                 self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
             )
             bodies = [body for _, (owner, body) in wanted if not whose or sees(user, owner, rights)]
             bodies = [self._seen(user, rights, body) for body in bodies] if whose else bodies
-            head = self.others_head if whose else self.head
+            head = self.head if nodes else self.others_head
             plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
             answer = answer_of(plain)
             if job_id is not None and job_id not in self.jobs:

@@ -57,6 +57,7 @@ def openapi() -> dict[str, Any]:
     texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
     asked = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
+    long = {"429": {"description": "the caller's last such requests are not answered yet"}}
     paths = {
         "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
@@ -65,6 +66,7 @@ def openapi() -> dict[str, Any]:
                 "What is kept of the whole queue's past, for those who may see all jobs; always gzip",
                 _schema(RecordingJson, schemas),
                 [],
+                long,
             )
         },
         "/v1/report": {
@@ -77,6 +79,7 @@ def openapi() -> dict[str, Any]:
                     _query("user", "this user's alone", "string"),
                     _query("account", "this account's alone", "string"),
                 ],
+                long,
             )
         },
         "/v1/cluster": {

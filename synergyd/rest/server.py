@@ -20,13 +20,13 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from synergyd.errors import UsageError
+from synergyd.errors import NoSchemaError, UnavailableError, UsageError
 from synergyd.rest.app import application
 from synergyd.rest.identity import Identity
 from synergyd.rest.slurm_rights import RightsReader, jwt_key
 from synergyd.rest.what_if import WhatIfs
 from synergyd.settings import Settings
-from synergyd.store.store import open_store
+from synergyd.store.store import Store, open_store
 
 log = logging.getLogger("synergyrestd")
 MAX_CONNECTIONS = 4096  # at once; what comes beyond is answered 503
@@ -86,7 +86,7 @@ def run(settings: Settings, conf: Path | None = None) -> int:
     rights = RightsReader()
     identity = Identity(jwt_key(rights.config), rights.rights().slurm_user)
     path = settings.rest_socket()
-    with open_store(settings.database_url()) as store, contextlib.ExitStack() as opened:
+    with _opened(settings) as store, contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(unix_socket(path))]
         opened.callback(path.unlink, missing_ok=True)
         if settings.rest_port:
@@ -99,6 +99,14 @@ def run(settings: Settings, conf: Path | None = None) -> int:
             )  # uvicorn raises what ended it once more, before the socket is removed
         uvicorn.Server(config).run(sockets=sockets)
     return 0
+
+
+def _opened(settings: Settings) -> Store:
+    """Raises UnavailableError for a database that the daemon is still to make or the admin to upgrade: systemd tries again."""
+    try:
+        return open_store(settings.database_url())
+    except NoSchemaError as error:
+        raise UnavailableError(error.where, error.what, error.right) from None
 
 
 def uvicorn_config(app: Starlette) -> uvicorn.Config:

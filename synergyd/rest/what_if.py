@@ -86,9 +86,10 @@ class WhatIfs:
     async def stop(self, user: str) -> WhatIfJson:
         """Ends the user's run where it has not ended."""
         if (task := self._tasks.get(user)) is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            if self.of(user).state == "running":
+                self._ends(user, "stopped", "")
+                task.cancel()  # once: a second time would break off the end of its process
+            await asyncio.wait([task])
         return self.of(user)
 
     async def close(self) -> None:
@@ -103,15 +104,18 @@ class WhatIfs:
         except TimeoutError:
             self._ends(user, "failed", f"it took longer than {MOST_S:.0f} s and was ended")
         except asyncio.CancelledError:
-            self._ends(user, "stopped", "")
+            if self._runs[user].state == "running":
+                self._ends(user, "stopped", "")
             raise
         except Exception as error:  # its own fault or the machine's; the service goes on
             log.warning("what-if of %s: %s", user, error)
             self._ends(user, "failed", one_line(str(error) or type(error).__name__, 200))
         finally:
-            with contextlib.suppress(OSError):  # where it could not be started
-                await _end(await creating)
-            del self._tasks[user]
+            try:
+                with contextlib.suppress(OSError):  # where it could not be started
+                    await _end(await creating)
+            finally:
+                del self._tasks[user]
 
     async def _converse(self, user: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None

@@ -49,7 +49,7 @@ def keep_copy(path: Path, revision: str) -> Path:
     part = copy.with_name(f".{copy.name}")
     try:
         about = path.stat()
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         source = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
         target = sqlite3.connect(part)
         try:

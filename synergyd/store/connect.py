@@ -27,7 +27,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, StaticPool
 
-from synergyd.errors import SynergyError, UnavailableError, UsageError
+from synergyd.errors import NoSchemaError, SynergyError, UnavailableError, UsageError
 from synergyd.store.records import RefusedError
 
 RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:password@host/database"
@@ -113,7 +113,7 @@ def _sqlite(url: URL, create: bool, migrating: bool, busy_s: float) -> Engine:
         engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:
         if not file_exists(url, path) and not create:
-            raise UsageError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
+            raise NoSchemaError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
         uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if create else 'rw'}"
 
         def connect() -> sqlite3.Connection:

@@ -25,9 +25,10 @@ class WaitingNotice:
 
 
 def due(connection: Connection, now_s: float, limit: int) -> list[WaitingNotice]:
-    """Those to try now, the oldest first. A clock set back makes none wait longer than its back-off."""
+    """Those to try now, the least tried first: one that a receiver never takes holds up no other."""
     columns = NoticeRow.key, NoticeRow.payload, NoticeRow.done, NoticeRow.attempts
-    rows = connection.execute(select(*columns).where(NoticeRow.next_s <= now_s).order_by(NoticeRow.at_s).limit(limit))
+    order = NoticeRow.attempts, NoticeRow.at_s
+    rows = connection.execute(select(*columns).where(NoticeRow.next_s <= now_s).order_by(*order).limit(limit))
     found = []
     for row in rows:
         try:

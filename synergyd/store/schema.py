@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from synergyd.errors import UsageError
+from synergyd.errors import NoSchemaError, UsageError
 from synergyd.store.connect import UPGRADE, file_exists, make_engine, parse_url, plain_errors, show, sqlite_path
 
 _ALEMBIC = threading.Lock()  # alembic.context is one for the whole process
@@ -46,9 +46,9 @@ def check(connection: Connection, where: str) -> None:
     if has == needs:
         return
     if has is None:
-        raise UsageError(where, f"the database has no schema, revision {needs} is needed", UPGRADE)
+        raise NoSchemaError(where, f"the database has no schema, revision {needs} is needed", UPGRADE)
     if _known(has):
-        raise UsageError(where, f"the schema is at revision {has}, revision {needs} is needed", UPGRADE)
+        raise NoSchemaError(where, f"the schema is at revision {has}, revision {needs} is needed", UPGRADE)
     raise UsageError(
         where, f"the schema is at revision {has}, this version knows up to {needs}", "install a newer Synergy"
     )

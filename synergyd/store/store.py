@@ -283,10 +283,10 @@ class Store:
         with self._reading() as connection:
             return usage.of_jobs(connection, job_ids, from_s)
 
-    def usage_between(self, from_s: float, to_s: float, user: str = "", account: str = "") -> list[Usage]:
-        """All that touches the span, whole, of a user and an account where they are named."""
+    def usage_between(self, from_s: float, to_s: float, user: str = "", account: str = "") -> Iterator[Usage]:
+        """All that touches the span, whole, of a user and an account where they are named; read on as it is asked for."""
         with self._reading() as connection:
-            return usage.between(connection, from_s, to_s, user, account)
+            yield from usage.between(connection, from_s, to_s, user, account)
 
     def prune_usage(self, older_than_s: float) -> int:
         with self._writing() as connection:
@@ -296,7 +296,7 @@ class Store:
         self.apply(Changes(notices=tuple(found)))
 
     def due_notices(self, now_s: float, limit: int) -> list[WaitingNotice]:
-        """The oldest first."""
+        """The least tried first, then the oldest."""
         with self._reading() as connection:
             return notices.due(connection, now_s, limit)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +15,7 @@ from synergyd.wire.codec import clean
 
 _COLUMNS = [getattr(UsageRow, f.name) for f in fields(Usage)]
 _JOBS = 500  # of one statement
+_AT_ONCE = 1000  # rows in memory
 
 
 def put(connection: Connection, parts: Iterable[Usage], term: int | None) -> bool:
@@ -38,16 +39,21 @@ def of_jobs(connection: Connection, job_ids: Sequence[int], from_s: float) -> li
     return found
 
 
-def between(connection: Connection, from_s: float, to_s: float, user: str, account: str) -> list[Usage]:
+def between(connection: Connection, from_s: float, to_s: float, user: str, account: str) -> Iterator[Usage]:
     """Parts that touch the span, of a user and an account where they are named; an open one is taken to go on to `to_s`."""
     wanted = [UsageRow.from_s < to_s, (UsageRow.to_s > from_s) | UsageRow.is_open]
     wanted += [UsageRow.user == user] if user else []
     wanted += [UsageRow.account == account] if account else []
-    return _read(connection, *wanted)
+    return _each(connection, *wanted)
 
 
 def _read(connection: Connection, *wanted: ColumnElement[bool]) -> list[Usage]:
-    return [Usage(**row._mapping) for row in connection.execute(select(*_COLUMNS).where(*wanted))]
+    return list(_each(connection, *wanted))
+
+
+def _each(connection: Connection, *wanted: ColumnElement[bool]) -> Iterator[Usage]:
+    rows = connection.execute(select(*_COLUMNS).where(*wanted), execution_options={"yield_per": _AT_ONCE})
+    return (Usage(**row._mapping) for row in rows)
 
 
 def _row(part: Usage) -> dict[str, Any]:

@@ -15,6 +15,11 @@ from synergyd.store.records import (
     StoredReport,
 )
 
+_CLUSTER = (
+    "nodes",
+    "gpus",
+)  # of a summary; what it keeps for charts is not needed, and names nodes that Slurm may hide
+
 
 @dataclass(frozen=True, kw_only=True)
 class LifecycleJson:
@@ -72,7 +77,7 @@ def as_json(kept: Recording) -> RecordingJson:
         seen_s=tuple(kept.seen_s.items()),
         first_cells=tuple(kept.first_cells.items()),
         latest_s=latest.started_s if latest is not None else None,
-        summary=dict(latest.summary) if latest is not None else None,
+        summary={k: latest.summary[k] for k in _CLUSTER if k in latest.summary} if latest is not None else None,
         present=latest.present if latest is not None else (),
         unreadable=past.unreadable,
     )

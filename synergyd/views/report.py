@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from operator import itemgetter
 
 from synergyd.store.store import Store
-from synergyd.usage import Usage, totals, within
+from synergyd.usage import Sum, Usage, within
 from synergyd.views.json_records import ReportJson, ReportRow
 
 #: the longest span of one report
@@ -21,10 +23,13 @@ def collect(
     visible: Callable[[Usage], bool] = lambda _: True,
 ) -> ReportJson:
     """The report of a span, of a user and an account where they are named; of what `visible` lets through."""
-    touching = store.usage_between(from_s, to_s, user, account)
-    parts = [cut for part in touching if visible(part) and (cut := within(part, from_s, to_s)) is not None]
-    owners = sorted({(p.account, p.user) for p in parts})
+    whole, of_owner = Sum(), defaultdict[tuple[str, str], Sum](Sum)
+    for part in store.usage_between(from_s, to_s, user, account):
+        if visible(part) and (cut := within(part, from_s, to_s)) is not None:
+            whole.add(cut)
+            of_owner[cut.account, cut.user].add(cut)
     rows = tuple(
-        ReportRow(account=a, user=u, usage=totals(p for p in parts if (p.account, p.user) == (a, u))) for a, u in owners
+        ReportRow(account=a, user=u, usage=found.totals())
+        for (a, u), found in sorted(of_owner.items(), key=itemgetter(0))
     )
-    return ReportJson(from_s=from_s, to_s=to_s, rows=rows, total=totals(parts))
+    return ReportJson(from_s=from_s, to_s=to_s, rows=rows, total=whole.totals())

@@ -133,6 +133,9 @@ class Timeline:
         since_s = self._clock() - WINDOW_S - WHOLE_S
         try:
             found = self._store.epochs_since(self._last_id, since_s)
+            if not found and self._last_id and self._put_back():
+                self._last_id, self._jobs, self._nodes, self._totals = 0, {}, {}, []
+                found = self._store.epochs_since(0, since_s)
         except UnavailableError:
             if not self._totals:
                 raise
@@ -145,6 +148,11 @@ class Timeline:
                 continue
         self._read_s = now_s
         self._forget(self._last_s - WINDOW_S)
+
+    def _put_back(self) -> bool:
+        """A copy has been put in the database's place: its epochs are numbered anew from the copy's last on."""
+        newest = self._store.version()[0]
+        return not isinstance(newest, int) or newest < self._last_id
 
     def add(self, at_s: float, summary: Mapping[str, Any]) -> None:
         """One epoch. One of before these records, or of a later version with others, tells nothing here."""

@@ -15,7 +15,8 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 
 BASE = (
     "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.words "
-    "synergyd.steering synergyd.usage synergyd.notice synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.settings"
+    "synergyd.steering synergyd.usage synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages "
+    "synergyd.link_names synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -36,6 +37,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.steering", "synergyd.errors synergyd.records"),
     ("synergyd.usage", ""),
     ("synergyd.notice", ""),
+    ("synergyd.masking", ""),
     ("synergyd.rates", "synergyd.errors"),
     ("synergyd.pipeline_stages", ""),
     ("synergyd.link_names", ""),

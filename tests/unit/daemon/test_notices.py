@@ -8,10 +8,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from synergyd.daemon import notice_sender
+from synergyd.daemon import mail, notice_sender
 from synergyd.daemon.mail import ADDRESS, Mail, recipient
 from synergyd.daemon.notice_sender import FIRST_RETRY_S, GIVE_UP_S, MAILS_A_DAY, NoticeSender, start_notices
 from synergyd.daemon.webhook import NotSentError, Webhook, read_secret
@@ -103,6 +104,40 @@ def test_a_receiver_that_is_away_is_tried_less_and_less_often_and_given_up_after
     assert len(server.taken) == 50 and not store.due_notices(1e12, 9)
 
 
+class Choosy(Webhook):
+    """Takes every notice but one."""
+
+    taken: ClassVar[list[str]] = []
+
+    def post(self, notice: Notice) -> None:
+        if notice.key == "bad":
+            raise NotSentError("hook answered 413")
+        self.taken.append(notice.key)
+
+
+def test_a_notice_that_the_receiver_never_takes_holds_up_no_other(store: Store) -> None:
+    clock, Choosy.taken = Clock(), []
+    one = sender(store, clock, webhook=Choosy("https://h/", SECRET))
+    store.put_notices([replace(NOTICE, key="bad"), *(replace(NOTICE, key=f"k{i}", at_s=1001.0) for i in range(9))])
+    clock.now_s = 1001.0
+    for _ in range(60):
+        one.look()
+        clock.now_s += 1.0
+    assert len(Choosy.taken) == 9
+
+
+def test_a_host_name_that_can_not_be_is_a_failure_as_any_other() -> None:
+    with pytest.raises(NotSentError, match="UnicodeError"):
+        Webhook("https://hooks..example.org/", SECRET).post(NOTICE)
+
+
+def test_a_mail_that_goes_out_in_the_background_has_gone_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "TIMEOUT_S", 6.0)
+    Mail(program(tmp_path, "sleep 9 &")).send(NOTICE, "mina")  # as mailx leaves its MTA, with the same standard error
+    with pytest.raises(NotSentError, match="ended with 3: no such user"):
+        Mail(program(tmp_path, "echo no such user >&2; exit 3")).send(NOTICE, "mina")
+
+
 def test_a_redirect_is_not_followed_and_only_chosen_events_go_out(store: Store, server: HookServer) -> None:
     with hook_server() as other:
         server.status, server.location = 307, f"http://127.0.0.1:{other.port}/"
@@ -127,6 +162,15 @@ def test_a_mail_is_called_as_slurm_does_and_no_text_is_a_command(store: Store, t
     assert lines[2].startswith("Slurm Job_id=7 Name=$(touch x)`id`") and lines[2].isprintable()
     assert lines[4].startswith("Job 7 (") and not any(line.startswith("~") for line in lines)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mailprog", "mails", "x.db"] or not (tmp_path / "x").exists()
+
+
+def test_a_mail_names_no_job_of_others(tmp_path: Path) -> None:
+    lent = replace(
+        NOTICE, text="runs again: 8 -> 4, since it was lent as a spare, and job 4712 has lost n7, as job 7 did"
+    )
+    Mail(program(tmp_path)).send(lent, "mina")
+    said = (tmp_path / "mails").read_text()
+    assert "and another job has lost n7, as job 7 did" in said and "4712" not in said
 
 
 def test_a_mail_that_fails_is_tried_again_and_one_job_can_not_flood(store: Store, tmp_path: Path) -> None:

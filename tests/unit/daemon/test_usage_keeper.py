@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -73,6 +74,16 @@ def test_ends_and_unseen_runs_are_taken_from_slurms_accounting(store: Store) -> 
     assert len(kept.asked) == 2, "not each epoch"
     kept.look(passed_s=30.0)
     assert len(kept.asked) == 3 and kept.rows() == [first, unseen]
+
+
+def test_a_part_that_no_database_takes_is_left_out_alone(store: Store) -> None:
+    kept = Kept(store)
+    start_s = kept.now_s
+    # a size asked for that is predicted to do next to nothing, and no time trained so far: not a number
+    odd = holding(start_s, training_s=start_s + 60.0, relative=math.inf)
+    kept.look(odd, holding(start_s, job_id=8))
+    kept.look(odd, holding(start_s, job_id=8), passed_s=700.0)
+    assert {row.job_id: row.to_s for row in kept.rows()} == {8: kept.now_s}
 
 
 def test_a_run_before_anything_was_recorded_is_left_out(store: Store) -> None:

@@ -114,6 +114,8 @@ def test_private_nodes_are_for_those_who_command_all(tmp_path: Path) -> None:
     for made in served(tmp_path, rights):
         assert made.ask("ann", "/v1/cluster")[0] == 403 and made.ask("op", "/v1/cluster")[0] == 200
         assert made.ask("ann", "/v1/status")[0] == 200
+        _, _, told = made.ask("ann", "/v1/recording")
+        assert told["summary"] == {"gpus": 8} and "hung here" not in json.dumps(told)
 
 
 def test_what_the_caller_may_is_told(private: Service) -> None:
@@ -241,6 +243,27 @@ def test_one_run_a_user_and_few_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert {user: runs.of(user).state for user in ("ann", "bob", "eve")} == dict.fromkeys(
             ("ann", "bob", "eve"), "stopped"
         )
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_two_browsers_that_stop_one_run_leave_room_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Settings
+) -> None:
+    child(monkeypatch, tmp_path, 'print(json.dumps({"share": 0.25}), flush=True)\ntime.sleep(600)\n')
+
+    async def scene() -> None:
+        runs, asked = WhatIfs(settings), checked({"policy": "fifo"})
+        for _ in range(3):  # more often than runs may go on at once
+            await runs.start("ann", asked)
+            while runs.of("ann").share != 0.25:
+                await asyncio.sleep(0.05)
+            first = asyncio.create_task(runs.stop("ann"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            ended = await asyncio.gather(first, runs.stop("ann"), runs.stop("ann"))
+            assert [run.state for run in ended] == ["stopped"] * 3
+        await runs.close()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 

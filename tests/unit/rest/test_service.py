@@ -6,10 +6,13 @@ import gzip
 import http.client
 import json
 import socket
+import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,20 @@ import uvicorn
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.node_health import NodeRecord
+from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import Cell, Plan, Profile, Report, Shape
-from synergyd.rest import server
+from synergyd.rest import app, server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
-from synergyd.rest.slurm_rights import RightsReader
+from synergyd.rest.slurm_rights import RightsReader, parse_rights
+from synergyd.settings import Settings
 from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
-from synergyd.usage import Usage
+from synergyd.usage import Totals, Usage
+from synergyd.views.json_records import ReportJson
 from synergyd.views.recording import RecordingJson, from_json
 from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
@@ -144,11 +150,15 @@ def test_private_jobs_are_not_there_for_others(private: Service) -> None:
     assert jobs(private.ask("eve", "/v1/status")[2]) == []
 
 
-def test_what_befell_a_node_is_for_those_who_see_all_jobs(private: Service) -> None:
-    record = encode(NodeRecord(name="n1", drained=True))
-    private.store.put_nodes([StoredNode("n1", record, 1000.0)])
-    names = {user: [n["name"] for n in private.ask(user, "/v1/status")[2]["bad_nodes"]] for user in ("ann", "op")}
-    assert names == {"ann": [], "op": ["n1"]}
+@pytest.mark.parametrize("hidden", ["jobs", "nodes"])
+def test_what_befell_a_node_is_for_those_who_see_all_jobs_and_nodes(tmp_path: Path, hidden: str) -> None:
+    rights = parse_rights({"PrivateData": hidden}, "op|Operator|\n")
+    with service(tmp_path, rights) as made:
+        made.store.put_nodes([StoredNode("n1", encode(NodeRecord(name="n1", drained=True)), 1000.0)])
+        told = {user: made.ask(user, "/v1/status")[2] for user in ("op", "ann", "op")}
+        names = {user: [n["name"] for n in one["bad_nodes"]] for user, one in told.items()}
+        assert names == {"ann": [], "op": ["n1"]}
+        assert jobs(told["ann"]) == ([1] if hidden == "jobs" else [1, 2]) and jobs(told["op"]) == [1, 2]
 
 
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
@@ -203,6 +213,29 @@ def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Se
         assert getattr(found.remembered, name) == getattr(kept.remembered, name) != {}
     assert found.latest is not None and kept.latest is not None
     assert (found.latest.summary, found.latest.present) == (kept.latest.summary, kept.latest.present)
+
+
+def test_long_answers_leave_the_others_their_threads(shared: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on, may_end = Counter[str](), threading.Event()
+
+    def slow(*_: object) -> ReportJson:
+        going_on["reports"] += 1
+        may_end.wait(30)
+        return ReportJson(from_s=0.0, to_s=1.0, total=Totals())
+
+    monkeypatch.setattr(app, "report", slow)
+    with ThreadPoolExecutor(30) as callers:
+        asked = [callers.submit(shared.ask, user, "/v1/report?from=0&to=1") for user in ("ann", "bob", "eve") * 10]
+        try:
+            while sum(one.done() for one in asked) < 30 - 3 * app.LONG_READS_A_USER:
+                time.sleep(0.02)
+            refused = [one.result() for one in asked if one.done()]
+            assert {code for code, _, _ in refused} == {429} and going_on["reports"] == app.LONG_READS
+            assert shared.ask("ann", "/v1/jobs/1/explain")[0] == 200  # from the database, meanwhile
+        finally:
+            may_end.set()
+        assert sum(one.result()[0] == 200 for one in asked) == 3 * app.LONG_READS_A_USER
+    assert shared.ask("ann", "/v1/report?from=0&to=1")[0] == 200
 
 
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
@@ -310,6 +343,26 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
             }
         finally:
             made.stop()
+
+
+@pytest.mark.parametrize("state", ["no file", "no schema", "older"])
+def test_a_database_that_the_daemon_is_still_to_make_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    rights = FixedRights(OPEN)
+    rights.config = {}
+    monkeypatch.setattr(server, "RightsReader", lambda: rights)
+    file = tmp_path / "s.db"
+    if state != "no file":
+        file.touch()
+    if state == "older":
+        open_store(f"sqlite:///{file}", create=True).close()
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE alembic_version SET version_num = '0010'")
+    with pytest.raises(UnavailableError):  # exit code 1, after which the unit starts it again
+        server.run(Settings(state_dir=tmp_path, database=f"sqlite:///{file}"))
+    with pytest.raises(UsageError):
+        server.run(Settings(state_dir=tmp_path, database=f"sqlite:///{tmp_path}"))
 
 
 def test_openapi_describes_every_route_and_every_answer(shared: Service) -> None:

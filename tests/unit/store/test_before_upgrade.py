@@ -96,3 +96,14 @@ def test_without_room_for_the_copy_nothing_is_upgraded(tmp_path: Path, monkeypat
     assert schema.revision(url) == RELEASE_0_1 and [p.name for p in tmp_path.iterdir()] == ["synergy.db"]
     with pytest.raises(UsageError):
         keep_copy(path, "x")
+
+
+def test_a_copy_goes_through_no_link_that_lies_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = database(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (tmp_path / f".{path.name}.{RELEASE_0_1}-20260101-000000").symlink_to(other)
+    with pytest.raises(UsageError, match="no copy of the database could be made"):
+        keep_copy(path, RELEASE_0_1)
+    assert other.read_text() == "kept"

@@ -64,6 +64,23 @@ def test_a_job_that_went_while_no_daemon_looked_ends_with_the_next_one(tmp_path:
         assert [[h.job_id for h in n.jobs] for n in told.nodes] == [[1], []]
 
 
+def test_a_copy_put_in_the_databases_place_is_read_from_its_begin(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    with open_store(f"sqlite:///{file}", create=True) as store:
+        history, line = QueueHistory(), Timeline(store)
+        save(store, history, 400, JOB)
+        copy = file.read_bytes()
+        for n in range(3):
+            save(store, history, 300 - n, JOB, OTHER)
+        assert held(line, 1) == [(400, 298, 2)] and held(line, 2) == [(300, 298, 2)]
+        for left in tmp_path.iterdir():
+            left.unlink()
+        file.write_bytes(copy)
+        assert held(line, 1) == [(400, 400, 2)] and held(line, 2) == []
+        save(store, QueueHistory(), 100, JOB)
+        assert held(line, 1) == [(400, 100, 2)]
+
+
 def test_a_day_is_kept_and_no_more(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/s.db", create=True) as store:
         history = QueueHistory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.rest.masking import masked
+from synergyd.masking import masked
 
 
 @pytest.mark.parametrize(
