@@ -14,6 +14,7 @@ local G = dofile(folder .. "synergy_grammar.lua")
 
 local PREFIX = "#SYNERGY"
 local UNSET = 65534 -- NO_VAL16; NO_VAL and INFINITE are above it
+local NO_TIME = 4294967294 -- NO_VAL: a begin time that was not given
 local MAX_NOTE = 200
 
 local by_name, names = {}, {}
@@ -636,7 +637,7 @@ end
 -- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed.
 local function stamp_job(job_desc, found, stamp, grace)
   local own, note, begin, now = "", job_desc.admin_comment, job_desc.begin_time, os.time()
-  local later = type(begin) == "number" and begin > now
+  local later = type(begin) == "number" and begin > now and begin < NO_TIME
   local put_off = grace and not (later and begin >= now + grace)
   -- The begin time that the user gave, which Slurm shows as it shows the grace, or not at all; an operator's own AdminComment.
   if later then own = own .. " begin=" .. integer(begin) end

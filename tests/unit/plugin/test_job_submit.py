@@ -111,6 +111,7 @@ def test_a_later_begin_time_is_kept(slurm: Controller) -> None:
     assert job["begin_time"] == later
     assert job["admin_comment"].endswith(f" | begin={int(later)}"), "Slurm shows it as it shows the grace"
     assert slurm.submit(SCRIPT, begin_time=1.0).job["begin_time"] > time.time()
+    assert "begin=" not in slurm.submit(SCRIPT, begin_time=4294967294.0).job["admin_comment"], "NO_VAL: none was given"
 
 
 def test_an_operators_admin_comment_is_kept_behind_the_stamp(slurm: Controller) -> None:
