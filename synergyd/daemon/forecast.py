@@ -105,10 +105,16 @@ class Forecast:
         )  # what an epoch derives from them is kept with them
         if found and not cells:
             return CellsOrWhy((), "all plans that fit have failed for this program", all_failed=True)
-        advice = advise(task)
-        return CellsOrWhy(
-            cells, "" if cells else task.why_no_cell(cluster), advice=advice.sentence() if advice is not None else ""
-        )
+        return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster), advice=self._advice(task))
+
+    def _advice(self, task: JobPlanner) -> str:
+        """A fault in it costs nothing else."""
+        try:
+            advice = advise(task)
+        except Exception as error:
+            self._own_fault(task.job.job_id, "its batch range", error)
+            return ""
+        return advice.sentence() if advice is not None else ""
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model, without the profile's corrections, predicts of the reported plan."""
