@@ -64,16 +64,18 @@ def _notice(event: str, text: str, step: Remember, job: Job | None, now_s: float
 
 def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_s: float) -> Iterator[Remember]:
     """A line of the story for each job whose deadline has come to be out of reach; once a deadline. `cells`: by job id."""
-    for job_id, tracked in controller.jobs.items():
-        job = tracked.job
-        until_s = job.directive.deadline_s if job is not None and job.directive is not None else None
-        if job is None or until_s is None or tracked.late == until_s:
-            continue
-        left = controller.progress([job])[job_id].remaining
+    due = {i: t.job for i, t in controller.jobs.items() if t.job is not None and _until_s(t.job) not in (None, t.late)}
+    known = controller.progress(due.values()) if due else {}
+    for job_id, job in due.items():
+        until_s, tracked = _until_s(job) or 0.0, controller.jobs[job_id]
         offered = cells[job_id].cells if job_id in cells else ()
-        if why := too_late(until_s, left, offered, now_s):
+        if why := too_late(until_s, known[job_id].remaining, offered, now_s):
             tracked.late = until_s
             yield Remember(tracked.lifecycle, tracked.lifecycle.state, DEADLINE, (why,))
+
+
+def _until_s(job: Job) -> float | None:
+    return job.directive.deadline_s if job.directive is not None else None
 
 
 def too_late(until_s: float, left: float | None, cells: Sequence[Cell], now_s: float) -> str:

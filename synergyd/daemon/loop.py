@@ -183,6 +183,7 @@ class Daemon:
     def _forecasts(self, snapshot: Snapshot) -> dict[int, CellsOrWhy]:
         jobs = [j for j in snapshot.jobs if j.directive]
         plans, believed = self.controller.plans(), self.controller.believed(jobs)
+        self.forecast.begin()
         self.forecast.learn_prior(self.controller.shared_profiles.programs(), snapshot.cluster)
         bans, cells = self.controller.failed_plans.of, self.forecast.cells
         found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
@@ -233,7 +234,7 @@ class Daemon:
             passed=self.observer.passed,
         )
         return tuple(
-            replace(d, why=d.why + forecasts[d.job_id].advice)
+            replace(d, why=d.why + (forecasts[d.job_id].advice or ""))
             if d.action is Action.KEEP and d.job_id in forecasts
             else d
             for d in decisions

@@ -122,7 +122,7 @@ def decide(
                 weight[job.job_id],
             )
         )
-    spared = with_spares(snapshot, sorted_jobs, settings)
+    spared = with_spares(snapshot, sorted_jobs, settings, slurm_limits)
     snapshot, sorted_jobs = spared.snapshot, list(spared.jobs)
     given, held_jobs = GivenBack(snapshot, given.plans, {**given.left, **spared.left}), spared.named(held_jobs)
     requests = tuple(job for job in sorted_jobs if isinstance(job, JobRequest))

@@ -15,13 +15,15 @@ from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Nod
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, node_capacities
-from synergyd.scheduler.problem.records import JobRequest
+from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, usage_limits, with_own_limits
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, UsageLimit
 from synergyd.scheduler.problem.utility import relative_goodput
 from synergyd.settings import Settings
 from synergyd.words import job_words, shape_words
 
 Classified = JobRequest | UntouchedJob
 _LENT = "lent as a spare"
+_EXACT = 1e-6  # sums of floats, as in gpu_limits.py
 _LENDERS = 64  # jobs asked for nodes back, for one job that lost one: each is some placements
 
 
@@ -33,6 +35,11 @@ class _Group:
     qos: bool
     nodes: tuple[Node, ...]
     kept: int
+
+    @property
+    def each(self) -> int:
+        """GPUs of its largest node."""
+        return max((n.gpus for n in self.nodes), default=0)
 
     def claims(self, job: Job) -> bool:
         """May the job have its spares?"""
@@ -58,13 +65,15 @@ class Spared:
         return tuple(replace(j, gives_back=self.whys[j.job_id]) if j.job_id in self.whys else j for j in jobs)
 
 
-def with_spares(snapshot: Snapshot, jobs: Sequence[Classified], settings: Settings) -> Spared:
+def with_spares(
+    snapshot: Snapshot, jobs: Sequence[Classified], settings: Settings, slurm: SlurmLimits = NO_SLURM_LIMITS
+) -> Spared:
     """`jobs`: those of the snapshot, in its order. A job that gets a spare has its start decided; one whose start would take a spare
-    waits; one that gives back is decided about as if it had."""
+    waits; one that gives back is decided about as if it had. `slurm`: limits that a job with a spare is held to, too."""
     groups = _groups(snapshot.cluster, settings)
     if not groups:
         return Spared(snapshot, tuple(jobs))
-    epoch = _Epoch(snapshot, jobs)
+    epoch = _Epoch(snapshot, jobs, settings, slurm)
     for job, asking in zip(snapshot.jobs, jobs, strict=True):
         mine = [g for g in groups if g.claims(job)]
         if job.lost and mine and isinstance(asking, JobRequest) and asking.current is None:
@@ -90,8 +99,8 @@ def _groups(cluster: Cluster, settings: Settings) -> list[_Group]:
 class _Epoch:
     """What is found for one job after another."""
 
-    def __init__(self, snapshot: Snapshot, jobs: Iterable[Classified]) -> None:
-        self._snapshot, self._jobs = snapshot, list(jobs)
+    def __init__(self, snapshot: Snapshot, jobs: Iterable[Classified], settings: Settings, slurm: SlurmLimits) -> None:
+        self._snapshot, self._jobs, self._settings, self._slurm = snapshot, list(jobs), settings, slurm
         self._of = {job.job_id: job for job in snapshot.jobs}
         self._index = {job.job_id: i for i, job in enumerate(snapshot.jobs)}
         self._left: dict[int, tuple[Cell, tuple[str, ...]]] = {}
@@ -99,13 +108,25 @@ class _Epoch:
         self._started: dict[int, tuple[Cell, tuple[str, ...]]] = {}
 
     @cached_property
+    def _capacities(self) -> dict[str, NodeCapacity]:
+        running = [j for j in self._jobs if isinstance(j, JobRequest) and j.current is not None]
+        return {node.name: node for node in node_capacities(self._snapshot, running)}
+
+    @cached_property
     def _free(self) -> FreeGpus:
         """What nobody holds now."""
-        running = [j for j in self._jobs if isinstance(j, JobRequest) and j.current is not None]
-        free = FreeGpus(node_capacities(self._snapshot, running))
-        for job in running:
-            free.take(job.nodes, job.cells[job.current or 0].shape.gpus_per_node, job.needs)
+        free = FreeGpus(self._capacities.values())
+        for job in self._jobs:
+            if isinstance(job, JobRequest) and job.current is not None:
+                free.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
         return free
+
+    @cached_property
+    def _limits(self) -> tuple[tuple[UsageLimit, ...], list[float]]:
+        """(the limits of accounts, partitions and Slurm, what the jobs use of each)."""
+        jobs = [j for j in self._jobs if isinstance(j, JobRequest)]
+        limits = usage_limits(jobs, self._snapshot.jobs, self._settings, self._slurm)
+        return limits, [sum(limit.use(job, job.current) for job in jobs) for limit in limits]
 
     def spared(self) -> Spared:
         """All together: what starts with a spare holds its GPUs from now on."""
@@ -117,62 +138,79 @@ class _Epoch:
             replace(n, gpus_used=min(n.gpus, n.gpus_used + taken[n.name])) if n.name in taken else n
             for n in self._snapshot.cluster.nodes
         )
-        cluster = Cluster(nodes) if taken else self._snapshot.cluster
-        return Spared(replace(self._snapshot, cluster=cluster), tuple(self._jobs), self._left, self._whys)
+        if not taken:
+            return Spared(self._snapshot, tuple(self._jobs), self._left, self._whys)
+        jobs = tuple(self._as_started(job) for job in self._snapshot.jobs)
+        snapshot = replace(self._snapshot, cluster=Cluster(nodes), jobs=jobs)
+        return Spared(snapshot, tuple(self._jobs), self._left, self._whys)
+
+    def _as_started(self, job: Job) -> Job:
+        """What starts with a spare counts in limits as what runs does."""
+        if job.job_id not in self._started:
+            return job
+        cell, names = self._started[job.job_id]
+        return replace(job, state=JobState.RUNNING, shape=cell.shape, node_names=_hosts(names))
 
     # -- a job that lost a node ------------------------------------------------------------------------------------
 
     def replace_lost(self, job: Job, asking: JobRequest, group: _Group) -> None:
         """Its start at the size that it had, where spares make that possible; nothing else changes."""
         size = job.lost_shape
-        cells = [c for c in asking.cells if size is not None and c.shape == size]
-        if not cells:
+        banned = with_own_limits((asking,), self._slurm)[0].banned
+        fits = [i for i, c in enumerate(asking.cells) if c.shape == size and i not in banned]
+        if not fits:
             return
-        cell = max(cells, key=lambda c: c.goodput)
+        want = max(fits, key=lambda i: asking.cells[i].goodput)
         back: dict[int, tuple[int, tuple[str, ...]]] = {}
-        names = self._pick(cell, asking)
-        for lender in () if names is not None else self._lenders(job.job_id):
-            for index in _smaller(lender):
-                kept = lender.nodes[: lender.cells[index].shape.nodes]
-                freed = [n for n in lender.nodes if n not in kept]
-                given = sum(len(self._request(i).nodes) - len(kept_of) for i, (_, kept_of) in back.items())
-                if given + len(freed) > group.kept:
-                    continue
-                self._move(lender, index, kept, 1)
-                names = self._pick(cell, asking)
+        names = self._pick(want, asking, back)
+        for lender in () if names is not None else self._lenders(asking.cells[want], asking):
+            most = group.kept * group.each - sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
+            smaller = [i for i in _smaller(lender) if self._gives(lender, i) <= most]
+            for index in smaller:
+                self._lend(lender, index, back)
+                names = self._pick(want, asking, back)
                 if names is not None:
-                    back[lender.job_id] = index, kept
                     break
-                self._move(lender, index, kept, -1)
+                self._unlend(lender, back)
             else:
-                self._take_part(lender, group, back)
-                names = self._pick(cell, asking)
+                # what one job can give is too little: its smallest size, and others beside it
+                if (least := CellIndex.of(lender.cells).smallest) in smaller:
+                    self._lend(lender, least, back)
+                    names = self._pick(want, asking, back)
             if names is not None:
                 break
-        if names is None:
-            for job_id, (index, kept) in back.items():
-                self._move(self._request(job_id), index, kept, -1)
-            return
-        self._start(job, asking, cell, names, group, back)
+        for job_id, (index, _) in list(back.items()):  # nobody gives for nothing
+            self._unlend(self._request(job_id), back)
+            without = None if names is None else self._pick(want, asking, back)
+            if names is not None and without is None:
+                self._lend(self._request(job_id), index, back)
+            names = without or names
+        if names is not None:
+            self._start(job, asking, want, names, group, back)
 
-    def _take_part(self, lender: JobRequest, group: _Group, back: dict[int, tuple[int, tuple[str, ...]]]) -> None:
-        """What one job can give is too little: its smallest size, and others beside it."""
-        given = sum(len(self._request(i).nodes) - len(kept_of) for i, (_, kept_of) in back.items())
-        index = CellIndex.of(lender.cells).smallest
+    def _gives(self, lender: JobRequest, index: int) -> int:
+        """GPUs that it gives back with its Cell `index`."""
+        return lender.gpus(lender.current) - lender.gpus(index)
+
+    def _lend(self, lender: JobRequest, index: int, back: dict[int, tuple[int, tuple[str, ...]]]) -> None:
         kept = lender.nodes[: lender.cells[index].shape.nodes]
-        if index in _smaller(lender) and given + len(lender.nodes) - len(kept) <= group.kept:
-            self._move(lender, index, kept, 1)
-            back[lender.job_id] = index, kept
+        self._move(lender, index, kept, 1)
+        back[lender.job_id] = index, kept
+
+    def _unlend(self, lender: JobRequest, back: dict[int, tuple[int, tuple[str, ...]]]) -> None:
+        self._move(lender, *back.pop(lender.job_id), -1)
 
     def _start(
         self,
         job: Job,
         asking: JobRequest,
-        cell: Cell,
+        want: int,
         names: tuple[str, ...],
         group: _Group,
         back: Mapping[int, tuple[int, tuple[str, ...]]],
     ) -> None:
+        cell, (limits, used) = asking.cells[want], self._limits
+        used[:] = [self._used(n, asking, want, back) for n in range(len(limits))]
         self._free.take(names, cell.shape.gpus_per_node, asking.needs)
         lost = ", ".join(job.lost[:3])
         given = f", which {job_words(sorted(back))} give{'s' * (len(back) == 1)} back" if back else ""
@@ -186,14 +224,32 @@ class _Epoch:
             self._whys[job_id] = f"{_LENT}, and job {job.job_id} has lost {lost}"
             self._set(job_id, replace(lender, current=index, nodes=kept, banned=lender.banned - {index}))
 
-    def _pick(self, cell: Cell, asking: JobRequest) -> tuple[str, ...] | None:
-        return self._free.pick(cell.shape, asking.node_filter, (), None, asking.needs, asking.shun)
+    def _pick(
+        self, want: int, asking: JobRequest, back: Mapping[int, tuple[int, tuple[str, ...]]]
+    ) -> tuple[str, ...] | None:
+        """Nodes for its Cell `want`, within all limits, where the jobs of `back` have given back."""
+        if any(self._used(n, asking, want, back) > limit.most + _EXACT for n, limit in enumerate(self._limits[0])):
+            return None
+        shape = asking.cells[want].shape
+        return self._free.pick(shape, asking.node_filter, (), None, asking.needs, asking.shun)
 
-    def _lenders(self, job_id: int) -> list[JobRequest]:
-        """The running jobs that can give GPUs back, those that would lose least first."""
+    def _used(self, n: int, asking: JobRequest, want: int, back: Mapping[int, tuple[int, tuple[str, ...]]]) -> float:
+        """Of limit `n` by all jobs then."""
+        limit, used = self._limits[0][n], self._limits[1][n]
+        lenders = [(self._request(job_id), index) for job_id, (index, _) in back.items()]
+        given = sum(limit.use(lender, lender.current) - limit.use(lender, index) for lender, index in lenders)
+        return used + limit.use(asking, want) - given
+
+    def _lenders(self, cell: Cell, asking: JobRequest) -> list[JobRequest]:
+        """The running jobs that can give GPUs back which the job may use, those that would lose least first."""
         able = [j for j in self._jobs if isinstance(j, JobRequest) and j.job_id not in self._left and _smaller(j)]
-        able = [j for j in able if j.discount > 0 and j.job_id != job_id]
+        able = [j for j in able if j.discount > 0 and j.job_id != asking.job_id]
+        able = [j for j in able if any(self._of_use(name, cell, asking) for name in j.nodes)]
         return sorted(able, key=lambda j: (j.weight, -j.gpus(j.current), j.job_id))[:_LENDERS]
+
+    def _of_use(self, name: str, cell: Cell, asking: JobRequest) -> bool:
+        node = self._capacities.get(name)
+        return node is not None and node.gpu_type == cell.shape.gpu_type and node.admits(asking.node_filter)
 
     def _move(self, lender: JobRequest, index: int, kept: tuple[str, ...], sign: int) -> None:
         """Frees what the job has beyond its Cell `index` on `kept`; `sign` -1: takes it again."""
@@ -210,7 +266,7 @@ class _Epoch:
     def keep(self, group: _Group) -> None:
         """Waiting jobs whose start would leave too few spares wait, the first in the queue last."""
         names = {n.name for n in group.nodes}
-        each = max((n.gpus for n in group.nodes), default=0)
+        each = group.each
         room = sum(n.gpus - n.gpus_used for n in group.nodes) - group.kept * each
         room += sum(self._lent(j, names) for j in self._jobs if isinstance(j, JobRequest))
         room -= sum(c.shape.gpus_per_node * len(names.intersection(some)) for c, some in self._started.values())

@@ -181,9 +181,16 @@ def crowded(rows: Iterable[JobRow], ours: Container[int]) -> Crowded:
         reason = r.reason.strip("()")
         if reason in waiting:
             partitions.update(r.partition.split(","))
-        elif reason.startswith("AssocGrp") and "Jobs" not in reason and r.account:
+        elif _filled_now(reason) and r.account:
             accounts.add(r.account)
     return Crowded(frozenset(partitions), frozenset(accounts))
+
+
+def _filled_now(reason: str) -> bool:
+    """Does Slurm's reason name a limit of an account that is free again as soon as its running jobs have less? A budget of minutes
+    that is used up is not."""
+    used_up = "Wall" in reason or ("Minutes" in reason and "RunMinutes" not in reason)
+    return reason.startswith("AssocGrp") and "Jobs" not in reason and not used_up
 
 
 def passed_over(

@@ -92,10 +92,9 @@ class GradientNoise:
 
     def _measure_consecutive(self) -> None:
         """dp is 1: the gradients here are whole, as far as tp and pp leave them so."""
-        if not self._parameters:
-            return
         places = self._places
-        now = places.take([p.main_grad for p in self._parameters])
+        # a stage without such parameters takes part with nothing
+        now = places.take([p.main_grad for p in self._parameters]) if self._parameters else torch.zeros(0, device="cpu")
         before, self._before = self._before, None
         # every rank comes here at the same steps, so that they sum together
         if before is None:

@@ -64,7 +64,9 @@ def with_plan(
     ]  # fmt: skip
     if padded % plan.tp == 0:
         out += ["--make-vocab-size-divisible-by", str(padded // plan.tp)]
-    out = _with_degrees(out, plan)
+    laid_out = any(has(arguments, name) for name in (*_LAYOUT, *_ENDS_COUNT))
+    own = laid_out and number(arguments, "--pipeline-model-parallel-size", 1) == plan.pp
+    out = _with_degrees(out, plan, own)
     # torch's LayerNorm, which the local layers may be left with, refuses it: only a user who asks for it knows of Apex's
     unable = "local" in values(arguments, "--transformer-impl") and not has(arguments, "--sequence-parallel")
     if plan.sequence_parallel and plan.tp > 1 and not unable:
@@ -172,8 +174,9 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     return [*out, "--ckpt-format", "torch_dist"]
 
 
-def _with_degrees(out: list[str], plan: Plan) -> list[str]:
-    """Virtual stages, context and expert parallelism as the plan has them, else the user's own while they divide."""
+def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
+    """Virtual stages, context and expert parallelism as the plan has them, else the user's own while they divide. `own`: the user has
+    laid out the layers for this pp; what was laid out for another does not stay."""
     # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
     cp = plan.cp if plan.cp > 1 else number(out, _CONTEXT, 1)
     if plan.cp > 1 or plan.dp % cp:
@@ -182,22 +185,25 @@ def _with_degrees(out: list[str], plan: Plan) -> list[str]:
     if plan.ep > 1 or plan.dp * plan.cp % number(out, _EXPERT, 1):
         out = drop(out, (_EXPERT,))
         out += [_EXPERT, str(plan.ep)] if plan.ep > 1 else []
+    interleaved = plan.pp > 1 and plan.micro_batches % plan.pp == 0
+    if own:
+        return out if interleaved else drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+    out = [a for a in drop(out, _LAYOUT) if a not in _ENDS_COUNT]
     layers = number(out, "--num-layers", 0)
     stages = stage_layers(layers, plan.pp) if layers else None
     if stages is not None and not stages.even:
-        out = [a for a in drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT)) if a not in _ENDS_COUNT]
+        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
         if plan.vpp > 1:  # Megatron can't interleave a first stage of another size
             return [*out, *_ENDS_COUNT, _VIRTUAL_STAGES, str(plan.vpp)]
         return [*out, _FIRST_LAYERS, str(stages.first), _LAST_LAYERS, str(stages.last)]
     if plan.vpp > 1:
-        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES, *_LAYOUT))
+        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
         # the first one is known to every version
         each = layers // (plan.pp * plan.vpp)
         out += [_VIRTUAL_LAYERS, str(each)] if each else [_VIRTUAL_STAGES, str(plan.vpp)]
         return out
     stage = layers // plan.pp if layers % plan.pp == 0 else 0
     by_layers, by_stages = number(out, _VIRTUAL_LAYERS, 1), number(out, _VIRTUAL_STAGES, 1)
-    interleaved = plan.pp > 1 and plan.micro_batches % plan.pp == 0
     if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
         out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
     return out

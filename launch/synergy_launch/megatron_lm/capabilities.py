@@ -25,6 +25,9 @@ _OWN_LAYOUT = (
 )
 # Uneven stages came with core_v0.9, the flags by which the ends count as layers later; this one has all of them.
 _UNEVEN_FROM = (0, 12)
+# Options of models with other blocks: Mamba's put layers // pp on each stage before core_v0.16, and leave the rest out without a
+# word; of an encoder and a decoder each has its own layers.
+_OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--encoder-", "--decoder-", "--standalone-")
 
 
 def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
@@ -47,5 +50,8 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
         cp=not fsdp and values.get("--transformer-impl") != "local",
         ep=not fsdp and "--num-experts" in keys,
         precision="fp8" if "--fp8-format" in keys else precision,
-        uneven=not fsdp and not keys & set(_OWN_LAYOUT) and version >= _UNEVEN_FROM,
+        uneven=not fsdp
+        and not keys & set(_OWN_LAYOUT)
+        and version >= _UNEVEN_FROM
+        and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
     )

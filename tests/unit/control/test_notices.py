@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 
-from synergyd.control.lifecycle import JobLifecycle, ResizeState
-from synergyd.control.notices import DEADLINE, notice_of, too_late
-from synergyd.control.tracked import Remember
-from synergyd.records import Cell, Plan, Shape
+from synergyd.control.controller import Controller
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, times_of
+from synergyd.control.notices import DEADLINE, late_deadlines, notice_of, too_late
+from synergyd.control.tracked import Remember, Tracked
+from synergyd.records import Cell, Directive, Job, JobState, Plan, Shape
+from synergyd.scheduler.problem.records import Progress
+from synergyd.settings import Settings
 
 CELL = Cell(Shape("a100", 1, 4), Plan(dp=4), 10.0, 0.5, 5.0, 1.0, 1)
 
@@ -61,3 +67,25 @@ def test_a_deadline_is_out_of_reach_where_the_best_size_takes_longer() -> None:
         1000.0, 505.0, (CELL,), 900.0
     )
     assert too_late(1000.0, None, (CELL,), 900.0) == too_late(1000.0, 505.0, (), 900.0) == ""
+
+
+def test_what_deadlines_cost_grows_as_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = Controller.progress
+
+    def progress(self: Controller, jobs: Iterable[Job]) -> dict[int, Progress]:
+        found = real(self, jobs)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(Controller, "progress", progress)
+    controller = Controller(times_of(Settings()), 60.0)
+    shape, directive = Shape("a100", 1, 1), Directive(deadline_s=500.0)
+    for i in (1, 2, 3):
+        job = Job(i, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape=shape, asked=shape)
+        controller.jobs[i] = Tracked(
+            lifecycle=JobLifecycle(i, 0.0), job=replace(job, directive=directive if i < 3 else None)
+        )
+    assert [late.lifecycle.job_id for late in late_deadlines(controller, {}, 1000.0)] == [1, 2]
+    assert list(late_deadlines(controller, {}, 1001.0)) == [], "once a deadline"
+    assert asked == [2]

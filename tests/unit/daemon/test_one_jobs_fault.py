@@ -51,6 +51,16 @@ def test_cells(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 not in site.slurm.written_to()
 
 
+def test_advice_costs_no_cells(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: JobPlanner) -> None:
+        raise OverflowError("a fault of ours")
+
+    monkeypatch.setattr(forecast, "advise", broken)
+    two_jobs(site)
+    site.epoch()
+    assert ResizeState.QUEUED not in (site.life(1).state, site.life(2).state)
+
+
 def test_a_directive(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     real = parse_script
     calls: list[str] = []

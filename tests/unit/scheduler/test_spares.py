@@ -109,6 +109,42 @@ def test_two_lenders_give_together() -> None:
     assert [found[i].node_names for i in (2, 3)] == [("n2",), ("n4",)]
 
 
+def test_nobody_gives_back_what_is_of_no_use() -> None:
+    # job 9 holds nodes of another partition; what job 2 gives alone is too little, and job 3 gives enough
+    pair: tuple[Cell, ...] = cell(4.0, 1, 4), cell(40.0, 2, 4)
+    much: tuple[Cell, ...] = cell(4.0, 1, 4), cell(80.0, 3, 4)
+    others = [node("m1", partitions=("cpu",)), node("m2", partitions=("cpu",))]
+    running = [in_gpu(2, "n2", "n3"), in_gpu(3, "n4", "n5", "n6"), replace(in_gpu(9, "m1", "m2"), partition="cpu")]
+    snap = snapshot([*nodes(6, down=("n1",)), *others], [lost(1, ("n1",), TWO.shape), *running])
+    found = decided(snap, {1: (TWO,), 2: pair, 3: much, 9: pair}, replace(KEPT, spare_nodes={"gpu": 3.0}))
+    assert found[1].action is Action.START
+    assert [i for i in (2, 3, 9) if "Gives back" in found[i].why] == [3]
+
+
+def test_no_more_gpus_are_given_back_than_spares_have() -> None:
+    half: tuple[Cell, ...] = cell(3.0, 1, 2), cell(40.0, 1, 4)
+    spread = cell(9.0, 4, 2)
+    running = {i: in_gpu(i, f"n{i}") for i in (2, 3, 4, 5)}
+    snap = snapshot(nodes(5, down=("n1",)), [lost(1, ("n1",), spread.shape), *running.values()])
+    found = decided(snap, {1: (spread,), **dict.fromkeys(running, half)})
+    assert found[1].action is Action.WAIT and all("Gives back" not in found[i].why for i in running)
+
+
+def test_limits_hold_for_a_job_with_a_spare() -> None:
+    limited = replace(KEPT, account_limits={"a": 8})
+    lost_one = replace(lost(1, ("n1",), TWO.shape), account="a")
+    # it counts as what runs does
+    snap = snapshot(nodes(6, down=("n1",)), [lost_one, replace(in_gpu(2), account="a")])
+    found = decided(snap, {1: (TWO,), 2: (TWO,)}, limited)
+    assert (found[1].action, found[2].action) == (Action.START, Action.WAIT)
+    # and nobody gives back for what the limit does not allow
+    rich = cell(4.0, 1, 4), cell(40.0, 2, 4)
+    running = [replace(in_gpu(2, "n2", "n3"), account="a"), replace(in_gpu(3, "n4", "n5"), account="b")]
+    snap = snapshot(nodes(6, down=("n1",)), [lost_one, *running])
+    found = decided(snap, {1: (TWO,), 2: (TWO,), 3: rich}, limited)
+    assert found[1].action is Action.WAIT and "Gives back" not in found[3].why
+
+
 def test_spares_of_a_qos_are_for_its_jobs() -> None:
     settings = Settings(qos_spare_nodes={"high": 1.0})
     for qos, action in (("high", Action.START), ("low", Action.WAIT)):

@@ -57,7 +57,10 @@ def test_one_of_another_partition_passes_those_of_its_nodes() -> None:
         ({"reason": "(Priority)"}, {"a", "b"}, set()),
         ({"reason": "AssocGrpGRES"}, set(), {"chem"}),
         ({"reason": "AssocGrpNodeLimit"}, set(), {"chem"}),
+        ({"reason": "AssocGrpGRESRunMinutes"}, set(), {"chem"}),
         ({"reason": "AssocGrpJobsLimit"}, set(), set()),  # no size of others is in its way
+        ({"reason": "AssocGrpGRESMinutes"}, set(), set()),  # used up, whatever others hold
+        ({"reason": "AssocGrpWallLimit"}, set(), set()),
         ({"reason": "Dependency"}, set(), set()),
         ({"reason": "Resources", "priority": 0}, set(), set()),
         ({"reason": "Resources", "state": "RUNNING"}, set(), set()),

@@ -179,6 +179,8 @@ MEGATRON = [
         ([*MEGATRON[:-1], "--fp16", "--transformer-impl=local"], Accepts(True, False, False, "fp16", True)),
         ([*MEGATRON, "--transformer-impl", "local"], Accepts(True, False, False, "bf16", True)),
         ([*MEGATRON, "--decoder-first-pipeline-num-layers", "3"], Accepts(False, True, False, "bf16")),
+        ([*MEGATRON, "--hybrid-override-pattern=M*M-"], Accepts(True, True, False, "bf16")),
+        ([*MEGATRON, "--encoder-seq-length", "512"], Accepts(True, True, False, "bf16")),
         ([*MEGATRON, "--use-torch-fsdp2"], Accepts(False, False, False, "bf16")),
         ([*MEGATRON, "--use-legacy-models"], NOTHING_MORE),
         (MEGATRON[2:], NOTHING_MORE),

@@ -109,6 +109,23 @@ def test_megatrons_options() -> None:
     assert "--decoder-first" not in even and "--account-for" not in even
 
 
+def test_a_users_own_layout_stays_for_its_own_pp() -> None:
+    plan = Plan(tp=8, pp=16, dp=1, micro_batch=1, global_batch=64)
+    pp = [*ARGUMENTS, "--pipeline-model-parallel-size", "16"]
+    for layout in (
+        ["--decoder-first-pipeline-num-layers", "5", "--decoder-last-pipeline-num-layers", "9"],
+        ["--pipeline-model-parallel-layout", "Et*6|(t*8|)*14t*8L", "--mtp-num-layers", "1"],
+        ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
+         "--num-virtual-stages-per-pipeline-rank", "2"],
+    ):  # fmt: skip
+        made = " ".join(with_plan([*pp, *layout], plan))
+        assert " ".join(layout) in made
+        assert made.count("-pipeline-num-layers") == " ".join(layout).count("-pipeline-num-layers")
+        # laid out for 16 stages, it is nothing to 2
+        less = with_plan([*pp, *layout], replace(plan, pp=2, tp=4))
+        assert layout[0] not in less and (len(layout) > 2 or layout[1] not in less)
+
+
 def test_llama_405b_on_16384_h100() -> None:
     """Trained at 41 % MFU with tp 8, pp 16, dp 128 (The Llama 3 Herd of Models, table 4: 8,192-token sequences, batch 2,048)."""
     best = plan_table(LLAMA, "h100", [16384], 8, (2048, 2048)).counts[0].rows[:5]

@@ -5,7 +5,7 @@ import json
 import math
 import socket
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -61,7 +61,12 @@ reports = st.builds(
     done=st.none() | st.floats(0, 1e15),
     total=st.none() | st.floats(0, 1e15),
     accepts=st.builds(
-        Accepts, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["", "bf16", "fp16", "fp32", "fp8"])
+        Accepts,
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from(["", "bf16", "fp16", "fp32", "fp8"]),
+        st.booleans(),
     ),
     note=st.text(alphabet="abc ü'\"$()", max_size=60),
 )
@@ -188,6 +193,10 @@ def test_text_is_cut_and_made_harmless() -> None:
     assert from_json(b'{"job_id":7,"restarts":0,"step":1,"note":"\\ud800"}').note == "\\ud800"
     assert load(note=["a"]).note == "" and load(resharding="yes").resharding is False
     assert load(accepts=[1]).accepts == load(accepts={"vpp": 1, "precision": "int4"}).accepts == NOTHING_MORE
+    names = {field.name: True for field in fields(NOTHING_MORE) if field.name != "precision"}
+    assert asdict(load(accepts=names).accepts) == asdict(NOTHING_MORE) | names, (
+        "each degree that a script takes is heard"
+    )
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -1,0 +1,42 @@
+"""What a job is offered, and how much of an epoch that may take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from synergyd.daemon import forecast
+from synergyd.daemon.forecast import Forecast
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
+from synergyd.settings import Settings
+from synergyd.task.job_planner import JobPlanner
+
+SHAPE = Shape("a100", 2, 8)
+CLUSTER = Cluster(tuple(Node(f"n{i}", "a100", 8) for i in range(4)))
+JOB = Job(
+    1, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape=SHAPE, asked=SHAPE,
+    node_names=("n0", "n1"), directive=Directive(model="gpt3-1.3b"),
+)  # fmt: skip
+
+
+def test_few_jobs_an_epoch_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def count(task: JobPlanner) -> None:
+        asked.append(task.job.job_id)
+
+    monkeypatch.setattr(forecast, "advise", count)
+    monkeypatch.setattr(forecast, "_ADVISED", 2)
+    offers, plan = Forecast(Settings()), Plan(dp=16, micro_batch=4, global_batch=64)
+    per_epoch = []
+    for _ in range(4):
+        offers.begin()
+        before = len(asked)
+        for i in range(5):
+            profile = Profile(noise_scale=100.0 * 2**i, global_batch=64, samples=1)
+            assert offers.cells(replace(JOB, job_id=i), profile, plan, CLUSTER).cells
+        per_epoch.append(len(asked) - before)
+    assert per_epoch == [2, 2, 1, 0] and sorted(asked) == [0, 1, 2, 3, 4]
+    # who has no noise scale costs nothing, and takes nobody's turn
+    assert offers.cells(replace(JOB, job_id=9), Profile(samples=1), plan, CLUSTER).advice == ""
