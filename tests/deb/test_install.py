@@ -85,7 +85,7 @@ def start_slurm(debian: FreshDebian) -> None:
     """What the page takes for granted: a cluster that works, with a job_submit.lua of the site's own."""
     etc = debian.root_here / "etc/slurm"
     (etc / "slurm.conf").write_text(SLURM_CONF)
-    (etc / "gres.conf").write_text(f"NodeName=n[1-{NODES}] Name=gpu Type=a100 File=/dev/tty[0-3]\n")
+    (etc / "gres.conf").write_text(f"NodeName=n[1-{NODES}] Name=gpu Type=a100 File=/dev/gpu[0-3]\n")
     (etc / "job_submit.lua").write_text(SITE_SCRIPT)
     debian.must("useradd --create-home mina; install -d -o munge -g munge /run/munge; mkdir /var/lib/slurm/n{1,2}")
     debian.must("systemctl start munge; systemctl start slurmctld")
