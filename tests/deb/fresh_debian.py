@@ -88,11 +88,12 @@ class FreshDebian:
             f"install -m755 {Path(__file__).with_name('systemctl.py')} usr/local/bin/systemctl",
             "cp usr/local/bin/systemctl bin/systemctl",  # deb-systemd-invoke may name it whole
             # only inside is the root this one: `ready` is said there
-            "exec chroot . /bin/sh -c 'echo ready; exec sleep infinity'",
+            # it ends with its stdin, so with this process, however this one ends
+            "exec chroot . /bin/sh -c 'echo ready; exec cat'",
         )
         options = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         command = ["unshare", *options, "sh", "-c", " && ".join(steps)]
-        self._init = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._init = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert self._init.stdout is not None
             if self._init.stdout.readline() != "ready\n":
