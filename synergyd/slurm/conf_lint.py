@@ -9,7 +9,6 @@ from pathlib import Path
 
 from synergyd.ordinary_file import read_bytes
 from synergyd.slurm.conf import MAX_FILE_BYTES, ConfLine, Lint, LoadedSettings, read_lines
-from synergyd.slurm.setup import has_hook
 from synergyd.slurm.tokenizer import nearest
 
 _PAIR = re.compile(r'(?<![A-Za-z0-9_])([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
@@ -204,7 +203,7 @@ def _of_files(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
         return [*found, Lint(str(script), what, right, "warning")]
     except OSError:
         return found  # not ours to read, as on a login node
-    if not has_hook(text):
+    if "synergy" not in text:
         what, right = "it does not load Synergy's module", "add the lines of slurm_plugins/job_submit.hook.lua"
         found.append(Lint(str(script), what, right, "warning"))
     match = re.search(r"""\bstate_dir\s*=\s*["']([^"']*)["']""", text)
