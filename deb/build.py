@@ -12,6 +12,7 @@ import argparse
 import gzip
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,8 @@ SITE = PREFIX / "lib/python3.11/site-packages"  # bookworm's Python
 PYTHON = "3.11"
 # numpy, scipy and HiGHS are built for glibc 2.27 and 2.28; bookworm has 2.36
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-MAINTAINER = "Synergy developers <synergy@users.noreply.github.com>"
+# Whoever builds them names himself, as for dch. `invalid` is nobody's (RFC 2606); lintian takes no localhost and no root@.
+NOBODY = ("Synergy developers", "synergy@synergy.invalid")
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 
 
@@ -223,7 +225,7 @@ def add_common(package: Package, root: Path, date_s: float) -> None:
     docs = root / "usr/share/doc" / package.name
     entry = (
         f"synergy-slurm ({__version__}) stable; urgency=medium\n\n  * See changelog.gz.\n\n"
-        f" -- {MAINTAINER}  {formatdate(date_s)}\n"
+        f" -- {maintainer()}  {formatdate(date_s)}\n"
     )
     docs.mkdir(parents=True, exist_ok=True)
     compressed(docs / "changelog.Debian.gz", entry.encode())
@@ -274,7 +276,7 @@ def build(package: Package, out: Path, date_s: float) -> Path:
         write(
             root / "DEBIAN/control",
             f"Package: {package.name}\nSource: synergy-slurm\nVersion: {__version__}\nSection: admin\nPriority: optional\n"
-            f"Architecture: {package.architecture}\nMaintainer: {MAINTAINER}\nInstalled-Size: {size_kib}\n{package.control}"
+            f"Architecture: {package.architecture}\nMaintainer: {maintainer()}\nInstalled-Size: {size_kib}\n{package.control}"
             f"Description: {package.summary}\n" + "".join(f" {line}\n" for line in lines),
         )
         if text := conffiles(root):
@@ -296,6 +298,14 @@ def build(package: Package, out: Path, date_s: float) -> Path:
         command = ["dpkg-deb", "--root-owner-group", "-Zxz", "-z1", "--build", str(root), str(target)]
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     return target
+
+
+def maintainer() -> str:
+    """DEBFULLNAME <DEBEMAIL>. Exits where they would spoil the control file."""
+    name, address = (os.environ.get(key) or NOBODY[i] for i, key in enumerate(("DEBFULLNAME", "DEBEMAIL")))
+    if not re.fullmatch(r"[^<>,@\s]+@[^<>,@\s]+", address) or not name.isprintable() or set(name) & set("<>,@"):
+        sys.exit("deb.build: DEBFULLNAME or DEBEMAIL is not right; give a name, and an address as x@example.org alone")
+    return f"{name} <{address}>"
 
 
 def source_date_s() -> float:

@@ -8,13 +8,15 @@ if sys.version_info < (3, 11):  # noqa: UP036  the user's Python may be any
     sys.exit(f"synergy-launch: {sys.executable} is Python {version}; put Python 3.11 or newer first in PATH")
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  before 3.4 there was no pathlib
-sys.path.remove(FOLDER)  # Python put it first: an installed synergy_launch of the user's goes before this one
+if sys.path[:1] == [FOLDER]:  # Python put it first, but for PYTHONSAFEPATH: the user's own synergy_launch goes before
+    del sys.path[0]
 sys.path += [FOLDER, os.path.join(FOLDER, "click")]  # noqa: PTH118
-# for torchrun and the training script, behind all that the user put there
+
+from synergy_launch.launcher import command  # noqa: E402
+
+# for torchrun and the training script; where the user's own was found they find it too, and PYTHONPATH would go before it
 before = os.environ.get("PYTHONPATH", "")
-if FOLDER not in before.split(os.pathsep):
+if command.__file__.startswith(FOLDER + os.sep) and FOLDER not in before.split(os.pathsep):
     os.environ["PYTHONPATH"] = before + os.pathsep + FOLDER if before else FOLDER
 
-from synergy_launch.launcher.command import main  # noqa: E402
-
-main()
+command.main()

@@ -22,8 +22,9 @@ from synergyd.slurm.conf import controller_address
 CONNECT_S = 5.0
 TORCH_S = 120.0  # the first import from a shared folder is slow
 LEAST_TORCH = (2, 4)  # setup.cfg, extra `training`
+# without the folder that this runs in: a torch.py in /tmp would be run
 _TORCH = (
-    "import json, sys, torch; print(json.dumps([sys.version.split()[0], torch.__version__, "
+    "import sys; sys.path[:] = filter(None, sys.path); import json, torch; print(json.dumps([sys.version.split()[0], torch.__version__, "
     "torch.cuda.device_count() if torch.cuda.is_available() else 0]))"
 )
 _PYTHON_LINE = re.compile(r"#!\s*(\S*python[0-9.]*)\s*(?:-\w+)?\s*$")
@@ -97,7 +98,7 @@ def _torch(python: str) -> tuple[Finding, int | None]:
     ok, text = output_of(python, "-c", _TORCH, answer_s=TORCH_S)
     try:
         version, torch, count = json.loads(text.splitlines()[-1]) if ok else ("", "", 0)
-    except (ValueError, IndexError):
+    except (ValueError, TypeError, IndexError):
         ok, text = False, "it printed something else"
     if not ok:
         right = "activate the environment that your jobs train in, or pip install 'torch>=2.4' in it"
@@ -150,6 +151,11 @@ def _ports(context: Context) -> list[Finding]:
             socket.create_connection((host, port), CONNECT_S).close()
             found.append(Finding(f"{key} {port}", True, f"{host} answers"))
         except OSError as error:
+            if settings.dry_run and key != "RestPort":
+                found.append(
+                    Finding(f"{key} {port}", None, "the daemon opens it once DryRun=yes is gone", "look again then")
+                )
+                continue
             program = "synergyrestd" if key == "RestPort" else "synergyd"
             right = f"start {program} on {host}, and open the port to compute nodes"
             found.append(Finding(f"{key} {port}", False, f"{host}: {error.strerror or error}", right))
@@ -159,8 +165,9 @@ def _ports(context: Context) -> list[Finding]:
 def writable(folder: Path) -> Finding:
     """A file can be made there; the folder itself may be made by the job."""
     name = f"checkpoint {folder}"
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    there = folder
     try:
+        there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
         with tempfile.NamedTemporaryFile(dir=there, prefix=".synergy-doctor-") as file:
             file.write(b"x")
             file.flush()

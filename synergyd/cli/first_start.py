@@ -110,6 +110,8 @@ def _database(settings: Settings) -> Finding:
         has, needs = schema.revision(url), schema.needed()
     except SynergyError as error:
         return Finding("database", False, error.what, error.right)
+    except OSError as error:
+        return Finding("database", None, f"{where}: {error.strerror}", "run this as root or as the daemon's user")
     if has != needs:
         what = f"{where} has no schema" if has is None else f"{where} is at revision {has}, {needs} is needed"
         return Finding("database", False, what, "stop the daemon, then: synergyctl db upgrade")
@@ -136,7 +138,7 @@ def _ports(settings: Settings) -> list[Finding]:
                 found.append(Finding(f"{key} {port}", True, "is free"))
             except OSError as error:
                 # the REST service may run without the daemon
-                serves = settings.rest_socket().is_socket() if key == "RestPort" else runs
+                serves = os.access(settings.rest_socket(), os.F_OK) if key == "RestPort" else runs
                 text = "is taken by Synergy itself, which runs" if serves else error.strerror or "can't be taken"
                 found.append(Finding(f"{key} {port}", serves, text, f"end what holds it, or set {key} to another"))
     return found

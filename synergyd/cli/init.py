@@ -124,7 +124,7 @@ def _script(path: Path, modules: Path, settings: Settings, *, stale: bool) -> tu
     before = _read(path)
     if before is None:
         return [Change(path, None, hook)], []
-    if "synergy" in before:
+    if setup.has_hook(before):
         return ([Change(path, before, before)] if stale else []), []
     after, why = setup.merged(before, hook)
     if why:
@@ -145,9 +145,14 @@ def _slurm_conf(slurm: SlurmConf, conf: Path, include: bool) -> list[Change]:
     if "jobsubmitplugins" in slurm.places and not {"lua", "job_submit/lua"} & set(map(str.lower, plugins)):
         file, _, number = slurm.where("JobSubmitPlugins").rpartition(":")
         text = _read(Path(file)) or ""
-        texts[Path(file).resolve()] = setup.with_line(
-            text, int(number), "JobSubmitPlugins", ",".join([*plugins, "lua"])
-        )
+        wanted = ",".join([*plugins, "lua"])
+        try:
+            texts[Path(file).resolve()] = setup.with_line(text, int(number), "JobSubmitPlugins", wanted)
+        except ValueError:  # the value is said further up, before a backslash
+            what = "JobSubmitPlugins stands in a line that ends with a backslash"
+            raise UsageError(
+                f"{file}:{number}", what, f"write JobSubmitPlugins={wanted} in a line of its own"
+            ) from None
     elif "jobsubmitplugins" not in slurm.places:
         add.append("JobSubmitPlugins=lua")
     if "jobfileappend" not in slurm.places:

@@ -25,9 +25,19 @@ def lua_string(text: str) -> str:
     return f'"{shown}"'
 
 
+def has_hook(script: str) -> bool:
+    """Whether a job_submit.lua calls Synergy's module; a comment, a string or another use of the word does not count."""
+    return re.search(r"\bsynergy\.submit\b", _code(script)) is not None
+
+
+def _code(script: str) -> str:
+    """The script with blanks for its comments and strings, line for line."""
+    return _LUA_TEXT.sub(lambda text: re.sub(r"[^\n]", " ", text[0]), script)
+
+
 def merged(script: str, hook: str) -> tuple[str, str]:
     """(a site's job_submit.lua with the hook's three statements in it, ""); or ("", why that can't be done here)."""
-    code = _LUA_TEXT.sub(lambda text: re.sub(r"[^\n]", " ", text[0]), script)
+    code = _code(script)
     if re.search(r"\b(synergy|loaded)\b", code):
         return "", "it uses the names `synergy` or `loaded` for something else"
     first, submit, modify = _statements(hook)

@@ -39,7 +39,9 @@ def make_cache() -> None:
     part = CACHE.with_name(f".{SUITE}.{os.getpid()}")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
-        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(part), MIRROR]
+        # its mounts of /proc and /sys end with the namespace: none is left below `part` for rmtree
+        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "debootstrap", "--variant=minbase"]
+        command += [f"--include={PACKAGES}", SUITE, str(part), MIRROR]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
         if done.returncode:
             raise RuntimeError(f"debootstrap failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
@@ -73,23 +75,25 @@ class FreshDebian:
             "ip address add 10.0.0.1/24 dev eth0 && ip link set eth0 up",
             "hostname head",
             "mount -t proc proc proc",
-            "mount --rbind /sys sys && mount --make-rslave sys",  # slurmd looks for cgroups
+            "mount --bind proc/sys proc/sys && mount -o remount,bind,ro proc/sys",  # the host's kernel settings
+            "mount -t sysfs -o ro sysfs sys",  # without the host's cgroups
             "mkdir -p dev/pts dev/shm",
             "mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts",
             "mount -t tmpfs shm dev/shm",
             "ln -sfn pts/ptmx dev/ptmx",
-            "for n in 0 1 2 3; do mknod dev/tty$n c 4 $n; done",
+            "for n in 0 1 2 3; do mknod dev/gpu$n c 1 3; done",  # for gres.conf
             "mount -t tmpfs run run",
             "mkdir -p run/systemd/system run/slurm",
             "printf '127.0.0.1 localhost\\n10.0.0.1 head\\n' >etc/hosts",
             f"install -m755 {Path(__file__).with_name('systemctl.py')} usr/local/bin/systemctl",
             "cp usr/local/bin/systemctl bin/systemctl",  # deb-systemd-invoke may name it whole
             # only inside is the root this one: `ready` is said there
-            "exec chroot . /bin/sh -c 'echo ready; exec sleep infinity'",
+            # it ends with its stdin, so with this process, however this one ends
+            "exec chroot . /bin/sh -c 'echo ready; exec cat'",
         )
         options = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         command = ["unshare", *options, "sh", "-c", " && ".join(steps)]
-        self._init = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._init = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert self._init.stdout is not None
             if self._init.stdout.readline() != "ready\n":

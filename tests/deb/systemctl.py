@@ -79,6 +79,8 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
     verb, units = words[0], [word.removesuffix(".service") for word in words[1:]]
     if verb == "is-active":
+        for unit in units:
+            print("active" if pid_of(unit) else "inactive")
         sys.exit(0 if all(map(pid_of, units)) else 3)
     if verb == "is-enabled":  # deb-systemd-invoke starts no other
         there = all(Path(f"/etc/systemd/system/multi-user.target.wants/{unit}.service").is_symlink() for unit in units)

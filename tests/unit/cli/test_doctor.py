@@ -5,7 +5,9 @@ That they find nothing missing where nothing is: tests/deb, on a fresh Debian, a
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -43,12 +45,12 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     return write
 
 
-def doctor(tmp_path: Path, *words: str) -> dict[str, Finding]:
+def doctor(tmp_path: Path, *words: str, said: str = "") -> dict[str, Finding]:
     conf = tmp_path / "slurm.conf"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    conf.write_text(f"SlurmctldHost=head(127.0.0.1)\n#SYNERGY ReportPort={port}\n")
+    conf.write_text(f"SlurmctldHost=head(127.0.0.1)\n#SYNERGY ReportPort={port}\n{said}")
     done = CliRunner().invoke(cli, ["--conf", str(conf), "doctor", "--json", *words])
     found = [Finding(**one) for one in json.loads(done.stdout)]
     assert done.exit_code == any(finding.ok is False for finding in found)
@@ -98,6 +100,37 @@ def test_a_jobs_own_gpus_count_inside_it(put: Put, tmp_path: Path, monkeypatch: 
     found = doctor(tmp_path, "--checkpoint", str(tmp_path / "run7" / "deep"))
     assert found["GPUs"].ok and str(mine) in found["torch"].found and found["torch"].ok
     assert found["checkpoint"].ok and not (tmp_path / "run7").exists()
+
+
+def test_ports_are_closed_in_a_dry_run(put: Put, tmp_path: Path) -> None:
+    found = doctor(tmp_path, said="#SYNERGY DryRun=yes\n")["ReportPort"]
+    assert found.ok is None and "DryRun" in found.found
+
+
+def test_a_torch_in_this_folder_is_not_run(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root in /tmp, where anybody may have put it."""
+    put("python3", f'exec {sys.executable} "$@"')
+    (tmp_path / "torch.py").write_text("import pathlib; pathlib.Path('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    doctor(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_folders_that_a_user_may_not_enter(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"  # 0700, as all above it
+    (closed / "state").mkdir(parents=True)
+    code = (
+        "import os; from pathlib import Path; from synergyd.cli.doctor import writable;"
+        "from synergyd.cli.first_start import findings; from synergyd.settings import Settings;"
+        f"os.setuid(65534); folder = Path({str(closed / 'state')!r}); print(writable(folder).line());"
+        "[print(f.line()) for f in findings(Settings(state_dir=folder, rest_port=7399))]"
+    )
+    closed.chmod(0o700)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Permission denied" in next(line for line in done.stdout.splitlines() if "checkpoint" in line)
+    assert next(line for line in done.stdout.splitlines() if "database" in line).startswith("- ")
 
 
 def test_a_program_that_hangs_is_given_up(put: Put) -> None:

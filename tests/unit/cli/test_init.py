@@ -81,6 +81,21 @@ def test_a_script_that_cannot_be_merged_is_told_how_and_left_alone(conf: Path) -
     assert script.read_text() == "slurm_job_submit = require('site')\n"
 
 
+def test_a_script_that_only_says_the_word_gets_the_hook(conf: Path) -> None:
+    script = conf.parent / "job_submit.lua"
+    script.write_text(f"-- synergy.submit is not here yet\n{SITE}")
+    assert run(conf, "--yes").exit_code == 0
+    assert "if synergy.submit(desc, parts, uid)" in script.read_text()
+    assert run(conf, "--yes").output == f"{conf}: nothing to change\n"
+
+
+def test_plugins_before_a_backslash_are_the_admins_to_move(conf: Path) -> None:
+    conf.write_text(f"{CONF}\nJobSubmitPlugins=throttle \\\n  JobFileAppend=1\n")
+    done = run(conf, "--yes")
+    assert isinstance(done.exception, UsageError) and "JobSubmitPlugins=throttle,lua" in str(done.exception)
+    assert {path.name for path in conf.parent.iterdir()} == {"slurm.conf"}
+
+
 def test_a_link_stays_one_and_a_lost_synergy_conf_comes_back(conf: Path, tmp_path: Path) -> None:
     run(conf, "--yes")
     (conf.parent / "synergy.conf").unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deb.build import HERE, PACKAGES, SCRIPTS, build
+from deb.build import HERE, PACKAGES, SCRIPTS, build, maintainer
 from synergyd import __version__
 from tests.paths import ROOT
 
@@ -83,6 +83,34 @@ def test_the_launcher_runs_in_the_users_python_with_its_own_click_last(tree: Pat
     assert done.stdout.splitlines()[0] == str(library / "synergy_launch/__init__.py")
     assert done.stdout.splitlines()[1].split(os.pathsep)[:2] == [str(mine), str(library)]
     assert done.stdout.splitlines()[2] == "False []"  # the user's script sees no click of ours
+
+
+def test_the_users_own_launcher_goes_before_for_the_script_too(tree: Path, tmp_path: Path) -> None:
+    """PYTHONSAFEPATH: Python puts the script's folder nowhere."""
+    own = tmp_path / "synergy_launch/launcher"
+    own.mkdir(parents=True)
+    for folder in (own, own.parent):
+        (folder / "__init__.py").touch()
+    (own / "command.py").write_text("import os\ndef main(): print('own', os.environ['PYTHONPATH'])\n")
+    entry = tree / "root/usr/lib/synergy-launch/synergy-launch"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    for more in ({}, {"PYTHONSAFEPATH": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-S", str(entry)], env={**environment, **more}, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == f"own {tmp_path}\n", done.stderr
+
+
+def test_the_builder_is_named_in_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DEBFULLNAME", raising=False)
+    monkeypatch.delenv("DEBEMAIL", raising=False)
+    assert maintainer().endswith("invalid>")
+    monkeypatch.setenv("DEBFULLNAME", "Ann Admin")
+    monkeypatch.setenv("DEBEMAIL", "ann@example.org")
+    assert maintainer() == "Ann Admin <ann@example.org>"
+    monkeypatch.setenv("DEBFULLNAME", "Ann\nDepends: x")
+    with pytest.raises(SystemExit, match="DEBFULLNAME"):
+        maintainer()
 
 
 @pytest.mark.parametrize("script", sorted(p.name for p in HERE.iterdir() if p.suffix[1:] in SCRIPTS))
