@@ -249,12 +249,13 @@ def copyright_text(package: Package, root: Path) -> str:
         if library.name == "synergy-slurm":
             continue
         about = library.metadata
-        named = about.get("License-Expression") or about.get("License") or "see below"
+        said = {name: about[name] for name in ("License-Expression", "License", "Author") if name in about}
+        named = said.get("License-Expression") or said.get("License") or "see below"
         title = named.splitlines()[0][:60] if named else "see below"
         where = f"/{SITE}" if package.name == "synergyctl" else "the wheel of click"
         name = library.name.replace("-", "_")
         text += (
-            f"\nFiles: {place}/{name}*\nCopyright: {about.get('Author') or 'its authors'}\nLicense: {library.name}\n"
+            f"\nFiles: {place}/{name}*\nCopyright: {said.get('Author') or 'its authors'}\nLicense: {library.name}\n"
             f" {title}\n .\n Its text stands in {where}/{name}-{library.version}.dist-info.\n"
         )
     return text
