@@ -3,11 +3,14 @@ more than kappa workers fill whole nodes, least loaded first, so that few links 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.placement.place import Placement, PlacementRequest, why_not
+from synergyd.scheduler.placement.place import Placement, PlacementRequest, placing_order, why_not
 from synergyd.scheduler.problem.records import NodeCapacity
+
+# (work a GPU, not one of its own, free GPUs)
+_Rank = tuple[float, bool, int]
 
 
 def choose_gpus(
@@ -41,6 +44,7 @@ def place_lwf(
     to `kappa` GPUs: it gets the tightest fit, as `place` gives it; larger ones go where the node's mean work is least.
     """
     free_gpus = FreeGpus(capacities, spanned)
+    order = {node.name: i for i, node in enumerate(capacities)}
     total = {node.name: max(1, node.free, len(work.get(node.name, ()))) for node in capacities}
     load = {node.name: float(sum(work.get(node.name, ()))) for node in capacities}
     # A job placed here without figures of its own counts like the mean of what is known.
@@ -52,49 +56,37 @@ def place_lwf(
         if request.stay:
             free_gpus.take(request.nodes, request.shape.gpus_per_node, request.needs)
             nodes[request.job_id] = request.nodes
-    choices = {f: sum(node.admits(f) for node in capacities) for f in {r.node_filter for r in requests}}
-    changing = sorted(
-        (r for r in requests if not r.stay),
-        key=lambda r: (
-            not r.node_filter.required,
-            -r.shape.gpus_per_node,
-            -r.shape.nodes,
-            choices[r.node_filter],
-            not r.nodes,
-            r.job_id,
-        ),
-    )
-    for request in changing:
+    for request in placing_order(capacities, requests):
         shape, own, needs = request.shape, frozenset(request.nodes), request.needs
         if shape.gpus <= kappa:
             names = free_gpus.pick(shape, request.node_filter, own, None, needs, request.shun)
         else:
-            ranks = {x: (load[x] / total[x], x not in own, free_gpus.free[x]) for x in load}
-            names = _idlest(free_gpus, request, ranks)
+
+            def rank(name: str, own: frozenset[str] = own) -> _Rank:
+                return load[name] / total[name], name not in own, free_gpus.free[name]
+
+            names = _idlest(free_gpus, request, rank)
         if names is None:
             failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(needs)
             continue
         free_gpus.take(names, shape.gpus_per_node, needs)
         for name in names:
             load[name] += shape.gpus_per_node * typical
-        chosen = frozenset(names)
-        nodes[request.job_id] = tuple(node.name for node in capacities if node.name in chosen)
+        nodes[request.job_id] = tuple(sorted(names, key=order.__getitem__))
     return Placement(nodes, failed, free_gpus.free)
 
 
-def _idlest(
-    free_gpus: FreeGpus, request: PlacementRequest, ranks: Mapping[str, tuple[float, bool, int]]
-) -> tuple[str, ...] | None:
+def _idlest(free_gpus: FreeGpus, request: PlacementRequest, rank: Callable[[str], _Rank]) -> tuple[str, ...] | None:
     """The nodes of least rank inside the partition where the busiest of them is idlest; None where there are too few."""
     shape, required = request.shape, frozenset(request.node_filter.required)
     found = []
     for partition in request.node_filter.partition.split(","):
         node_filter = request.node_filter._replace(partition=partition)
-        fits = sorted(free_gpus.fitting(shape, node_filter, request.needs), key=lambda name: ranks[name])
+        fits = sorted(free_gpus.fitting(shape, node_filter, request.needs), key=rank)
         # a node of several GPU types has one name a type
         must = [name for name in fits if name.partition(":")[0] in required]
         rest = [name for name in free_gpus.better(fits, shape.nodes, request.shun) if name not in must]
         names = (*must, *rest)[: shape.nodes]
         if len(names) == shape.nodes and node_filter.allows(names, {}):
             found.append(names)
-    return min(found, key=lambda names: max(ranks[name] for name in names), default=None)
+    return min(found, key=lambda names: max(rank(name) for name in names), default=None)

@@ -50,22 +50,9 @@ def place(
         if request.stay:
             free_gpus.take(request.nodes, request.shape.gpus_per_node, request.needs)
             nodes[request.job_id] = request.nodes
-    changing = [r for r in requests if not r.stay]
+    changing = placing_order(capacities, requests)
     # Nodes on which a changing job sits are left to it where others have a choice.
     homes = Counter(name for r in changing for name in r.nodes)
-    choices = {p: sum(node.admits(p) for node in capacities) for p in {r.node_filter for r in changing}}
-    # Those that must have certain nodes first. Of equal sizes those on several nodes first (they need distinct ones), then
-    # those with the fewest nodes open to them, then those that have a home to keep.
-    changing.sort(
-        key=lambda r: (
-            not r.node_filter.required,
-            -r.shape.gpus_per_node,
-            -r.shape.nodes,
-            choices[r.node_filter],
-            not r.nodes,
-            r.job_id,
-        )
-    )
     for request in changing:
         homes.subtract(request.nodes)
         names = free_gpus.pick(
@@ -79,6 +66,27 @@ def place(
         free_gpus.take(names, request.shape.gpus_per_node, request.needs)
         nodes[request.job_id] = names
     return Placement(nodes, failed, free_gpus.free)
+
+
+def placing_order(capacities: Sequence[NodeCapacity], requests: Sequence[PlacementRequest]) -> list[PlacementRequest]:
+    """The requests that do not stay, in the order in which they are to be placed.
+
+    Those that must have certain nodes first. Of equal sizes those on several nodes first (they need distinct ones), then those with
+    the fewest nodes open to them, then those that have a home to keep.
+    """
+    changing = [r for r in requests if not r.stay]
+    choices = {f: sum(node.admits(f) for node in capacities) for f in {r.node_filter for r in changing}}
+    return sorted(
+        changing,
+        key=lambda r: (
+            not r.node_filter.required,
+            -r.shape.gpus_per_node,
+            -r.shape.nodes,
+            choices[r.node_filter],
+            not r.nodes,
+            r.job_id,
+        ),
+    )
 
 
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import JOB_FIELDS, NODE_FIELDS
-from synergyd.slurm.command_line import CommandLine
 from tests.unit.slurm.shell_world import WIDE, Shell, cut
 from tests.unit.slurm.test_columns import JOB, NODE
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for name, value in {"SQUEUE_FORMAT": "%i", "SINFO_SORT": "x", "SCANCEL_INTERACTIVE": "1", "SLURM_CLUSTERS": "all", "SLURM_JOB_ID": "5",
-                        "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE", "SLURM_CONF": "/outer"}.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    return Shell(tmp_path, CommandLine({"SLURM_CONF": "/throwaway"}, timeout_s=5))
 
 
 def test_a_row_becomes_a_job(shell: Shell) -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.command_line import CommandLine
 from tests.unit.slurm.shell_world import Shell
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for name, value in {"SQUEUE_FORMAT": "%i", "SINFO_SORT": "x", "SCANCEL_INTERACTIVE": "1", "SLURM_CLUSTERS": "all", "SLURM_JOB_ID": "5",
-                        "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE", "SLURM_CONF": "/outer"}.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    return Shell(tmp_path, CommandLine({"SLURM_CONF": "/throwaway"}, timeout_s=5))
 
 
 def test_an_update_is_one_call_with_a_word_for_each_field(shell: Shell) -> None:

@@ -20,12 +20,6 @@ from tests.unit.plugin.lua_runtimes import ROOT
 from tests.unit.slurm.conf_world import GOOD, load, said
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "job_submit.lua").write_text("dofile('synergy.lua')")
-    return tmp_path
-
-
 def test_without_a_line_all_is_default(folder: Path) -> None:
     loaded = load(folder, GOOD)
     assert (loaded.settings, dict(loaded.origins), loaded.problems) == (Settings(), {}, ())

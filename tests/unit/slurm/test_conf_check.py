@@ -19,12 +19,6 @@ from tests.unit.slurm.conf_world import GOOD, load
 from tests.unit.slurm.fake_slurm import row
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "job_submit.lua").write_text("dofile('synergy.lua')")
-    return tmp_path
-
-
 def test_a_good_slurm_conf_has_no_lint(folder: Path) -> None:
     loaded = load(folder, GOOD)
     assert lint(folder / "slurm.conf", loaded) == ()
