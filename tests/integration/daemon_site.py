@@ -77,9 +77,17 @@ def sizes(cluster: SlurmCluster, *job_ids: int) -> list[int | None]:
 
 
 def explain(cluster: SlurmCluster, job_id: int, url: str = "") -> dict[str, Any]:
-    """What `synergyctl explain --json` shows."""
+    """What `synergyctl explain --json` shows, once the daemon has seen the job (30 s at most)."""
     with open_store(url or f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+        cluster.wait_for(
+            lambda: store.decisions_of(job_id, 1) or store.story(job_id), 30, f"the daemon to see {job_id}"
+        )
         return dict(encode(explain_view.collect(store, job_id)))
+
+
+def story(cluster: SlurmCluster, job_id: int) -> str:
+    """The events that `synergyctl explain` tells of the job, a line each."""
+    return "\n".join(event["detail"] for event in explain(cluster, job_id)["story"])
 
 
 def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:

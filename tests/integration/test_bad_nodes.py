@@ -12,7 +12,7 @@ import pytest
 
 from synergyd.store.store import open_store
 from synergyd.views import status as status_view
-from tests.integration.daemon_site import AS_NOBODY, explain, sizes, status, until_beat, until_steps
+from tests.integration.daemon_site import AS_NOBODY, sizes, status, story, until_beat, until_steps
 from tests.throwaway import light_job, sick_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import Synergyd, make_cluster
@@ -67,10 +67,6 @@ def until(cluster: SlurmCluster, condition: Callable[[], object], timeout_s: flo
 def bad_nodes(cluster: SlurmCluster) -> dict[str, Any]:
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
         return {node.name: node for node in status_view.collect(store).bad_nodes}
-
-
-def story(cluster: SlurmCluster, job_id: int) -> str:
-    return "\n".join(e["detail"] for e in explain(cluster, job_id)["story"])
 
 
 def node_of(cluster: SlurmCluster, job_id: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.store.store import open_store
-from tests.integration.daemon_site import explain, status, until_beat, until_steps
+from tests.integration.daemon_site import status, story, until_beat, until_steps
 from tests.throwaway import failing_job, light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
@@ -49,10 +49,6 @@ def submit(
     before += "export CHECKPOINT_EVERY=5\n" if at != "start" else ""
     script = Path(failing_job.__file__)
     return light_job.submit(cluster, name, gpus=gpus, directive=size, script=script, before=before)
-
-
-def story(cluster: SlurmCluster, job_id: int) -> str:
-    return "\n".join(e["detail"] for e in explain(cluster, job_id)["story"])
 
 
 def shown(cluster: SlurmCluster, job_id: int, name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon_site import explain, until_beat, until_steps
+from tests.integration.daemon_site import story, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.power import power_off
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
@@ -45,10 +45,6 @@ def cluster(planned: dict[int, int]) -> Iterator[SlurmCluster]:
         with synergyd(cluster):
             until_beat(cluster)
             yield cluster
-
-
-def story(cluster: SlurmCluster, job_id: int) -> str:
-    return "\n".join(e["detail"] for e in explain(cluster, job_id)["story"])
 
 
 def shown(cluster: SlurmCluster, job_id: int, name: str) -> str:

@@ -175,7 +175,7 @@ def test_the_gpu_component_of_a_heterogeneous_job_is_resized(site: SlurmCluster,
     site.wait_for(lambda: sizes(site, part) == [2], 60, "the component on what is left")
     assert site.state(after) == "PENDING"
     site.wait_for(lambda: row_of(site, part)["job_state"] == "COMPLETED", 90, "its end")
-    assert row_of(site, leader)["job_state"] == "COMPLETED"
+    site.wait_for(lambda: row_of(site, leader)["job_state"] == "COMPLETED", 30, "the leader's end")
     site.wait_for(lambda: site.state(after) in ("COMPLETING", "COMPLETED"), 60, "the job that waited for it")
     text = (site.folder / "het.out").read_text()
     assert [x for x in text.splitlines() if x.split()[0] in ("start", "end")] == [

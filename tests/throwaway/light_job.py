@@ -23,7 +23,9 @@ from synergy_launch.links import link_gate
 from synergyd.records import Plan
 from tests.throwaway.slurm import SlurmCluster
 
-STEP_S = 0.1
+GPU_STEP_S = (
+    0.4  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
+)
 BATCH = 8
 GRADIENT_BYTES = 50_000_000
 MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}
@@ -37,8 +39,9 @@ def main() -> int:
     # one process stands for all of the job's
     # not by Slurm's count: where a node is lost the run goes on with fewer
     plan = Plan(**json.loads(text)) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    step_s = GPU_STEP_S / plan.gpus
     if environment.get("SLURM_NODEID", "0") != "0":
-        time.sleep(steps * STEP_S)
+        time.sleep(steps * step_s)
         return 0
     agent = Agent(AgentSettings.from_environment(environment), plan)
     agent.install_signals()
@@ -52,10 +55,10 @@ def main() -> int:
     agent.start(step, save=save, checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")), resharding=True)
     gate = link_gate.from_environment(environment)  # on several nodes, where there is an arbiter
     while step < steps:
-        time.sleep(STEP_S)
+        time.sleep(step_s)
         if gate is not None:
             gate.begin(GRADIENT_BYTES)
-            time.sleep(STEP_S)
+            time.sleep(step_s)
             gate.end()
         step += 1
         if not agent.after_step(step, loss=1.0 / step, tokens=step * BATCH, noise_scale=64.0):
