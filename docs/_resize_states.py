@@ -70,36 +70,38 @@ def _lives(state: Any) -> Iterator[Any]:
 
 def _events(life: Any) -> Iterator[tuple[str, Any]]:
     """Every kind of event, in its variants, with its name."""
-    from synergyd.control import resize as r
+    from synergyd.control import events as e
+    from synergyd.control import instructions as i
+    from synergyd.control.lifecycle import ResizeState, ResizeTimes
     from synergyd.records import Shape
 
     states = ("PENDING", "RUNNING", "SUSPENDED", "GONE")
     for state, restarts, begin_s in product(states, (0, 1), (None, NOW_S - 1, NOW_S + 1e5)):
-        yield f"Observed {state}", r.Observed(state, restarts, begin_s)
+        yield f"Observed {state}", e.Observed(state, restarts, begin_s)
     for restarts in (0, 1):
-        yield "Launch failed", r.Observed("PENDING", restarts, NOW_S + 120, launch_failed=True)
-    other = r.Target(Shape("a100", 2, 2))
-    yield "Wanted", r.Wanted(other, "cause", 0, other)
-    yield "Preempted", r.Preempted("cause")
-    yield "Unwanted", r.Unwanted("cause")
-    yield "Acknowledged", r.Acknowledged(0, 1)
-    yield "RestartedInPlace", r.RestartedInPlace(0, 1)
-    yield "PlanFailed", r.PlanFailed(other, "story")
-    yield "Hung", r.Hung(("n1",), 5, "story")
-    yield "Tick", r.Tick()
-    if life.state is r.ResizeState.RELEASED:  # what Slurm's reason is asked about
-        yield "Not started", r.Observed("PENDING", reason="BadConstraints")
-        yield "Not started", r.Tick(True, "Priority")
-    instructions: list[Any] = [r.AskCheckpoint(1, 0), r.Requeue(1, 0), r.Release(1)]
+        yield "Launch failed", e.Observed("PENDING", restarts, NOW_S + 120, launch_failed=True)
+    other = i.Target(Shape("a100", 2, 2))
+    yield "Wanted", e.Wanted(other, "cause", 0, other)
+    yield "Preempted", e.Preempted("cause")
+    yield "Unwanted", e.Unwanted("cause")
+    yield "Acknowledged", e.Acknowledged(0, 1)
+    yield "RestartedInPlace", e.RestartedInPlace(0, 1)
+    yield "PlanFailed", e.PlanFailed(other, "story")
+    yield "Hung", e.Hung(("n1",), 5, "story")
+    yield "Tick", e.Tick()
+    if life.state is ResizeState.RELEASED:  # what Slurm's reason is asked about
+        yield "Not started", e.Observed("PENDING", reason="BadConstraints")
+        yield "Not started", e.Tick(True, "Priority")
+    instructions: list[Any] = [i.AskCheckpoint(1, 0), i.Requeue(1, 0), i.Release(1)]
     if life.target is not None:
-        instructions.append(r.Update(1, life.target, r.ResizeTimes().park_s))
-        if life.state is r.ResizeState.RESTARTING:
-            instructions.append(r.Restart(1, 0, life.orders, life.target.plan))
+        instructions.append(i.Update(1, life.target, ResizeTimes().park_s))
+        if life.state is ResizeState.RESTARTING:
+            instructions.append(i.Restart(1, 0, life.orders, life.target.plan))
     for instruction in instructions:
         name = type(instruction).__name__
-        yield f"CarriedOut {name}", r.CarriedOut(instruction)
+        yield f"CarriedOut {name}", e.CarriedOut(instruction)
         for transient in (False, True):
-            yield f"Refused {name}", r.Refused(instruction, "error", transient)
+            yield f"Refused {name}", e.Refused(instruction, "error", transient)
 
 
 def transitions() -> dict[tuple[str, str], list[str]]:

@@ -9,7 +9,8 @@ from textwrap import fill
 
 import click
 
-from synergyd.settings import TABLE, Setting, Settings
+from synergyd.setting import Setting
+from synergyd.settings import TABLE, Settings
 
 _WIDTH = 120
 _HEAD = """\

@@ -17,7 +17,8 @@ from synergyd.cli.checks import Finding
 from synergyd.cli.checks import show as show_findings
 from synergyd.cli.console import console as make_console
 from synergyd.errors import UsageError, one_line
-from synergyd.settings import GPU_TYPE, SETTINGS, Setting, Settings
+from synergyd.setting import Setting
+from synergyd.settings import GPU_TYPE, SETTINGS, Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.conf import Lint, LoadedSettings, find_slurm_conf, load_settings

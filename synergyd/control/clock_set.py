@@ -14,7 +14,7 @@ from typing import Any
 from synergyd.control.hangs import SHUN_S
 from synergyd.control.launch_failure import AVOID_S, LIFTS
 from synergyd.control.lifecycle import JobLifecycle, ResizeState, ResizeTimes
-from synergyd.control.resize import longest_retry_s
+from synergyd.control.resize_steps import longest_retry_s
 from synergyd.control.tracked import Output, Remember, Tracked
 
 TIMES = ("submit_s", "since_s", "sent_s", "asked_s", "retry_after_s", "ended_s")  # of a lifecycle; 0: there was none

@@ -50,11 +50,12 @@ from synergyd.control.events import (
 )
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.gpus_free import gpus_free
-from synergyd.control.in_place import begins_unheard, can_restart, restarted, tell_crash
+from synergyd.control.in_place import begins_unheard, restarted, tell_crash
 from synergyd.control.in_transit import arrived, stays, under_way
-from synergyd.control.instructions import AskCheckpoint, Park, Target, Wake
+from synergyd.control.instructions import AskCheckpoint, Park, Wake
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.job_restarts import Restarts
+from synergyd.control.learnt import learn
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
     LEAVING,
@@ -71,13 +72,13 @@ from synergyd.control.start_time import put_off_until_s
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
 from synergyd.control.waiting import keep_waiting
+from synergyd.control.wanting import wanted
 from synergyd.control.watch import Watch, stall_together
 from synergyd.errors import one_line
+from synergyd.job_report import Report
 from synergyd.links.sharing import slowdowns_of
-from synergyd.records import Action, Cluster, Decision, Job, JobState, Plan, Profile, Report, Snapshot
+from synergyd.records import Action, Cluster, Job, JobState, Plan, Profile, Snapshot
 from synergyd.scheduler.problem.records import Progress
-from synergyd.scheduler.spares import lent_words
-from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 from synergyd.words import size_words
 
@@ -327,7 +328,7 @@ class Controller:
         outputs: list[Output] = [*tell_crash(tracked, before)]
         learnt: dict[str, Profile] = {}
         try:
-            learnt = self._learn(tracked, event) if self.learns else {}
+            learnt = learn(tracked, event, self.shared_profiles) if self.learns else {}
         except Exception as error:  # whatever a job reports costs that job alone
             text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
             if tracked.unlearnt != latest.restarts:
@@ -342,15 +343,6 @@ class Controller:
         if follows.event is not None:
             outputs += self._advance(latest.job_id, follows.event, now_s)
         return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
-
-    def _learn(self, tracked: Tracked, event: Reported) -> dict[str, Profile]:
-        """What the reports teach, by key of the store."""
-        profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
-        for report in event.reports:
-            profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
-        tracked.profile = profile
-        learnt = {f"job:{tracked.lifecycle.job_id}": profile}
-        return learnt if tracked.job is None else learnt | self.shared_profiles.learn(tracked.job, profile)
 
     def _checkpoint_taken(self, job_id: int, restarts: int, count: int, now_s: float) -> list[Output]:
         if job_id in self.jobs:
@@ -376,7 +368,7 @@ class Controller:
         if decision.cell is None or tracked.lifecycle.state not in _DECIDABLE:
             return []
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
-            return self._want(tracked, decision, job, now_s)
+            return self._advance(job.job_id, wanted(tracked, decision, job), now_s)
         tracked.blocked = decision
         waits = keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
         return [*waits, *wakes(decision, self._cluster)]
@@ -385,7 +377,7 @@ class Controller:
         if tracked is None or tracked.blocked is None:
             return []
         decision, tracked.blocked = tracked.blocked, None
-        return [] if job is None else self._want(tracked, decision, job, now_s)
+        return [] if job is None else self._advance(job.job_id, wanted(tracked, decision, job), now_s)
 
     def _answered(self, answer: CarriedOut | Refused, now_s: float) -> list[Output]:
         tracked = self.jobs.get(job_id := answer.instruction.job_id)
@@ -397,34 +389,14 @@ class Controller:
             tracked.saved = (0, 0.0)
         return self._advance(job_id, answer, now_s)
 
-    def _want(self, tracked: Tracked, decision: Decision, job: Job, now_s: float) -> list[Output]:
-        if decision.cell is None:
-            return []
-        shape, present_plan = decision.cell.shape, tracked.lifecycle.plan
-        # a job that keeps its own size keeps its own degrees as well
-        plan = None if job.fixed and job.state is JobState.PENDING else decision.cell.plan
-        words = size_words(shape, plan)
-        cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words
-        cause += f", since {job.cut_why}" if job.cut_why and job.cut_why in decision.why else ""
-        cause += f", since it was {lent}" if (lent := lent_words(decision)) else ""
-        cause += f", as before it lost {', '.join(job.lost[:3])}" if job.lost and shape == job.lost_shape else ""
-        names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
-        target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
-        stays, acks = can_restart(tracked), tracked.checkpoints_taken
-        wanted = Wanted(target, cause, acks, present, Target(job.asked), in_place=stays)
-        return self._advance(job.job_id, wanted, now_s)
-
     def _review(self, drains: bool, now_s: float) -> list[Output]:
         outputs: list[Output] = []
         together = stall_together(self.jobs.values())
         for job_id, tracked in self.jobs.items():
             outputs += review_health(tracked, now_s)
-            for found in (
-                review_time(tracked, now_s, self.restarts.lead_s(tracked)),
-                self.watch.review(tracked, now_s, self.times, together=together),
-            ):
-                for one in found:
-                    outputs += self._advance(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]
+            found = review_time(tracked, now_s, self.restarts.lead_s(tracked))
+            for one in (*found, *self.watch.review(tracked, now_s, self.times, together=together)):
+                outputs += self._advance(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]
         return outputs + self.watch.drains(now_s, drains)
 
     # -- moves ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from synergyd.job_report import Report
 from synergyd.rates import worth
-from synergyd.records import Report
 
 _TOLERANCE = 1.5  # a learning rate schedule that is prolonged, an estimate that was rough
 _SLACK_S = 900.0  # of training: the last evaluation and checkpoint are steps of no length

@@ -8,7 +8,8 @@ from synergyd.control.lifecycle import JobLifecycle
 from synergyd.control.node_paces import SLOW
 from synergyd.control.tracked import Tracked
 from synergyd.control.watch import idle_of
-from synergyd.records import MAX_RETURNS, Job, JobState
+from synergyd.job_report import MAX_RETURNS
+from synergyd.records import Job, JobState
 from synergyd.words import span_words
 
 MOST_SLOWED = 10.0  # what a report may say at the most

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from synergyd.control.lifecycle import JobLifecycle
-from synergyd.records import Decision, Job, JobState, Plan, Report, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Decision, Job, JobState, Plan, Snapshot
 from synergyd.words import span_words
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers

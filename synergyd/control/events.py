@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from synergyd.control.instructions import Instruction, Target
 from synergyd.control.walltime import UNTIMED, Walltime
-from synergyd.records import Cell, Decision, Job, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cell, Decision, Job, Shape, Snapshot
 
 # -- one job's resize ----------------------------------------------------------------------------------------------
 

@@ -17,18 +17,8 @@ from synergyd.control.in_place import run_of
 from synergyd.control.instructions import Target
 from synergyd.control.lifecycle import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
-from synergyd.records import (
-    FIRST_STEPS,
-    MAX_RETURNS,
-    Cell,
-    EarlyFailure,
-    Job,
-    JobState,
-    Measurement,
-    Plan,
-    Profile,
-    Shape,
-)
+from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
+from synergyd.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
 from synergyd.task.shared_profiles import program
 from synergyd.words import plan_words, size_words
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from synergyd.records import Report
+from synergyd.job_report import Report
 
 MAX_HANGS = 3  # of one job: what hangs once more is its script
 STEPS = 20.0  # twice what its launcher calls a stall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.words import span_words
 
 SILENT_S = 300.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from synergyd.control.events import RestartedInPlace
 from synergyd.control.tracked import Learnt, Remember, Tracked
-from synergyd.records import Report
+from synergyd.job_report import Report
 
 
 def can_restart(tracked: Tracked) -> bool:

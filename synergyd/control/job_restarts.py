@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from synergyd.control.lifecycle import ResizeTimes
 from synergyd.control.restart_account import bytes_per_writer, measured, words
 from synergyd.control.tracked import Output, Remember, Tracked
-from synergyd.records import Job, Profile, Report
+from synergyd.job_report import Report
+from synergyd.records import Job, Profile
 from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.task.restart_cost import RestartCosts
 

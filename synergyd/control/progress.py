@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from synergyd.records import Job, Report
+from synergyd.job_report import Report
+from synergyd.records import Job
 from synergyd.scheduler.problem.records import Progress
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from synergyd.records import Cluster, Decision, Job, JobState, Node, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, Decision, Job, JobState, Node, Shape, Snapshot
 
 WHOLE_S = 3600.0
 POINT_SHARE = 1 / 60  # a job's next point comes after this share of its age: about 400 in its first ten hours

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from synergyd.job_report import Report
 from synergyd.rates import worth
-from synergyd.records import Cell, Job, JobState, Plan, Report
+from synergyd.records import Cell, Job, JobState, Plan
 
 GAIN = 1.05  # predicted over measured goodput from which a change is worth its trouble
 

@@ -33,7 +33,7 @@ from synergyd.control.events import (
     Wanted,
 )
 from synergyd.control.hangs import SHUN_S
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Restart, Target, Update
+from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Restart, Update
 from synergyd.control.lifecycle import (
     IN_TRANSIT,
     STARTING,
@@ -41,24 +41,33 @@ from synergyd.control.lifecycle import (
     ResizeState,
     ResizeTimes,
     Step,
-    settles_s,
     wait_ends_s,
+)
+from synergyd.control.resize_steps import (
+    awaited,
+    longest_retry_s,
+    runs,
+    settled,
+    to,
+    to_held,
+    to_requeuing,
+    to_resized,
+    to_restarting,
+    to_unchanged,
+    update,
+    words,
 )
 from synergyd.control.start_refusal import (
     STALE_REASON_S,
     Rung,
-    names_limit,
     next_try,
     refuses,
     remembered,
     waits_its_turn,
 )
-from synergyd.records import Plan
-from synergyd.words import size_words
 
 _RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING, ResizeState.RESTARTING)
 _SENT_AGAIN = IN_TRANSIT - {ResizeState.RELEASED}
-_PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
 
 
 def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: ResizeTimes) -> Step:
@@ -95,44 +104,44 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
 
 def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> Step:
     if event.state == "GONE":
-        return _to(life, ResizeState.GONE, now_s, f"left the queue while {life.state}")
+        return to(life, ResizeState.GONE, now_s, f"left the queue while {life.state}")
     running = event.state in ("RUNNING", "SUSPENDED")
     newer = event.restarts > life.restarts
     soon_s = now_s + min(30.0, limits.park_s / 3)
     match life.state:
         case ResizeState.QUEUED if running:
-            return _runs(life, event, now_s, None, "started by Slurm as a plain job")
+            return runs(life, event, now_s, None, "started by Slurm as a plain job")
         case ResizeState.RUNNING if event.state == "PENDING":
             # requeued by Slurm (node failure) or by the user
             # what the incarnation that ended was spared says nothing of the next one's start
             moved = replace(life, restarts=event.restarts, plan=None, ended_s=now_s, retry_after_s=0.0, unanswered=0)
-            return _to(moved, ResizeState.QUEUED, now_s, "requeued by Slurm or its user")
+            return to(moved, ResizeState.QUEUED, now_s, "requeued by Slurm or its user")
         case ResizeState.RUNNING if running and event.restarts != life.restarts:
-            return _runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
+            return runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
         case ResizeState.CHECKPOINTING if newer and running:
-            return _runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
+            return runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
         case ResizeState.RESTARTING if newer and running:
-            return _runs(
+            return runs(
                 life, event, now_s, life.plan, "restarted outside Synergy before it could be restarted in place"
             )
         case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.RESTARTING if event.state == "PENDING":
             back = replace(life, restarts=event.restarts, ended_s=now_s)
-            return _to_held(back, now_s, limits, f"requeued{life.walltime.words()}")
+            return to_held(back, now_s, limits, f"requeued{life.walltime.words()}")
         case ResizeState.CHECKPOINTING if event.state == "SUSPENDED":
             text = "suspended while its checkpoint was awaited: resize given up"
-            return _to(replace(life, target=None, stopping=False), ResizeState.RUNNING, now_s, text)
+            return to(replace(life, target=None, stopping=False), ResizeState.RUNNING, now_s, text)
         case ResizeState.RESTARTING if event.state == "SUSPENDED":
             return Step(replace(life, since_s=now_s))  # nothing of it runs, so nothing can report
         case ResizeState.REQUEUING if running and newer:
             again = replace(life, retry_after_s=now_s + limits.retry_s)
-            return _runs(again, event, now_s, None, "started again before it could be resized")
+            return runs(again, event, now_s, None, "started again before it could be resized")
         case ResizeState.HELD if running:
             again = replace(life, retry_after_s=now_s + limits.retry_s)
-            return _runs(again, event, now_s, None, "started before its new size was complete")
+            return runs(again, event, now_s, None, "started before its new size was complete")
         case ResizeState.RESIZED | ResizeState.RELEASED if running:
             # from RESIZED: the release took effect, only its answer was lost
             size = "its new size" if life.target else "the size Slurm had for it"
-            return _runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
+            return runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
         case ResizeState.HELD if (
             event.state == "PENDING" and event.eligible_s is not None and event.eligible_s < soon_s
         ):
@@ -140,7 +149,7 @@ def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeT
         case ResizeState.RESIZED if (
             event.state == "PENDING" and event.eligible_s is not None and event.eligible_s <= now_s
         ):
-            return _to(_pending(life, event, now_s), ResizeState.RELEASED, now_s, "released")
+            return to(_pending(life, event, now_s), ResizeState.RELEASED, now_s, "released")
         case ResizeState.RELEASED if (
             event.state == "PENDING" and refuses(event.reason) and now_s >= life.since_s + STALE_REASON_S
         ):
@@ -179,14 +188,14 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
     aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked or life.asked)
     match life.state:
         case ResizeState.QUEUED:
-            return _to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
+            return to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
         case ResizeState.RELEASED if life.target != target:
-            return _to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
+            return to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
         case ResizeState.RUNNING:
             asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present, stays=_stays(event))
             asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
             text = f"{'restart in place' if asked.stays else 'resize'} decided: {event.cause}; checkpoint asked for"
-            return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+            return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
         case _:
             return Step(life)
 
@@ -215,26 +224,26 @@ def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
         stays=False,
     )
     text = f"preemption decided: {event.cause}; checkpoint asked for"
-    return _to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+    return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
 
 
 def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING:
         back = replace(life, target=None, stopping=False)
-        return _to(back, ResizeState.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
+        return to(back, ResizeState.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
     if life.state in STARTING:
         back = replace(life, target=None, origin=None, attempts=0)
-        return _to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
+        return to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
     return Step(life)
 
 
 def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING:
-        return _to_requeuing(life, now_s, "it failed while its checkpoint was awaited")
+        return to_requeuing(life, now_s, "it failed while its checkpoint was awaited")
     if life.state not in (ResizeState.RUNNING, ResizeState.RESTARTING):
         return Step(life)
     back = replace(life, target=event.fallback, origin=None, cause="its plan failed", stopping=False)
-    return _to_requeuing(back, now_s, event.story)
+    return to_requeuing(back, now_s, event.story)
 
 
 def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
@@ -243,7 +252,7 @@ def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
     count, until_s = life.hangs.count + 1, now_s + SHUN_S
     hangs = replace(life.hangs, count=count, nodes=event.nodes, until_s=until_s, step=event.step)
     back = replace(life, target=None, origin=None, stopping=True, cause="its steps had stopped", hangs=hangs)
-    return _to_requeuing(back, now_s, event.story)
+    return to_requeuing(back, now_s, event.story)
 
 
 def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:
@@ -251,8 +260,8 @@ def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step
         moves = replace(life.moves, checkpoint_s=max(0.0, now_s - life.asked_s)) if life.asked_s else life.moves
         answered = replace(life, unanswered=0, moves=moves)
         if life.stays and life.target is not None and life.target.plan is not None:
-            return _to_restarting(answered, life.target.plan, now_s)
-        return _to_requeuing(answered, now_s, "checkpoint acknowledged")
+            return to_restarting(answered, life.target.plan, now_s)
+        return to_requeuing(answered, now_s, "checkpoint acknowledged")
     return Step(life)
 
 
@@ -265,16 +274,16 @@ def _restarted(life: JobLifecycle, event: RestartedInPlace, now_s: float) -> Ste
     ):
         return Step(life)
     runs = replace(life, plan=life.target.plan, target=None, origin=None, attempts=0, stays=False)
-    return _to(runs, ResizeState.RUNNING, now_s, f"restarted in place: {_words(life.target)}")
+    return to(runs, ResizeState.RUNNING, now_s, f"restarted in place: {words(life.target)}")
 
 
 def _done(life: JobLifecycle, instruction: Instruction, now_s: float, limits: ResizeTimes) -> Step:
     match instruction:
         case Update(target=target) if life.state is ResizeState.HELD and target == life.target:
-            text = f"size set and read back: {_words(target)}"
-            return _to_resized(replace(life, attempts=0), now_s, limits, text)
+            text = f"size set and read back: {words(target)}"
+            return to_resized(replace(life, attempts=0), now_s, limits, text)
         case Release() if life.state is ResizeState.RESIZED:
-            return _to(life, ResizeState.RELEASED, now_s, "released")
+            return to(life, ResizeState.RELEASED, now_s, "released")
         case AskCheckpoint(restarts=r) if (
             life.state is ResizeState.CHECKPOINTING and r == life.restarts and not life.asked_s
         ):
@@ -284,7 +293,7 @@ def _done(life: JobLifecycle, instruction: Instruction, now_s: float, limits: Re
 
 
 def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTimes) -> Step:
-    if event.instruction not in _awaited(life, limits):
+    if event.instruction not in awaited(life, limits):
         return Step(life)  # a late answer, or one that another instruction makes good
     tried = replace(life, attempts=life.attempts + 1)
     # a refusal that is called transient and yet lasts as long as a job may be parked is none
@@ -295,44 +304,23 @@ def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTim
     match event.instruction:
         case Update() if give_up and origin is not None and life.target != origin:
             again = replace(back, target=origin, attempts=0)
-            text = f"new size refused ({event.error}): back to {_words(origin)}"
-            return _to(again, ResizeState.HELD, now_s, text, (_update(life, origin, limits),))
+            text = f"new size refused ({event.error}): back to {words(origin)}"
+            return to(again, ResizeState.HELD, now_s, text, (update(life, origin, limits),))
         case Update() if give_up:
-            return _to_unchanged(back, now_s, limits, f"update refused ({event.error})")
+            return to_unchanged(back, now_s, limits, f"update refused ({event.error})")
         case Restart() if give_up:
-            return _to_requeuing(tried, now_s, f"it could not be restarted in place: {event.error}")
+            return to_requeuing(tried, now_s, f"it could not be restarted in place: {event.error}")
         case Requeue() if give_up:
-            return _to(back, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
+            return to(back, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
         case AskCheckpoint() if give_up or not event.transient:
-            return _to(back, ResizeState.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
+            return to(back, ResizeState.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
         case Release() if give_up:
             text = f"release refused ({event.error}): it starts by itself when its start time comes"
-            return _to(tried, ResizeState.RELEASED, now_s, text)
+            return to(tried, ResizeState.RELEASED, now_s, text)
         case _:
             # the story tells of the first one only: a slurmctld that is away for an hour is one line
             told = f"{type(event.instruction).__name__} failed, will be tried again: {event.error}"
             return Step(tried, (), (told,) if tried.attempts == 1 or not event.transient else ())
-
-
-def _awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]:
-    """The instruction whose answer moves `life` on."""
-    match life.state:
-        case ResizeState.CHECKPOINTING:
-            return (AskCheckpoint(life.job_id, life.restarts),)
-        case ResizeState.REQUEUING:
-            return (Requeue(life.job_id, life.restarts),)
-        case ResizeState.RESTARTING if life.target is not None and life.target.plan is not None:
-            return (Restart(life.job_id, life.restarts, life.orders, life.target.plan),)
-        case ResizeState.HELD if life.target is not None:
-            return (_update(life, life.target, limits),)
-        case ResizeState.RESIZED:
-            return (Release(life.job_id),)
-        case _:
-            return ()
-
-
-def _update(life: JobLifecycle, target: Target, limits: ResizeTimes) -> Update:
-    return Update(life.job_id, target, limits.park_s, life.walltime.grant)
 
 
 def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) -> Step:
@@ -344,36 +332,36 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             asked = replace(life, unanswered=life.unanswered + 1)
             back = replace(asked, stopping=False, retry_after_s=now_s + longest_retry_s(asked, limits))
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
-            return _to(back, ResizeState.RUNNING, now_s, text)
+            return to(back, ResizeState.RUNNING, now_s, text)
         case ResizeState.CHECKPOINTING if over and life.asked_s:
             text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
-            return _to_requeuing(life, now_s, text)
+            return to_requeuing(life, now_s, text)
         case ResizeState.CHECKPOINTING if over:
             # a job that was never asked must not lose the work since its last checkpoint
             back = replace(life, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
-            return _to(
+            return to(
                 back, ResizeState.RUNNING, now_s, "its checkpoint could not be asked for in time: resize given up"
             )
         case ResizeState.HELD if over:
             # each update parks the job anew: one that never gets an answer must not hold it for ever
             back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
-            return _to_unchanged(back, now_s, limits, "no update was answered")
-        case ResizeState.RESIZED if not _settled(life, now_s, limits):
+            return to_unchanged(back, now_s, limits, "no update was answered")
+        case ResizeState.RESIZED if not settled(life, now_s, limits):
             return Step(life)
         case ResizeState.RESTARTING if over:
             text = f"no report of the new plan within {limits.in_place_s:g} s: requeued"
-            return _to_requeuing(life, now_s, text)
+            return to_requeuing(life, now_s, text)
         case _ if life.state in _SENT_AGAIN and (not life.sent_s or now_s >= life.sent_s + limits.resend_s):
-            return Step(sent, _awaited(life, limits))
+            return Step(sent, awaited(life, limits))
         case ResizeState.RELEASED if over and event.room and (refuses(event.reason) or waits_its_turn(event.reason)):
             return _not_started(life, event.reason, now_s, limits)
         case ResizeState.RELEASED if over and waits_its_turn(event.reason) and _as_plain(life):
             # it stands in Slurm's queue as it would without a directive, and stays there until it starts
             plain = replace(life, target=None, left=event.reason or "None")
-            return _to(plain, ResizeState.QUEUED, now_s, f"waits in Slurm's queue as it was submitted ({event.reason})")
+            return to(plain, ResizeState.QUEUED, now_s, f"waits in Slurm's queue as it was submitted ({event.reason})")
         case ResizeState.RELEASED if over:
             # its GPUs went to someone else or a node is away: decide anew
-            return _to(
+            return to(
                 replace(life, target=None), ResizeState.QUEUED, now_s, "did not start in time: waits for a new decision"
             )
         case _:
@@ -397,75 +385,8 @@ def _not_started(life: JobLifecycle, reason: str, now_s: float, limits: ResizeTi
     rung, choice = next_try(life.target, life.rung, life.origin, life.asked)
     refusals = remembered(life.refusals, life.target, reason, now_s)
     down = replace(life, target=choice, rung=rung, refusals=refusals, refused=life.refused + 1)
-    said = f"Slurm did not start it with {_words(life.target)} (its reason: {reason or 'none'})"
+    said = f"Slurm did not start it with {words(life.target)} (its reason: {reason or 'none'})"
     if choice is None:
         left = replace(down, left=reason or "None", origin=None)
-        return _to(left, ResizeState.QUEUED, now_s, f"{said}: left to Slurm")
-    return _to_held(down, now_s, limits, f"{said}: {_words(choice)} on nodes of Slurm's choice is tried")
-
-
-# -- moves ---------------------------------------------------------------------------------------------------------
-
-
-def _to(
-    life: JobLifecycle, state: ResizeState, now_s: float, text: str, instructions: tuple[Instruction, ...] = ()
-) -> Step:
-    sent_s = now_s if instructions else life.sent_s
-    return Step(replace(life, state=state, since_s=now_s, sent_s=sent_s), instructions, (text,))
-
-
-def _runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
-    left = "" if waits_its_turn(life.left) or names_limit(life.left) else life.left
-    now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
-    now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left)
-    return _to(now, ResizeState.RUNNING, now_s, text)
-
-
-def _to_restarting(life: JobLifecycle, plan: Plan, now_s: float) -> Step:
-    told = replace(life, attempts=0, orders=life.orders + 1)
-    order = Restart(life.job_id, life.restarts, told.orders, plan)
-    return _to(told, ResizeState.RESTARTING, now_s, "checkpoint acknowledged: it is restarted in place", (order,))
-
-
-def _to_requeuing(life: JobLifecycle, now_s: float, text: str) -> Step:
-    return _to(
-        replace(life, attempts=0, stays=False),
-        ResizeState.REQUEUING,
-        now_s,
-        text,
-        (Requeue(life.job_id, life.restarts),),
-    )
-
-
-def _to_held(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
-    if life.target is None:
-        # kept from starting by itself before those that it made way for
-        park = (Park(life.job_id, limits.park_s, life.walltime.grant),) if life.stopping else ()
-        return _to(replace(life, stopping=False, plan=None), ResizeState.QUEUED, now_s, text, park)
-    return _to(replace(life, attempts=0), ResizeState.HELD, now_s, text, (_update(life, life.target, limits),))
-
-
-def _to_unchanged(life: JobLifecycle, now_s: float, limits: ResizeTimes, why: str) -> Step:
-    """Nothing better is known than Slurm's own view of the job: it is released with that. No target, so no plan of ours."""
-    freed = replace(life, target=None, attempts=0)
-    return _to_resized(freed, now_s, limits, f"{why}: released as Slurm has it")
-
-
-def _to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
-    """The job may start now, or (a tick then releases it) when its last incarnation has been over for long enough."""
-    if _settled(life, now_s, limits):
-        return _to(life, ResizeState.RESIZED, now_s, text, (Release(life.job_id),))
-    return _to(replace(life, sent_s=0.0), ResizeState.RESIZED, now_s, text)
-
-
-def longest_retry_s(life: JobLifecycle, limits: ResizeTimes) -> float:
-    """How long a job is left alone at the most after a resize that failed, seconds."""
-    return limits.retry_s * 2.0 ** min(max(0, life.unanswered - 1), _PATIENCE)
-
-
-def _settled(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> bool:
-    return not life.ended_s <= now_s < settles_s(life, limits)  # a clock set back must not keep it waiting
-
-
-def _words(target: Target) -> str:
-    return size_words(target.shape, target.plan, target.nodes)
+        return to(left, ResizeState.QUEUED, now_s, f"{said}: left to Slurm")
+    return to_held(down, now_s, limits, f"{said}: {words(choice)} on nodes of Slurm's choice is tried")

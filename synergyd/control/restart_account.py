@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from synergyd.control.events import Acknowledged, Observed, PlanFailed, ResizeEvent, RestartedInPlace, Wanted
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.restarts import RestartTimes
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from synergyd.control.lifecycle import (
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.start_refusal import has_room, still_refused
 from synergyd.control.start_time import after_writing
-from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile, Report
+from synergyd.job_report import Report
+from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
 
 
 @dataclass(frozen=True)

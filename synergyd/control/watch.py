@@ -16,7 +16,8 @@ from synergyd.control.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.node_health import HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
 from synergyd.control.node_paces import NodePaces
 from synergyd.control.tracked import Output, Remember, Tracked
-from synergyd.records import Cell, Job, JobState, Node, Report
+from synergyd.job_report import Report
+from synergyd.records import Cell, Job, JobState, Node
 from synergyd.scheduler.problem.utility import smallest
 from synergyd.task.shared_profiles import program
 from synergyd.words import span_words

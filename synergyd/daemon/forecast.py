@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.daemon import user_models
 from synergyd.errors import SynergyError, UsageError, one_line
-from synergyd.records import Cell, Cluster, Job, JobState, Measurement, ModelSpec, Plan, Profile, Report
+from synergyd.job_report import Report
+from synergyd.records import Cell, Cluster, Job, JobState, Measurement, ModelSpec, Plan, Profile
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
 from synergyd.task.batch_advice import advise

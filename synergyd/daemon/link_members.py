@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from synergyd.daemon.link_arbiter import Member
-from synergyd.records import Job, JobState, Report
+from synergyd.job_report import Report
+from synergyd.records import Job, JobState
 
 
 def members_of(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, Member]:

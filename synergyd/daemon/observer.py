@@ -18,7 +18,8 @@ from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.report_inbox import ReceivedReport
 from synergyd.daemon.user_groups import UserGroups
-from synergyd.records import Cluster, Job, JobState, Profile, Report, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, Job, JobState, Profile, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter

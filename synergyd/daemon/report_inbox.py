@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.refusals import Refusals
 from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.wire import munge
 from synergyd.wire.report import MAX_BYTES, Told, answer_line, from_json
 

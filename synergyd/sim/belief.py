@@ -10,19 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
-from synergyd.records import (
-    Cell,
-    Cluster,
-    Directive,
-    Job,
-    JobState,
-    Measurement,
-    ModelSpec,
-    Plan,
-    Profile,
-    Report,
-    Shape,
-)
+from synergyd.job_report import Report
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.scheduler.problem.records import Progress
 from synergyd.sim.records import TraceJob, placed_on
 from synergyd.sim.world import Live

@@ -34,7 +34,8 @@ from synergyd.control.lifecycle import times_of
 from synergyd.control.move_limits import caps_beside, settled
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
-from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Report, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.records import Policy, Progress
 from synergyd.settings import Settings

@@ -6,16 +6,11 @@ import json
 import math
 import os
 import re
-import signal
-import subprocess
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
-from time import perf_counter
 from typing import Any
 
-from synergyd.slurm.accounting import owner_process, owners_token, read_rules
+from synergyd.slurm.accounting import owners_token, read_rules
 from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
@@ -30,7 +25,8 @@ from synergyd.slurm.columns import (
     node_row,
     value,
 )
-from synergyd.slurm.owners import TIMEOUT_S, NoAnswerError, Owners
+from synergyd.slurm.commands import Commands
+from synergyd.slurm.owners import TIMEOUT_S, Owners
 from synergyd.slurm.partitions import partition_rows
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
@@ -42,18 +38,7 @@ SIGNAL_TIMEOUT_S = (
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
-# what an outer job or a user's habits would change: formats, filters, another cluster
-_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
-TOOK = 10_000  # calls whose times wait to be told
 FEW = 4  # new jobs whose AdminComment is read one by one; a read of the whole queue as JSON costs as much as an epoch's own
-_OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
-TRANSIENT = re.compile(
-    r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
-    r"authentication|temporarily|Job is in the process of|being set|try again|busy|Unexpected message|not responding|"
-    r"completing|backup",
-    re.IGNORECASE,
-)
-_BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
@@ -66,7 +51,7 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
 
-class CommandLine:
+class CommandLine(Commands):
     """Reader and writer through scontrol, squeue, sinfo and scancel.
 
     `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in `calls`.
@@ -82,13 +67,8 @@ class CommandLine:
         timeout_s: float = 30.0,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        outer = {k: v for k, v in os.environ.items() if k in _OURS or not k.startswith(_FOREIGN)}
-        # seconds since 1970 in every time field, and messages in the language that TRANSIENT knows
-        self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
-        self._timeout_s = timeout_s
+        super().__init__(environment, timeout_s)
         self._writing = writing
-        self.calls = 0
-        self.took: deque[tuple[str, float]] = deque(maxlen=TOOK)  # (command, seconds) of the latest calls
         self._owners = Owners()
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
@@ -96,7 +76,7 @@ class CommandLine:
     # -- reads -----------------------------------------------------------------------------------------------------
 
     def version(self) -> str:
-        words = self._run("scontrol", "--version").decode(errors="replace").split()
+        words = self.run("scontrol", "--version").decode(errors="replace").split()
         return words[-1] if words else ""
 
     def jobs(self) -> tuple[JobRow, ...]:
@@ -113,9 +93,9 @@ class CommandLine:
 
     def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes that are in a partition: sinfo knows no others."""
-        rows = self._table("sinfo", NODE_FIELDS, "-a", "-N")
+        rows = self.table("sinfo", NODE_FIELDS, "-a", "-N")
         if any(full & NODE_WIDE.keys() for _, full in rows):
-            rows = self._table("sinfo", _widened(NODE_FIELDS, NODE_WIDE), "-a", "-N")
+            rows = self.table("sinfo", _widened(NODE_FIELDS, NODE_WIDE), "-a", "-N")
         found: dict[str, NodeRow] = {}
         for f, _ in rows:
             name = f["NodeList"]
@@ -124,13 +104,13 @@ class CommandLine:
 
     def partitions(self) -> tuple[PartitionRow, ...]:
         """Two calls: the partitions, and the cluster's own defaults."""
-        text = self._run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
-        return partition_rows(text, self._run("scontrol", "show", "config").decode(errors="replace"))
+        text = self.run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
+        return partition_rows(text, self.run("scontrol", "show", "config").decode(errors="replace"))
 
     def leaf_switches(self) -> dict[str, str]:
         """From `scontrol show topology`: the switches of level 0."""
         try:
-            lines = self._run("scontrol", "show", "topology").decode(errors="replace").splitlines()
+            lines = self.run("scontrol", "show", "topology").decode(errors="replace").splitlines()
         except SlurmError as error:
             if error.transient:
                 raise
@@ -144,7 +124,7 @@ class CommandLine:
         return found
 
     def reservations(self) -> str:
-        return self._run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
+        return self.run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
         """One call: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""
@@ -153,7 +133,7 @@ class CommandLine:
             ids = ",".join(str(int(n)) for n in job_ids[i : i + WIDE_IDS])
             fields = (("%A", 12), ("%n", NODE_LIST_BYTES), ("%x", NODE_LIST_BYTES))
             try:
-                rows = self._table("squeue", fields, "-a", "--array-unique", "-j", ids)
+                rows = self.table("squeue", fields, "-a", "--array-unique", "-j", ids)
             except SlurmError as error:
                 if NO_JOB.search(error.what):
                     continue
@@ -164,21 +144,21 @@ class CommandLine:
         return {i: lists for i, lists in found.items() if i in set(job_ids)}
 
     def accounting_rules(self) -> AccountingRules:
-        rules = read_rules(self._run)
+        rules = read_rules(self.run)
         self._limits, self._tokens = rules.limits, rules.tokens and not self._no_tokens
         return rules
 
     def associations(self) -> str:
-        return self._run("scontrol", "show", "assoc_mgr", "flags=assoc,qos").decode(errors="replace")
+        return self.run("scontrol", "show", "assoc_mgr", "flags=assoc,qos").decode(errors="replace")
 
     def past_runs(self, from_s: float, to_s: float) -> Iterator[PastRun]:
-        return read_past_runs(self._run, from_s, to_s)
+        return read_past_runs(self.run, from_s, to_s)
 
     def mail_of(self, job_id: int) -> tuple[str, str]:
-        return read_mail(self._run, job_id)
+        return read_mail(self.run, job_id)
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
-        rows = self._table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
+        rows = self.table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))
         return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
@@ -197,7 +177,7 @@ class CommandLine:
     def _all_admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         wanted = set(job_ids)
         try:
-            data = json.loads(self._run("squeue", "-a", "--json").decode(errors="replace"))
+            data = json.loads(self.run("squeue", "-a", "--json").decode(errors="replace"))
             rows = [(int(j["job_id"]), j.get("admin_comment") or "") for j in data["jobs"]]
         except (ValueError, KeyError, TypeError) as error:
             raise SlurmError("squeue --json", f"answer not understood ({error})", transient=True) from None
@@ -206,7 +186,7 @@ class CommandLine:
     def admin_comment(self, job_id: int) -> str:
         """From `scontrol show job`, cheap however long the queue is: an array's id shows all of its tasks. A line end in another
         field may make a line like one of its: then the whole queue is read as JSON."""
-        text = self._run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
+        text = self.run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
         if not _ADMIN_COMMENT.search(text):
             return ""
         records = [r for r in _RECORD.split(text) if r.startswith(f"JobId={int(job_id)} ")]
@@ -218,7 +198,7 @@ class CommandLine:
     def batch_script(self, job_id: int) -> str | None:
         try:
             return (
-                self._run("scontrol", "write", "batch_script", str(int(job_id)), "-")
+                self.run("scontrol", "write", "batch_script", str(int(job_id)), "-")
                 .decode(errors="replace")
                 .replace("\0", "")
             )
@@ -251,14 +231,14 @@ class CommandLine:
         # what is denied to the owner says nothing of this user's rights: no DeniedError
         whose: dict[str, Any] = {"uid": uid} if os.geteuid() == 0 else {"token": self._token(uid)}
         argv = ("scontrol", "update", *words)
-        self._owners.run(uid, lambda: self._run(*argv, timeout_s=TIMEOUT_S, start=self._writing, **whose))
+        self._owners.run(uid, lambda: self.run(*argv, timeout_s=TIMEOUT_S, start=self._writing, **whose))
         if ours:
             self.update(job, ours)
 
     def _token(self, uid: int) -> str:
         """The owner's. Where Slurm gives none, limits are checked before each update from now on (`acts_as_owner`)."""
         try:
-            return owners_token(self._run, uid)
+            return owners_token(self.run, uid)
         except SlurmError as error:
             if error.transient:
                 raise
@@ -283,7 +263,7 @@ class CommandLine:
         if not nodes or any(not _NODE.match(name) for name in nodes):
             raise SlurmError("scontrol update", f"{', '.join(nodes)!r} are no names of nodes", transient=False)
         # what is denied for nodes says nothing of this user's rights over jobs: no DeniedError
-        self._run("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP", start=self._writing)
+        self.run("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP", start=self._writing)
 
     def drain(self, node: str, reason: str) -> None:
         if not _NODE.match(node) or any(not c.isprintable() for c in reason):
@@ -296,9 +276,7 @@ class CommandLine:
         if isinstance(job, str):
             # of an array task scancel sends the signal, hears that it could not, and sends it again every few seconds (22.05);
             # of its steps it does not
-            steps = (
-                self._run("squeue", "-a", "-s", "-h", "-j", _named(job), "-o", "%i").decode(errors="replace").split()
-            )
+            steps = self.run("squeue", "-a", "-s", "-h", "-j", _named(job), "-o", "%i").decode(errors="replace").split()
             words = [x for x in steps if _STEP.match(x)]
             if not words:
                 raise SlurmError("squeue -s", f"job {job} has no step yet", transient=True)
@@ -312,7 +290,7 @@ class CommandLine:
 
     def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
         try:
-            self._run(*argv, timeout_s=timeout_s, fine=fine, start=self._writing)
+            self.run(*argv, timeout_s=timeout_s, fine=fine, start=self._writing)
         except SlurmError as error:
             _check_denied(error)
             raise
@@ -322,7 +300,7 @@ class CommandLine:
     def _jobs(self, *options: str) -> tuple[JobRow, ...]:
         cut: list[str] = []
         rows: list[JobRow] = []
-        for f, full in self._table("squeue", JOB_FIELDS, *JOB_OPTIONS, *options):
+        for f, full in self.table("squeue", JOB_FIELDS, *JOB_OPTIONS, *options):
             if full & JOB_WIDE.keys():
                 cut.append(f["JobID"])
             else:
@@ -330,7 +308,7 @@ class CommandLine:
         for i in range(0, len(cut), WIDE_IDS):
             ids = cut[i : i + WIDE_IDS]
             try:
-                again = self._table("squeue", _widened(JOB_FIELDS, JOB_WIDE), *JOB_OPTIONS, "-j", ",".join(ids))
+                again = self.table("squeue", _widened(JOB_FIELDS, JOB_WIDE), *JOB_OPTIONS, "-j", ",".join(ids))
             except SlurmError as error:
                 if NO_JOB.search(error.what):  # it has left in between
                     continue
@@ -338,99 +316,6 @@ class CommandLine:
             # an id of an array or a heterogeneous job names its other parts too
             rows.extend(job_row(f) for f, _ in again if f["JobID"] in ids)
         return tuple(rows)
-
-    def _table(
-        self, program: str, fields: Sequence[tuple[str, int]], *options: str
-    ) -> list[tuple[dict[str, str], frozenset[str]]]:
-        """Rows of a fixed-width format, cut by byte offsets: (text by column, columns filled to the last byte).
-
-        Raises SlurmError when a row has another length.
-        """
-        if fields[0][0].startswith("%"):  # the short format: %12A is column A, 12 wide
-            format = ("-o", "".join(f"%{width}{name[1:]}" for name, width in fields))
-        else:
-            format = ("-O", ",".join(f"{name}:{width}" for name, width in fields))
-        out = self._run(program, "-h", *options, *format)
-        length = sum(width for _, width in fields) + 1
-        if len(out) % length or any(out[i] != 10 for i in range(length - 1, len(out), length)):
-            raise SlurmError(program, f"{len(out)} bytes are not rows of {length} bytes", transient=False)
-        ends = list(accumulate(width for _, width in fields))
-        places = [(name, end - width, end) for (name, width), end in zip(fields, ends, strict=True)]
-        rows = []
-        for start in range(0, len(out), length):
-            line = out[start : start + length]
-            full = frozenset(name for name, _, end in places if line[end - 1] != 32)
-            if line.isascii():  # the usual one: cut as text, in half the time
-                text = line.decode("ascii")
-                row = {name: text[begin:end].rstrip(" ") for name, begin, end in places}
-            else:
-                row = {name: line[begin:end].decode(errors="replace").rstrip(" ") for name, begin, end in places}
-            rows.append((row, full))
-        return rows
-
-    def _run(
-        self,
-        *argv: str,
-        timeout_s: float = math.inf,
-        fine: re.Pattern[str] | None = None,
-        start: Callable[[], AbstractContextManager[None]] = nullcontext,
-        uid: int | None = None,
-        token: str = "",
-    ) -> bytes:
-        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user; `token`: as
-        the user whose it is, for Slurm alone."""
-        self.calls += 1
-        timeout_s = min(timeout_s, self._timeout_s)
-        began_s = perf_counter()
-        try:
-            done = self._answer(argv, timeout_s, start, uid, token)
-        except subprocess.TimeoutExpired:
-            raise NoAnswerError(
-                argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
-            ) from None
-        except OSError as error:
-            raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
-        finally:
-            self.took.append((argv[0], perf_counter() - began_s))
-        text = done.stderr.decode(errors="replace").strip()
-        if text and fine:
-            text = "\n".join(line for line in text.splitlines() if line and not fine.search(line))
-            if not text:
-                return done.stdout
-        # a warning about slurm.conf is an "error:" too, but ends well; a column that is not known ends well, without it
-        if done.returncode or _BAD_FORMAT.search(text):
-            raise SlurmError(
-                " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
-            )
-        return done.stdout
-
-    def _answer(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        start: Callable[[], AbstractContextManager[None]],
-        uid: int | None = None,
-        token: str = "",
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
-        own = self._environment | ({"SLURM_JWT": token} if token else {})
-        whose = {"env": own} if uid is None else owner_process(uid, own)
-        with start():
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                **whose,
-            )
-        with process:
-            try:
-                out, error = process.communicate(timeout=timeout_s)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-        return subprocess.CompletedProcess(argv, process.returncode, out, error)
 
 
 def _named(job: int | str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import count, node_names, nodes_and_cpus, tres_counts
-from synergyd.slurm.command_line import TRANSIENT
+from synergyd.slurm.commands import TRANSIENT
 from synergyd.slurm.rows import (
     NAME_BYTES,
     REASON_BYTES,

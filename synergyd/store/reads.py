@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, Select, func, select
 
 from synergyd.errors import UsageError
+from synergyd.job_report import Report
 from synergyd.records import (
     CALLED,
     NAMED,
@@ -21,7 +22,6 @@ from synergyd.records import (
     Measurement,
     ModelSpec,
     Profile,
-    Report,
     Sharing,
 )
 from synergyd.restarts import RestartTimes

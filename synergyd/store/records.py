@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
+from synergyd.job_report import Report
 from synergyd.notice import Notice
-from synergyd.records import Cell, Decision, Profile, Report, Snapshot
+from synergyd.records import Cell, Decision, Profile, Snapshot
 from synergyd.steering import Steering
 
 

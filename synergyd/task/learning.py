@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from synergyd.records import Measurement, ModelSpec, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Measurement, ModelSpec, Profile, Shape
 from synergyd.task.fit.parameters import TIME, RowBatch, backward, forward, log_time, plausible, solve
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.dims import stacked

@@ -10,8 +10,9 @@ from enum import Enum
 from typing import Any, get_args, get_type_hints
 
 from synergyd.control.decision_log import JobStatus
+from synergyd.job_report import Report
 from synergyd.notice import Notice
-from synergyd.records import Decision, Report
+from synergyd.records import Decision
 from synergyd.usage import Totals
 
 FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not raise it

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
-from synergyd.records import EarlyFailure, InPlace, ModelSpec, Plan, Report
+from synergyd.job_report import EarlyFailure, InPlace, Report
+from synergyd.records import ModelSpec, Plan
 from synergyd.wire import munge
 from synergyd.wire.codec import Checks, decode, encode
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text

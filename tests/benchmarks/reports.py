@@ -27,7 +27,8 @@ from synergyd.daemon import adoption
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.daemon.tools import Tools
-from synergyd.records import Plan, Report
+from synergyd.job_report import Report
+from synergyd.records import Plan
 from synergyd.settings import Settings
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import open_store

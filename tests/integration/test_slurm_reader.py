@@ -96,7 +96,7 @@ def test_command_line_ignores_the_users_habits(small: SlurmCluster, monkeypatch:
 def test_a_column_that_slurm_does_not_know_is_an_error(small: SlurmCluster) -> None:
     """Slurm leaves such a column out and ends with exit code 0."""
     with pytest.raises(SlurmError) as error:
-        CommandLine(small.env)._table("sinfo", (("NodeList", 20), ("NoSuchColumn", 20)), "-N")
+        CommandLine(small.env).table("sinfo", (("NodeList", 20), ("NoSuchColumn", 20)), "-N")
     assert not error.value.transient
 
 

@@ -8,20 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.queue_history import QueueHistory
-from synergyd.records import (
-    Action,
-    Alternative,
-    Cell,
-    Cluster,
-    Decision,
-    Job,
-    JobState,
-    Node,
-    Plan,
-    Report,
-    Shape,
-    Snapshot,
-)
+from synergyd.job_report import Report
+from synergyd.records import Action, Alternative, Cell, Cluster, Decision, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store
 

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 BASE = (
-    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.words "
-    "synergyd.steering synergyd.usage synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages "
-    "synergyd.link_names synergyd.settings"
+    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.job_report "
+    "synergyd.words synergyd.steering synergyd.usage synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages "
+    "synergyd.link_names synergyd.setting synergyd.settings_allocation synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -33,6 +33,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.node_needs", ""),
     ("synergyd.restarts", ""),
     ("synergyd.records", "synergyd.node_needs synergyd.restarts"),
+    ("synergyd.job_report", "synergyd.records"),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),
     ("synergyd.usage", ""),
@@ -42,9 +43,16 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.pipeline_stages", ""),
     ("synergyd.link_names", ""),
     ("synergyd.setting_types", "synergyd.link_names"),
-    ("synergyd.settings", "synergyd.setting_types synergyd.notice"),
-    ("synergyd.settings_text", "synergyd.settings"),
-    ("synergyd.wire", "synergyd.errors synergyd.ordinary_file synergyd.records"),
+    ("synergyd.setting", "synergyd.setting_types"),
+    ("synergyd.settings_service", "synergyd.setting_types synergyd.setting synergyd.notice"),
+    ("synergyd.settings_allocation", "synergyd.setting_types synergyd.setting"),
+    ("synergyd.settings_resizing", "synergyd.setting_types synergyd.setting"),
+    (
+        "synergyd.settings",
+        "synergyd.setting_types synergyd.setting synergyd.settings_service synergyd.settings_allocation synergyd.settings_resizing",
+    ),
+    ("synergyd.settings_text", "synergyd.setting synergyd.settings"),
+    ("synergyd.wire", "synergyd.errors synergyd.ordinary_file synergyd.records synergyd.job_report"),
     ("synergyd.links", BASE),
     ("synergyd.task.model", BASE),
     ("synergyd.task.fit", f"{BASE} synergyd.task.model"),
@@ -56,26 +64,30 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.scheduler", f"{BASE} synergyd.links {POLICIES}"),
     ("synergyd.control", f"{BASE} synergyd.links {MODELS} {ALLOCATION}"),
     # what runs inside jobs: of synergyd only what needs the standard library alone
-    ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.rates"),
-    ("synergy_launch.agent", "synergyd.errors synergyd.records synergy_launch.batch"),
-    ("synergy_launch.megatron_lm", "synergyd.records synergyd.rates synergyd.pipeline_stages synergyd.wire"),
+    ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.job_report synergyd.rates"),
+    ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch"),
+    (
+        "synergy_launch.megatron_lm",
+        "synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire",
+    ),
     (
         "synergy_launch.launcher",
-        "synergyd synergyd.errors synergyd.records synergyd.wire synergy_launch.batch synergy_launch.agent synergy_launch.megatron_lm",
+        "synergyd synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch synergy_launch.agent "
+        "synergy_launch.megatron_lm",
     ),
     ("synergy_launch.links", "synergyd.errors synergyd.wire"),
     (
         "synergy_launch.pytorch",
-        "synergyd.errors synergyd.records synergy_launch.batch synergy_launch.agent synergy_launch.links",
+        "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch synergy_launch.agent synergy_launch.links",
     ),
     (
         "synergy_launch.megatron_core",
-        "synergyd.errors synergyd.records synergyd.pipeline_stages synergy_launch.batch synergy_launch.agent synergy_launch.links "
-        "synergy_launch.pytorch",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.pipeline_stages synergy_launch.batch "
+        "synergy_launch.agent synergy_launch.links synergy_launch.pytorch",
     ),
     (
         "synergy_launch.huggingface",
-        "synergyd.errors synergyd.records synergyd.rates synergy_launch.agent synergy_launch.pytorch",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergy_launch.agent synergy_launch.pytorch",
     ),
     ("synergy_launch", "synergy_launch.pytorch"),
     (
@@ -109,6 +121,7 @@ FORBIDDEN = {
     "synergyd.errors": (*IMPURE, *HEAVY),
     "synergyd.restarts": (*IMPURE, *HEAVY),
     "synergyd.records": (*IMPURE, *HEAVY),
+    "synergyd.job_report": (*IMPURE, *HEAVY),
     "synergyd.constraint": (*IMPURE, *HEAVY),
     "synergyd.node_needs": (*IMPURE, *HEAVY),
     "synergyd.words": (*IMPURE, *HEAVY),
@@ -119,6 +132,10 @@ FORBIDDEN = {
     "synergyd.pipeline_stages": (*IMPURE, *HEAVY),
     "synergyd.link_names": (*IMPURE, *HEAVY),
     "synergyd.setting_types": (*IMPURE, *HEAVY),
+    "synergyd.setting": (*IMPURE, *HEAVY),
+    "synergyd.settings_service": (*IMPURE, *HEAVY),
+    "synergyd.settings_allocation": (*IMPURE, *HEAVY),
+    "synergyd.settings_resizing": (*IMPURE, *HEAVY),
     "synergyd.settings": (*IMPURE, *HEAVY),
     "synergyd.wire": HEAVY,
     "synergyd.links": IMPURE,

@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from synergyd.scheduler.policies.registry import POLICIES, policy_named
-from synergyd.settings import OBJECTIVES, SETTINGS, STOPPING_POLICIES, TABLE, Setting, Settings
-from synergyd.settings import POLICIES as POLICY_NAMES
+from synergyd.setting import Setting
+from synergyd.settings import SETTINGS, TABLE, Settings
+from synergyd.settings_allocation import OBJECTIVES, STOPPING_POLICIES
+from synergyd.settings_allocation import POLICIES as POLICY_NAMES
 from synergyd.settings_text import conf_text, default_text, main, settings_markdown
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from synergy_launch.launcher.crew import Crew, NextRun
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.start import fit_plan
-from synergyd.records import InPlace, Plan
+from synergyd.job_report import InPlace
+from synergyd.records import Plan
 from synergyd.wire.report import Told
 
 CRASHES, WINDOW_S = 3, 3600.0

@@ -21,7 +21,8 @@ from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.run_history import RunHistory
 from synergy_launch.launcher.start import fit_plan
 from synergyd.errors import SynergyError
-from synergyd.records import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Plan, Report
+from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Report
+from synergyd.records import Plan
 from synergyd.wire import report as wire_report
 from synergyd.wire.plan_file import PlanFile
 

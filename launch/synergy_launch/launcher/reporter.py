@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from synergyd.errors import SynergyError
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.wire import report
 from synergyd.wire.report import Told
 

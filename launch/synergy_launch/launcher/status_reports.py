@@ -19,7 +19,7 @@ from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
 from synergy_launch.launcher.stall_detector import LEAST_S, StallDetector
 from synergy_launch.megatron_lm.supervisor import Supervisor
-from synergyd.records import EarlyFailure
+from synergyd.job_report import EarlyFailure
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import Told, status_to_report
 

@@ -14,7 +14,8 @@ from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
-from synergyd.settings import OBJECTIVES, Settings
+from synergyd.settings import Settings
+from synergyd.settings_allocation import OBJECTIVES
 
 _PRIORITY_REACH = 10.0  # a Slurm priority, or fair-share factor, counts as at most this many times the median, and at least its inverse
 _LEAST_SHARE = 1e-6  # Slurm's fair-share factor is 0 where an association has no shares, or no use of its parent's

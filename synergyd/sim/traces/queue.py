@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.errors import UsageError
-from synergyd.records import Directive, Job, JobState, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Directive, Job, JobState, Profile, Shape
 from synergyd.sim.recorded_truth import RecordedTruth
 from synergyd.sim.records import TraceJob
 from synergyd.task.job_planner import JobPlanner

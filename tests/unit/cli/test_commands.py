@@ -15,19 +15,8 @@ from synergyd import __version__
 from synergyd.cli.context import Context, guarded
 from synergyd.cli.synergyctl import VERBS, cli
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import (
-    CALLED,
-    NAMED,
-    Action,
-    Alternative,
-    Cell,
-    Decision,
-    Plan,
-    Report,
-    Shape,
-    SharedLink,
-    Sharing,
-)
+from synergyd.job_report import Report
+from synergyd.records import CALLED, NAMED, Action, Alternative, Cell, Decision, Plan, Shape, SharedLink, Sharing
 from synergyd.settings import Settings
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from synergyd.cli.synergyctl import cli
 from synergyd.control.decision_log import present
 from synergyd.control.lifecycle import JobLifecycle
+from synergyd.job_report import Report
 from synergyd.records import (
     Action,
     Alternative,
@@ -22,7 +23,6 @@ from synergyd.records import (
     Job,
     JobState,
     Plan,
-    Report,
     Shape,
     SharedLink,
     Sharing,

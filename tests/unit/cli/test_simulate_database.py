@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from synergyd.cli.simulate import simulate_verb
 from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
 from synergyd.errors import UsageError
-from synergyd.records import Action, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Action, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.sim.records import Placed
 from synergyd.sim.traces.queue import UNREADABLE, RecordedJob, replay
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport

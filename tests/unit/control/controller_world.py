@@ -38,21 +38,8 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
-from synergyd.records import (
-    Action,
-    Cell,
-    Cluster,
-    Decision,
-    Directive,
-    EarlyFailure,
-    Job,
-    JobState,
-    Node,
-    Plan,
-    Report,
-    Shape,
-    Snapshot,
-)
+from synergyd.job_report import EarlyFailure, Report
+from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 
 TIMES = ResizeTimes(checkpoint_timeout_s=30, resend_s=5, park_s=60, release_timeout_s=20, attempts=3, retry_s=20)
 EPOCH_S = 15.0

@@ -31,7 +31,8 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Remember, Tracked
-from synergyd.records import Plan, Report
+from synergyd.job_report import Report
+from synergyd.records import Plan
 from tests.unit.control.resize_world import JOB, LARGE, LIMITS, SMALL
 
 NOW_S, HOUR_S = 100_000.0, 3600.0

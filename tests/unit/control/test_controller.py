@@ -38,20 +38,8 @@ from synergyd.control.lifecycle import (
 )
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
-from synergyd.records import (
-    Action,
-    Cell,
-    Cluster,
-    Decision,
-    Directive,
-    Job,
-    JobState,
-    Node,
-    Plan,
-    Report,
-    Shape,
-    Snapshot,
-)
+from synergyd.job_report import Report
+from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from tests.unit.control.controller_world import World
 
 SMALL, LARGE = Shape("a100", 1, 2), Shape("a100", 1, 4)

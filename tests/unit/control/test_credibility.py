@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from synergyd.control.credibility import LengthClaim, follow
-from synergyd.records import Plan, Report
+from synergyd.job_report import Report
+from synergyd.records import Plan
 
 STEP = Report(1, 0, 5, step_s=1.0, plan=Plan(dp=4, micro_batch=16, global_batch=64))  # 64 sequences a second
 

@@ -9,7 +9,8 @@ import pytest
 from synergyd.control.decidable import UNMEASURED_S, as_decided_about
 from synergyd.control.lifecycle import JobLifecycle
 from synergyd.control.tracked import Tracked
-from synergyd.records import Job, Profile, Report
+from synergyd.job_report import Report
+from synergyd.records import Job, Profile
 from tests.unit.scheduler.builders import NOW, job
 
 RESTARTED = job(1, nodes=("n0",), gpus=4, restarts=1, start_s=NOW - 60)

@@ -14,21 +14,8 @@ from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback, 
 from synergyd.control.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.tracked import Learnt, Output, Remember
-from synergyd.records import (
-    MAX_RETURNS,
-    Cell,
-    Cluster,
-    Directive,
-    EarlyFailure,
-    Job,
-    JobState,
-    Node,
-    Plan,
-    Profile,
-    Report,
-    Shape,
-    Snapshot,
-)
+from synergyd.job_report import MAX_RETURNS, EarlyFailure, Report
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
 PLAN = Plan(tp=2, dp=2, global_batch=8)

@@ -10,7 +10,8 @@ import pytest
 
 from synergyd.control.lifecycle import ResizeState
 from synergyd.control.reviews import SHORT_S, review_loss
-from synergyd.records import EarlyFailure, InPlace, Plan
+from synergyd.job_report import EarlyFailure, InPlace
+from synergyd.records import Plan
 from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site
 

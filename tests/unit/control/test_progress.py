@@ -5,7 +5,8 @@ from synergyd.control.events import GpuTimeKnown, JobObserved, Observed, Snapsho
 from synergyd.control.job_durations import JobDurations
 from synergyd.control.lifecycle import ResizeTimes
 from synergyd.control.progress import progress_of
-from synergyd.records import Cluster, JobState, Report, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, JobState, Snapshot
 from synergyd.scheduler.problem.records import Progress
 from tests.unit.scheduler.builders import job
 

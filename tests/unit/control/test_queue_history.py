@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from synergyd.control.queue_history import WHOLE_S, QueueHistory, decided_gpus, plain_gpus
-from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Plan, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Plan, Shape, Snapshot
 
 
 def shape(nodes: int, each: int, kind: str = "a100") -> Shape:

@@ -9,7 +9,8 @@ import pytest
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.control import rebatch
-from synergyd.records import Cell, Directive, Job, JobState, Plan, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Cell, Directive, Job, JobState, Plan, Shape
 from synergyd.wire import munge
 from synergyd.wire import report as reports
 from synergyd.wire.report import Told

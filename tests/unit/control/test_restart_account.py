@@ -23,6 +23,7 @@ from synergyd.control.events import (
 from synergyd.control.instructions import AskCheckpoint, Release, Update
 from synergyd.control.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.tracked import Learnt, Output, Remember
+from synergyd.job_report import Report
 from synergyd.records import (
     Action,
     Cell,
@@ -34,7 +35,6 @@ from synergyd.records import (
     Node,
     Plan,
     Profile,
-    Report,
     Shape,
     Snapshot,
 )

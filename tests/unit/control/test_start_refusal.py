@@ -17,7 +17,8 @@ from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step, times_of
 from synergyd.control.resize import advance
 from synergyd.control.start_refusal import STALE_REASON_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
 from synergyd.control.tracked import Tracked
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.settings import Settings
 from tests.unit.control.resize_world import LIMITS
 

@@ -15,7 +15,8 @@ from synergyd.control.reviews import review_time
 from synergyd.control.time_view import Reservation, in_time
 from synergyd.control.tracked import Remember, Tracked
 from synergyd.control.walltime import Walltime
-from synergyd.records import Directive, Job, JobState, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Directive, Job, JobState, Shape
 
 NOW = 10_000.0
 HOUR = 3600.0

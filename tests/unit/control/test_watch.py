@@ -12,7 +12,8 @@ from synergyd.control.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Output, Remember
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.settings import Settings
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)

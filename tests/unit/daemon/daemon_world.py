@@ -12,7 +12,8 @@ from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.report_inbox import ReceivedReport, ReportInbox
 from synergyd.daemon.tools import Tools
-from synergyd.records import Action, Decision, Plan, Profile, Report
+from synergyd.job_report import Report
+from synergyd.records import Action, Decision, Plan, Profile
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.rows import JobRow, NodeRow

@@ -17,7 +17,7 @@ from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.refusals import Refusals
 from synergyd.daemon.report_inbox import MAX_WAITING_JOB, ReportInbox
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.wire.report import to_json
 from tests.unit.daemon.test_parts import decode, send
 

@@ -21,7 +21,8 @@ from synergyd.daemon.link_members import left_s, members_of
 from synergyd.daemon.link_process import LinkProcess, members_from, members_line
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.errors import UsageError
-from synergyd.records import Job, JobState, Plan, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Job, JobState, Plan, Shape
 from tests.paths import python_path
 from tests.unit.daemon.link_arbiter_world import (
     MEMBERS,

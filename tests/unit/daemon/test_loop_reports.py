@@ -10,7 +10,8 @@ import pytest
 from synergyd.control.instructions import Target
 from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.report_inbox import ReceivedReport
-from synergyd.records import Action, Plan, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Action, Plan, Profile, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.store.records import StoredLifecycle
 from synergyd.wire.codec import decode, encode

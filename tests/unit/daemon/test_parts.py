@@ -23,7 +23,8 @@ from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Cell, Cluster, Directive, EarlyFailure, Job, JobState, Node, Plan, Profile, Report, Shape
+from synergyd.job_report import EarlyFailure, Report
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.store import leader

@@ -7,18 +7,8 @@ import json
 from pathlib import Path
 
 from synergyd.errors import UsageError
-from synergyd.records import (
-    Alternative,
-    Cell,
-    Measurement,
-    ModelSpec,
-    Plan,
-    Profile,
-    Report,
-    Shape,
-    SharedLink,
-    Sharing,
-)
+from synergyd.job_report import Report
+from synergyd.records import Alternative, Cell, Measurement, ModelSpec, Plan, Profile, Shape, SharedLink, Sharing
 from synergyd.wire import link_protocol, plan_file, report
 from synergyd.wire.codec import decode, encode
 from synergyd.wire.hostlist import MAX_NAMES, expand

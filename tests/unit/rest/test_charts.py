@@ -15,7 +15,8 @@ import pytest
 
 from synergyd.control.queue_history import QueueHistory
 from synergyd.errors import UsageError
-from synergyd.records import Cluster, Job, JobState, Node, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, Job, JobState, Node, Shape, Snapshot
 from synergyd.rest import what_if
 from synergyd.rest.caller import SlurmRights
 from synergyd.rest.page import read_files

@@ -23,7 +23,8 @@ import uvicorn
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.node_health import NodeRecord
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Cell, Plan, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Cell, Plan, Profile, Shape
 from synergyd.rest import app, server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, Reported, SnapshotTaken
 from synergyd.control.lifecycle import times_of
-from synergyd.records import Cluster, Decision, Directive, Job, JobState, Node, Plan, Profile, Report, Shape, Snapshot
+from synergyd.job_report import Report
+from synergyd.records import Cluster, Decision, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.task.job_planner import JobPlanner

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.settings import Settings
 from synergyd.task.job_planner import JobPlanner
 from tests.unit.scheduler.cluster_play import GPU, LIAR, START_S, Play, Played, Tale, played, truth

@@ -128,7 +128,7 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY NoticeUrl=file:///etc/passwd", "NoticeUrl"),
         ("#SYNERGY NoticeEvents=hold,all", "NoticeEvents"),
         ("#SYNERGY Epock=5", "unknown key Epock; did you mean Epoch?"),
-        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, Partitions, Policy, Fairness, "),
+        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, Partitions, DryRun, "),
         ("#SYNERGY peak_tflops=3", "unknown key peak_tflops; write GpuType=NAME peak_tflops=... on one line"),
         ("#SYNERGY Epoch=0", "Epoch=0 is not right; Epoch takes 1 s to 1 day, such as 60, 60s or 5m"),
         ("#SYNERGY Epoch=5weeks", "Epoch=5weeks is not right; "),

@@ -8,8 +8,9 @@ import pytest
 from synergyd.control.controller import Controller
 from synergyd.control.events import JobObserved, Observed, Reported
 from synergyd.control.lifecycle import ResizeTimes
+from synergyd.job_report import Report
 from synergyd.node_needs import Room
-from synergyd.records import Directive, JobState, Report, Shape
+from synergyd.records import Directive, JobState, Shape
 from synergyd.slurm.observe import (
     Known,
     cluster_of,

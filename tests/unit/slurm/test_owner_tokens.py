@@ -95,7 +95,7 @@ def test_a_user_that_this_host_does_not_know_gets_no_token() -> None:
 
 def test_the_token_is_in_that_commands_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = CommandLine({"PATH": os.environ["PATH"]})
-    assert slurm._run("printenv", "SLURM_JWT", token="abc") == b"abc\n"
+    assert slurm.run("printenv", "SLURM_JWT", token="abc") == b"abc\n"
     assert "SLURM_JWT" not in slurm._environment
 
 

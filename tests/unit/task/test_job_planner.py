@@ -8,20 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergyd.records import (
-    Cell,
-    Cluster,
-    Directive,
-    Job,
-    JobState,
-    Measurement,
-    ModelSpec,
-    Node,
-    Plan,
-    Profile,
-    Report,
-    Shape,
-)
+from synergyd.job_report import Report
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Node, Plan, Profile, Shape
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import update_profile
 from synergyd.task.model.hardware import figures

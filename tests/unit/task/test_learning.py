@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from synergyd.records import Measurement, Plan, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Measurement, Plan, Profile, Shape
 from synergyd.task.learning import coarse, inherited, level, refined, update_profile
 from synergyd.task.model.arrays import Floats, from_plans
 from synergyd.task.model.hardware import GpuFigures, figures

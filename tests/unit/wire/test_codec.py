@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
-from synergyd.records import Action, Alternative, Cell, Decision, ModelSpec, Plan, Profile, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Action, Alternative, Cell, Decision, ModelSpec, Plan, Profile, Shape
 from synergyd.wire.codec import clean, decode, encode
 
 RECORDS: tuple[type[Any], ...] = (Cell, Plan, Decision, ModelSpec, Profile, Report, Shape, Alternative)

@@ -14,19 +14,17 @@ from synergyd.control.launch_failure import LaunchFailures, Started
 from synergyd.control.lifecycle import JobLifecycle, ResizeState, validate
 from synergyd.control.start_time import WrittenStart
 from synergyd.errors import UsageError
+from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import (
     Accepts,
     Action,
     Alternative,
     Cell,
     Decision,
-    EarlyFailure,
-    InPlace,
     Measurement,
     ModelSpec,
     Plan,
     Profile,
-    Report,
     Shape,
     SharedLink,
     Sharing,

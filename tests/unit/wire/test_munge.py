@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from synergyd.errors import UnavailableError
-from synergyd.records import Plan, Report
+from synergyd.job_report import Report
+from synergyd.records import Plan
 from synergyd.wire import munge
 from synergyd.wire.report import Told, answer_line, from_json, to_json, told_by
 from tests.throwaway.slurm import SlurmCluster, missing_programs

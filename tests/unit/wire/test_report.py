@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd.errors import UnavailableError, UsageError, one_line
-from synergyd.records import NOTHING_MORE, Accepts, EarlyFailure, ModelSpec, Report
+from synergyd.job_report import EarlyFailure, Report
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec
 from synergyd.wire import munge, report
 from synergyd.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
 from tests.unit.wire.test_admin_comment import plans

@@ -15,7 +15,7 @@ from synergy_launch.agent.straggler import WINDOW, Place, Stragglers, slow_place
 from synergy_launch.launcher.stall_detector import StallDetector, allowed_s
 
 from synergyd.control.health import SILENT_S, warnings
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.wire.report import from_json, status_to_report, to_json
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 

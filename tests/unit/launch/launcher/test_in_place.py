@@ -12,7 +12,8 @@ from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.status_reports import StatusReports
 
-from synergyd.records import InPlace, Plan
+from synergyd.job_report import InPlace
+from synergyd.records import Plan
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import Told
 from tests.unit.launch.launcher.test_node_run import Sent

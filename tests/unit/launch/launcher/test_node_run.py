@@ -19,7 +19,7 @@ from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.start import NodeCommand
 
 from synergyd.errors import UnavailableError
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.wire import plan_file
 from synergyd.wire.plan_file import PlanFile
 

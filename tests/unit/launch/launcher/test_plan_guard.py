@@ -20,7 +20,8 @@ from synergy_launch.launcher.plan_guard import PlanGuard, hold, kind_of
 from synergy_launch.launcher.run_history import RunHistory
 
 from synergyd.errors import UnavailableError
-from synergyd.records import Plan, Report, Shape
+from synergyd.job_report import Report
+from synergyd.records import Plan, Shape
 from synergyd.wire import plan_file
 from synergyd.wire import report as wire_report
 from synergyd.wire.plan_file import PlanFile

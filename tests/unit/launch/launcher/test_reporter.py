@@ -12,7 +12,7 @@ import pytest
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.errors import UnavailableError
-from synergyd.records import Report
+from synergyd.job_report import Report
 from synergyd.wire import munge
 from synergyd.wire import report as wire_report
 from synergyd.wire.report import send

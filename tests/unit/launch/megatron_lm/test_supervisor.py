@@ -21,7 +21,8 @@ from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.megatron_lm.arguments import plan_of, reshards, resumed, version_beside, with_plan
 from synergy_launch.megatron_lm.supervisor import LeaveAnswer, Supervisor, ask_to_leave, catches, workers
 
-from synergyd.records import Plan, Report
+from synergyd.job_report import Report
+from synergyd.records import Plan
 from synergyd.wire.plan_file import PlanFile
 
 # Stands for pretrain_gpt.py: what the launcher sees of it from outside, nothing else.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd import settings as synergy_settings
+from synergyd import settings_allocation
 from synergyd.records import Action, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.place import place, requests_of
@@ -116,4 +116,4 @@ def test_nobody_and_nothing(name: str) -> None:
 
 
 def test_the_settings_reader_knows_the_same_names() -> None:
-    assert set(synergy_settings.POLICIES) == set(POLICIES)
+    assert set(settings_allocation.POLICIES) == set(POLICIES)

@@ -1,0 +1,19 @@
+"""What a job's reports teach of it, and of jobs like it."""
+
+from __future__ import annotations
+
+from synergyd.control.events import Reported
+from synergyd.control.tracked import Tracked
+from synergyd.records import Profile
+from synergyd.task.learning import update_profile
+from synergyd.task.shared_profiles import SharedProfiles
+
+
+def learn(tracked: Tracked, event: Reported, shared: SharedProfiles) -> dict[str, Profile]:
+    """The profiles that changed, by key of the store; `tracked` and `shared` know them from now on."""
+    profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
+    for report in event.reports:
+        profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
+    tracked.profile = profile
+    learnt = {f"job:{tracked.lifecycle.job_id}": profile}
+    return learnt if tracked.job is None else learnt | shared.learn(tracked.job, profile)

@@ -1,0 +1,108 @@
+"""What a job's launchers and agent say of it, as records.
+
+Only the standard library is used, so that a compute node can load this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan
+
+#: a run that has so many steps behind it, or a checkpoint, is past its first ones
+FIRST_STEPS = 10
+#: times that a job comes back from a plan of Synergy's that failed within its first steps
+MAX_RETURNS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyFailure:
+    """A run that ended within its first steps, as its launcher saw it."""
+
+    #: one of wire.report.FAILURES
+    kind: str
+    #: exit code: 128 + the signal where one ended it
+    code: int
+    #: which of this incarnation's runs it was, 1 for the first
+    number: int
+    #: the plan of Synergy's that it ran with; null: the user's own arguments
+    plan: Plan | None = None
+    #: it was started again at once, in the same allocation
+    goes_on: bool = False
+    #: what it was started again with; null: the user's own arguments
+    next_plan: Plan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace:
+    """What a job's launchers say of restarts of its processes inside its allocation, in this incarnation."""
+
+    #: restarts so far, for whatever cause
+    number: int = 0
+    #: the daemon's order that was followed last; 0: none
+    order: int = 0
+    #: restarts after a crash
+    crashes: int = 0
+    #: exit code of the latest crash; 0: it was the loss of a node
+    code: int = 0
+    #: step at which it came
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
+
+    #: Slurm's job id
+    job_id: int
+    #: incarnation that reports
+    restarts: int
+    #: newest step
+    step: int
+    #: seconds of a step, smoothed
+    step_s: float | None = None
+    #: of the newest step
+    loss: float | None = None
+    #: tokens trained on so far
+    tokens: int | None = None
+    #: gradient noise scale, sequences
+    noise_scale: float | None = None
+    #: peak bytes of a GPU
+    peak_memory_bytes: int | None = None
+    #: step of the newest good checkpoint
+    checkpoint_step: int | None = None
+    checkpoint_requests: int = 0  # checkpoint requests of this incarnation that ended in a good checkpoint
+    #: that it runs with
+    plan: Plan | None = None
+    #: its checkpoint can change tp and pp
+    resharding: bool = False
+    #: as the training program describes it
+    model: ModelSpec | None = None
+    #: what the job says of itself
+    note: str = ""
+    #: degrees that its script can be told
+    accepts: Accepts = NOTHING_MORE
+    slow_nodes: tuple[str, ...] = ()  # that hold the job's other nodes up, by its ranks' own times
+    stalled_s: float | None = None  # without a step for so long, which is longer than its steps take
+    done: float | None = None  # examples trained so far of `total`
+    #: examples to train on in all
+    total: float | None = None
+    rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
+    #: of this incarnation's latest run that failed within its first steps
+    failure: EarlyFailure | None = None
+    #: seconds since this run's training began
+    trained_s: float | None = None
+    #: seconds that its first step took
+    first_step_s: float | None = None
+    #: seconds for which the newest checkpoint held training up
+    checkpoint_s: float | None = None
+    #: of the newest checkpoint
+    checkpoint_bytes: int | None = None
+    #: of each of `slow_nodes`: its ranks' own time for a step over their peers'
+    slow_times: tuple[float, ...] = ()
+    #: for so long its processes on this node have used next to no CPU time, and its GPUs nothing
+    idle_s: float | None = None
+    #: the launcher alone reports: the training program has said nothing yet
+    silent: bool = False
+    #: restarts inside its allocation; null: its launchers can't do that
+    in_place: InPlace | None = None

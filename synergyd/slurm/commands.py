@@ -1,0 +1,135 @@
+"""Slurm's commands as child processes: argv lists, bounded in time, fixed-width tables."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from time import perf_counter
+
+from synergyd.slurm.accounting import owner_process
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.owners import NoAnswerError
+
+# what an outer job or a user's habits would change: formats, filters, another cluster
+_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
+_OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+TOOK = 10_000  # calls whose times wait to be told
+TRANSIENT = re.compile(
+    r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
+    r"authentication|temporarily|Job is in the process of|being set|try again|busy|Unexpected message|not responding|"
+    r"completing|backup",
+    re.IGNORECASE,
+)
+_BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
+
+
+class Commands:
+    """Runs them. `environment` is added to the daemon's own. Calls are counted in `calls`."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
+        outer = {k: v for k, v in os.environ.items() if k in _OURS or not k.startswith(_FOREIGN)}
+        # seconds since 1970 in every time field, and messages in the language that TRANSIENT knows
+        self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+        self._timeout_s = timeout_s
+        self.calls = 0
+        self.took: deque[tuple[str, float]] = deque(maxlen=TOOK)  # (command, seconds) of the latest calls
+
+    def table(
+        self, program: str, fields: Sequence[tuple[str, int]], *options: str
+    ) -> list[tuple[dict[str, str], frozenset[str]]]:
+        """Rows of a fixed-width format, cut by byte offsets: (text by column, columns filled to the last byte).
+
+        Raises SlurmError when a row has another length.
+        """
+        if fields[0][0].startswith("%"):  # the short format: %12A is column A, 12 wide
+            format = ("-o", "".join(f"%{width}{name[1:]}" for name, width in fields))
+        else:
+            format = ("-O", ",".join(f"{name}:{width}" for name, width in fields))
+        out = self.run(program, "-h", *options, *format)
+        length = sum(width for _, width in fields) + 1
+        if len(out) % length or any(out[i] != 10 for i in range(length - 1, len(out), length)):
+            raise SlurmError(program, f"{len(out)} bytes are not rows of {length} bytes", transient=False)
+        ends = list(accumulate(width for _, width in fields))
+        places = [(name, end - width, end) for (name, width), end in zip(fields, ends, strict=True)]
+        rows = []
+        for start in range(0, len(out), length):
+            line = out[start : start + length]
+            full = frozenset(name for name, _, end in places if line[end - 1] != 32)
+            if line.isascii():  # the usual one: cut as text, in half the time
+                text = line.decode("ascii")
+                row = {name: text[begin:end].rstrip(" ") for name, begin, end in places}
+            else:
+                row = {name: line[begin:end].decode(errors="replace").rstrip(" ") for name, begin, end in places}
+            rows.append((row, full))
+        return rows
+
+    def run(
+        self,
+        *argv: str,
+        timeout_s: float = math.inf,
+        fine: re.Pattern[str] | None = None,
+        start: Callable[[], AbstractContextManager[None]] = nullcontext,
+        uid: int | None = None,
+        token: str = "",
+    ) -> bytes:
+        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user; `token`: as
+        the user whose it is, for Slurm alone."""
+        self.calls += 1
+        timeout_s = min(timeout_s, self._timeout_s)
+        began_s = perf_counter()
+        try:
+            done = self._answer(argv, timeout_s, start, uid, token)
+        except subprocess.TimeoutExpired:
+            raise NoAnswerError(
+                argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
+            ) from None
+        except OSError as error:
+            raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
+        finally:
+            self.took.append((argv[0], perf_counter() - began_s))
+        text = done.stderr.decode(errors="replace").strip()
+        if text and fine:
+            text = "\n".join(line for line in text.splitlines() if line and not fine.search(line))
+            if not text:
+                return done.stdout
+        # a warning about slurm.conf is an "error:" too, but ends well; a column that is not known ends well, without it
+        if done.returncode or _BAD_FORMAT.search(text):
+            raise SlurmError(
+                " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
+            )
+        return done.stdout
+
+    def _answer(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        start: Callable[[], AbstractContextManager[None]],
+        uid: int | None = None,
+        token: str = "",
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
+        own = self._environment | ({"SLURM_JWT": token} if token else {})
+        whose = {"env": own} if uid is None else owner_process(uid, own)
+        with start():
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                **whose,
+            )
+        with process:
+            try:
+                out, error = process.communicate(timeout=timeout_s)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(argv, process.returncode, out, error)
