@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.control import controller
+from synergyd.control import learnt
 from synergyd.control.lifecycle import ResizeState
 from synergyd.daemon import forecast, job_registry
 from synergyd.records import Job
@@ -100,7 +100,7 @@ def test_a_report(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*args)
 
     real = update_profile
-    monkeypatch.setattr(controller, "update_profile", update)
+    monkeypatch.setattr(learnt, "update_profile", update)
     for _ in range(2):
         site.report(1)
         site.report(2)
