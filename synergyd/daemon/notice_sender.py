@@ -96,7 +96,7 @@ class NoticeSender:
         next_s = now_s + min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(waiting.attempts, 16))
         attempts = waiting.attempts + 1
         if self._webhook is not None and HOOK not in done and notice.event in self._events:
-            if now_s < self._hook_down[1]:
+            if 0 < self._hook_down[1] - now_s <= LAST_RETRY_S:  # further ahead: the clock has been set back
                 problem, next_s, attempts = "the webhook is away", self._hook_down[1], waiting.attempts
             else:
                 problem = self._post(self._webhook, waiting)

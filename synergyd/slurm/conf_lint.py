@@ -12,6 +12,7 @@ from synergyd.slurm.conf import MAX_FILE_BYTES, ConfLine, Lint, LoadedSettings, 
 from synergyd.slurm.tokenizer import nearest
 
 _PAIR = re.compile(r'(?<![A-Za-z0-9_])([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
+_LUA_COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
 _MAX_JOINED = 1 << 14  # characters of lines that end with a backslash
 _LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "include")
 
@@ -203,6 +204,7 @@ def _of_files(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
         return [*found, Lint(str(script), what, right, "warning")]
     except OSError:
         return found  # not ours to read, as on a login node
+    text = _LUA_COMMENT.sub("", text)
     if "synergy" not in text:
         what, right = "it does not load Synergy's module", "add the lines of slurm_plugins/job_submit.hook.lua"
         found.append(Lint(str(script), what, right, "warning"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, func, or_, select, update
 
 from synergyd.errors import UsageError
 from synergyd.notice import Notice
@@ -13,6 +13,7 @@ from synergyd.store.tables import NoticeRow
 from synergyd.wire.codec import decode
 
 MOST_WAITING = 10_000  # notices that wait; beyond it the oldest are given up
+FAR_S = 7200.0  # twice the longest time for which a try is put off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +26,12 @@ class WaitingNotice:
 
 
 def due(connection: Connection, now_s: float, limit: int) -> list[WaitingNotice]:
-    """Those to try now, the least tried first: one that a receiver never takes holds up no other."""
+    """Those to try now, the least tried first: one that a receiver never takes holds up no other. Also those whose next try is
+    further ahead than any is put off: the clock has been set back."""
     columns = NoticeRow.key, NoticeRow.payload, NoticeRow.done, NoticeRow.attempts
     order = NoticeRow.attempts, NoticeRow.at_s
-    rows = connection.execute(select(*columns).where(NoticeRow.next_s <= now_s).order_by(*order).limit(limit))
+    now = or_(NoticeRow.next_s <= now_s, NoticeRow.next_s > now_s + FAR_S)
+    rows = connection.execute(select(*columns).where(now).order_by(*order).limit(limit))
     found = []
     for row in rows:
         try:

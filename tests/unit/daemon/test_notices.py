@@ -164,6 +164,18 @@ def test_a_mail_is_called_as_slurm_does_and_no_text_is_a_command(store: Store, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mailprog", "mails", "x.db"] or not (tmp_path / "x").exists()
 
 
+def test_a_clock_that_is_set_back_puts_no_notice_off(store: Store, server: HookServer) -> None:
+    clock = Clock()
+    one = sender(store, clock, webhook=Webhook(f"http://127.0.0.1:{server.port}/", SECRET))
+    server.status = 503
+    store.put_notices([NOTICE])
+    one.look()
+    clock.now_s -= 30 * 86400.0
+    server.status = 204
+    one.look()
+    assert len(server.taken) == 1 and not store.due_notices(1e12, 9)
+
+
 def test_a_mail_names_no_job_of_others(tmp_path: Path) -> None:
     lent = replace(
         NOTICE, text="runs again: 8 -> 4, since it was lent as a spare, and job 4712 has lost n7, as job 7 did"

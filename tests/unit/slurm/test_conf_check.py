@@ -65,6 +65,8 @@ def test_lint_of_job_submit_lua(folder: Path) -> None:
     script = folder / "job_submit.lua"
     for text, what in (
         ("return 0", "it does not load Synergy's module"),
+        ("-- synergy comes later\nreturn 0", "it does not load Synergy's module"),
+        ("--[[ dofile\n synergy.lua ]] return 0", "it does not load Synergy's module"),
         ('synergy.configure{state_dir = "/elsewhere"}', "its state_dir is /elsewhere but StateDir is /var/lib/synergy"),
     ):
         script.write_text(text)
