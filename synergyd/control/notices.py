@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from synergyd.control.controller import Controller
@@ -64,13 +65,17 @@ def _notice(event: str, text: str, step: Remember, job: Job | None, now_s: float
 
 def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_s: float) -> Iterator[Remember]:
     """A line of the story for each job whose deadline has come to be out of reach; once a deadline. `cells`: by job id."""
-    due = {i: t.job for i, t in controller.jobs.items() if t.job is not None and _until_s(t.job) not in (None, t.late)}
+    due = {
+        i: t.job
+        for i, t in controller.jobs.items()
+        if t.job is not None and _until_s(t.job) not in (None, t.lifecycle.late_deadline)
+    }
     known = controller.progress(due.values()) if due else {}
     for job_id, job in due.items():
         until_s, tracked = _until_s(job) or 0.0, controller.jobs[job_id]
         offered = cells[job_id].cells if job_id in cells else ()
         if why := too_late(until_s, known[job_id].remaining, offered, now_s):
-            tracked.late = until_s
+            tracked.lifecycle = replace(tracked.lifecycle, late_deadline=until_s)
             yield Remember(tracked.lifecycle, tracked.lifecycle.state, DEADLINE, (why,))
 
 

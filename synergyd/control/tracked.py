@@ -122,8 +122,6 @@ class Tracked:
     form: str = ""
     #: (restarts, what its story says of it last: it hung, or does nothing)
     told: tuple[int, str] = (0, "")
-    #: the deadline that its story says can't be met
-    late: float | None = None
     #: as it was seen running last, with all its nodes
     ran_on: Job | None = None
     #: the same, and the nodes that it has lost since, where Slurm has requeued it for that

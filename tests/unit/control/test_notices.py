@@ -88,4 +88,9 @@ def test_what_deadlines_cost_grows_as_their_number(monkeypatch: pytest.MonkeyPat
         )
     assert [late.lifecycle.job_id for late in late_deadlines(controller, {}, 1000.0)] == [1, 2]
     assert list(late_deadlines(controller, {}, 1001.0)) == [], "once a deadline"
+    again = Controller(times_of(Settings()), 60.0)
+    again.restore([t.lifecycle for t in controller.jobs.values()], {}, {}, 1002.0)
+    for i, tracked in controller.jobs.items():
+        again.jobs[i].job = tracked.job
+    assert list(late_deadlines(again, {}, 1003.0)) == [], "nor by the next daemon"
     assert asked == [2]
