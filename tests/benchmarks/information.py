@@ -157,7 +157,8 @@ def main() -> None:
         if (scenario := scenario_of(args.data, name)) is None:
             print(f"skipped: {args.data} has no {name}")
             continue
-        found[name] = measure(scenario, [policy for policy in args.policy.split(",") if policy])
+        peers = [policy for policy in args.policy.split(",") if policy not in ("", "synergy")]
+        found[name] = measure(scenario, peers)
         print(table(name, found[name]), flush=True)
     print("\n".join(means(found)))
     if args.json:

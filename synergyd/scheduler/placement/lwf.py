@@ -3,6 +3,7 @@ more than kappa workers fill whole nodes, least loaded first, so that few links 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
@@ -47,9 +48,9 @@ def place_lwf(
     order = {node.name: i for i, node in enumerate(capacities)}
     total = {node.name: max(1, node.free, len(work.get(node.name, ()))) for node in capacities}
     load = {node.name: float(sum(work.get(node.name, ()))) for node in capacities}
-    # A job placed here without figures of its own counts like the mean of what is known.
+    # a job placed here without figures of its own counts as typical of what is known, as in `node_work`
     known = [w for each in work.values() for w in each if w > 0]
-    typical = sum(known) / len(known) if known else 1.0
+    typical = statistics.median(known) if known else 1.0
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
     for request in requests:
