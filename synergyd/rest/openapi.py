@@ -30,10 +30,39 @@ _REFUSALS = {
 }
 
 
+_SCHEMES = {
+    "munge": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "Munge CREDENTIAL, made for this request alone: see docs/admin/rest.md",
+    },
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "JWT",
+        "description": "a token of `scontrol token`",
+    },
+    "slurm": {"type": "apiKey", "in": "header", "name": "X-SLURM-USER-TOKEN"},
+}
+
+
 @cache
 def openapi() -> dict[str, Any]:
     """The whole description, a new one for each version of Synergy."""
     schemas: dict[str, Any] = {}
+    paths = _cluster_paths(schemas) | _job_paths(schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Synergy", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": _SCHEMES},
+        "security": [{"munge": []}, {"bearer": []}, {"slurm": []}],
+    }
+
+
+def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
+    """What tells of all jobs; their records' schemas are added to `schemas`."""
     status = {
         "get": _operation(
             "The jobs of the last epoch that the caller may see",
@@ -48,17 +77,12 @@ def openapi() -> dict[str, Any]:
             more={"304": {"description": "nothing new since the ETag in If-None-Match"}},
         )
     }
-    steering = _schema(Steering, schemas)
-    told = {
-        "type": "object",
-        "properties": {"job_id": {"type": "integer"}, "paused": {"type": "boolean"}},
-    }
     what_if = _schema(WhatIfJson, schemas)
     texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
     asked = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
     long = {"429": {"description": "the caller's last such requests are not answered yet"}}
-    paths = {
+    return {
         "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
         "/v1/recording": {
@@ -88,9 +112,6 @@ def openapi() -> dict[str, Any]:
         "/v1/history": {
             "get": _operation("The cluster's last day; 304 as for status", _schema(QueueHistoryJson, schemas), [])
         },
-        "/v1/jobs/{job_id}/history": {
-            "get": _operation("The job's last day", _schema(JobHistoryJson, schemas), [_JOB])
-        },
         "/v1/what-if": {
             "get": _operation("The caller's last what-if run", what_if, []),
             "post": {
@@ -100,6 +121,20 @@ def openapi() -> dict[str, Any]:
                 "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
             },
             "delete": _operation("End the caller's run", what_if, []),
+        },
+    }
+
+
+def _job_paths(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The same of what is about one job."""
+    steering = _schema(Steering, schemas)
+    told = {
+        "type": "object",
+        "properties": {"job_id": {"type": "integer"}, "paused": {"type": "boolean"}},
+    }
+    return {
+        "/v1/jobs/{job_id}/history": {
+            "get": _operation("The job's last day", _schema(JobHistoryJson, schemas), [_JOB])
         },
         "/v1/jobs/{job_id}/explain": {
             "get": _operation("Why the job got what it got", _schema(ExplainJson, schemas), [_JOB])
@@ -118,28 +153,6 @@ def openapi() -> dict[str, Any]:
         },
         "/v1/jobs/{job_id}/pause": {"post": _operation("Leave the job at its present size", told, [_JOB])},
         "/v1/jobs/{job_id}/resume": {"post": _operation("Let Synergy resize the job again", told, [_JOB])},
-    }
-    schemes = {
-        "munge": {
-            "type": "apiKey",
-            "in": "header",
-            "name": "Authorization",
-            "description": "Munge CREDENTIAL, made for this request alone: see docs/admin/rest.md",
-        },
-        "bearer": {
-            "type": "http",
-            "scheme": "bearer",
-            "bearerFormat": "JWT",
-            "description": "a token of `scontrol token`",
-        },
-        "slurm": {"type": "apiKey", "in": "header", "name": "X-SLURM-USER-TOKEN"},
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Synergy", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": schemes},
-        "security": [{"munge": []}, {"bearer": []}, {"slurm": []}],
     }
 
 
