@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,8 @@ class Shim:
             real = shutil.which(name, path=cluster.env["PATH"])
             path = self.folder / name
             path.write_text(
-                f"#!/bin/bash\nprintf '%s\\x1f' {name} \"$@\" >> {self._log}\nprintf '\\n' >> {self._log}\n"
+                # a call is one write: several may be made at once
+                f"#!/bin/bash\nprintf -v call '%s\\x1f' {name} \"$@\"\nprintf '%s\\n' \"$call\" >> {self._log}\n"
                 f'exec {real} "$@"\n'
             )
             path.chmod(0o755)
@@ -77,11 +79,9 @@ def sizes(cluster: SlurmCluster, *job_ids: int) -> list[int | None]:
 
 
 def explain(cluster: SlurmCluster, job_id: int, url: str = "") -> dict[str, Any]:
-    """What `synergyctl explain --json` shows, once the daemon has seen the job (30 s at most)."""
+    """What `synergyctl explain --json` shows, once the daemon has decided about the job (60 s at most)."""
     with open_store(url or f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-        cluster.wait_for(
-            lambda: store.decisions_of(job_id, 1) or store.story(job_id), 30, f"the daemon to see {job_id}"
-        )
+        cluster.wait_for(lambda: store.decisions_of(job_id, 1), 60, f"the daemon to decide about {job_id}")
         return dict(encode(explain_view.collect(store, job_id)))
 
 
@@ -106,12 +106,19 @@ def until_beat(cluster: SlurmCluster) -> None:
         raise RuntimeError(f"{error}\nsynergyd: {log[-4000:]}") from None
 
 
-def until_steps(cluster: SlurmCluster, *job_ids: int, steps: int = 2, timeout_s: float = 60) -> None:
-    """Waits until the daemon knows by reports that these jobs train."""
+def until_epochs(cluster: SlurmCluster, epochs: int = 2, timeout_s: float = 120) -> None:
+    """Waits until so many epochs that began after this call are stored."""
+    since_s = time.time()
+    with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+        cluster.wait_for(lambda: len(store.epochs_since(0, since_s)) >= epochs, timeout_s, f"{epochs} epochs")
+
+
+def until_steps(cluster: SlurmCluster, *job_ids: int, steps: int = 2, timeout_s: float = 150) -> None:
+    """Waits until the daemon knows by reports that these jobs train, and an epoch has seen them run."""
 
     def trains() -> bool:
-        found = status(cluster)
-        return all((found.get(i) or {}).get("step") is not None and found[i]["step"] >= steps for i in job_ids)
+        rows = [status(cluster).get(i) or {} for i in job_ids]
+        return all(row.get("state") == "RUNNING" and (row["step"] or 0) >= steps for row in rows)
 
     try:
         cluster.wait_for(trains, timeout_s, f"reports of {job_ids}")

@@ -62,6 +62,7 @@ class Accounting:
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
+            timeout_s=240,
         )
         first = folder / "init.sql"
         first.write_text(

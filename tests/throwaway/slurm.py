@@ -75,6 +75,7 @@ class SlurmCluster:
     memory_mib: int = 64000  # of each node; Slurm counts its use only with `counts_memory`
     counts_memory: bool = False
     park_cred_expire_s: int = 120
+    slurmd_timeout_s: int = 20
     accounting: Accounting | None = None  # a slurmdbd of its own
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
@@ -97,7 +98,7 @@ class SlurmCluster:
     ) -> None:
         self.stop()
 
-    def start(self, timeout_s: float = 60.0) -> None:
+    def start(self, timeout_s: float = 120.0) -> None:
         """Starts everything, waits until every node is idle. Raises MissingProgram, RuntimeError with the log's tail."""
         missing = missing_programs()
         packages = "slurm-wlm munge"
@@ -153,14 +154,14 @@ class SlurmCluster:
             f"--log-file={munge}/log",
         ]
         self.spawn("munged", [*args, f"--seed-file={munge}/seed", "--force", "--foreground", "--num-threads=4"])
-        self.wait_for(self.munge_socket.exists, 10, "munged's socket")
+        self.wait_for(self.munge_socket.exists, 60, "munged's socket")
 
     def start_controller(self, *, wait: bool = True) -> None:
         """slurmctld (again, on the same state, after `kill("slurmctld")`)."""
         self.spawn("slurmctld", ["-D", "-f", str(self.conf)])
         if not wait:
             return
-        self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 30, "slurmctld to answer")
+        self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 60, "slurmctld to answer")
 
     def start_node(self, name: str) -> None:
         """The slurmd of node `name`."""
@@ -330,10 +331,10 @@ class SlurmCluster:
             "MpiDefault=none",
             "JobFileAppend=1",
             "KillWait=5",
-            "SlurmdTimeout=20",
+            f"SlurmdTimeout={self.slurmd_timeout_s}",
             "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0",
             "MaxJobCount=20000",
-            "MinJobAge=30",
+            "MinJobAge=300",  # a slow machine still finds the jobs that have ended
             *(
                 self.accounting.slurm_conf(self)
                 if self.accounting
