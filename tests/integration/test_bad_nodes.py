@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from synergyd.daemon import heartbeat
 from synergyd.store.store import open_store
 from synergyd.views import status as status_view
 from tests.integration.daemon_site import AS_NOBODY, sizes, status, story, until_beat, until_steps
@@ -48,7 +49,9 @@ def daemon(cluster: SlurmCluster) -> Iterator[Synergyd]:
 
 
 def submit(cluster: SlurmCluster, how: str, directive: str, *options: str, **more: Any) -> int:
-    before = f"export SICK={how} SICK_ON=n1 SYNERGY_STALL_S=1 SYNERGY_IDLE_S=1\n"
+    # a healthy run of a busy machine stands still for a second now and then
+    soon = {"hangs": "SYNERGY_STALL_S=4", "idle": "SYNERGY_IDLE_S=1"}.get(how, "")
+    before = f"export SICK={how} SICK_ON=n1 {soon}\n"
     script = Path(sick_job.__file__)
     return light_job.submit(
         cluster, how, gpus=2, directive=directive, script=script, before=before, options=options, **more
@@ -82,10 +85,10 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     # another user's, who can't read this Python: it only sleeps, and its owner reports
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 -o /dev/null\n#SYNERGY global_batch=8 micro_batch=1 {WIDE}\nsleep 300\n"
     other = cluster.sbatch(script, "--nodelist=n1", **NOBODY)
-    until(cluster, lambda: sizes(cluster, other) == [4], 60, "its start")
+    until(cluster, lambda: sizes(cluster, other) == [4], 120, "its start")
     code = (
         "from synergyd.wire.report import send; from synergyd.records import Report\n"
-        f"send(Report({other}, 0, 5, step_s=0.1, slow_nodes=('n1',), slow_times=(1.5,)), '127.0.0.1:{cluster.port + 90}')"
+        f"send(Report({other}, 0, 5, step_s=0.1, slow_nodes=('n1',), slow_times=(1.5,)), '127.0.0.1:{cluster.port + 90}', timeout_s=60)"
     )
     cluster.run(*AS_NOBODY, sys.executable, "-c", code)
     until(cluster, lambda: "n1" in bad_nodes(cluster), 60, "the penalty")
@@ -98,8 +101,10 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
         lines = cluster.run("sinfo", "-h", "-N", "-o", "%N|%T|%E").stdout.splitlines()
         return [line for line in lines if "|drain" in line]
 
+    (cluster.state_dir / heartbeat.NAME).unlink()
     again = Synergyd(cluster)
     try:
+        until_beat(cluster)
         next_one = submit(cluster, "none", WHOLE_NODE)
         until_steps(cluster, next_one)
         assert node_of(cluster, next_one) != "n1"
@@ -110,13 +115,13 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     conf.write_text(conf.read_text().replace("DrainSlow=no", "DrainSlow=yes"))
     last = Synergyd(cluster)
     try:
-        until(cluster, drained, 60, "the drain")
+        until(cluster, drained, 120, "the drain")
         assert [re.sub(r"drain\w+", "drained", line) for line in drained()] == [
             f"n1|drained|synergy: slow under jobs {own}, {other}"
         ]
-        until(cluster, lambda: bad_nodes(cluster)["n1"].drained, 30, "the daemon to see that")
+        until(cluster, lambda: bad_nodes(cluster)["n1"].drained, 60, "the daemon to see that")
         cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
-        until(cluster, lambda: "n1" not in bad_nodes(cluster), 30, "the node to be forgiven")
+        until(cluster, lambda: "n1" not in bad_nodes(cluster), 60, "the node to be forgiven")
     finally:
         last.stop()
         conf.write_text(conf.read_text().replace("DrainSlow=yes", "DrainSlow=no"))
@@ -124,8 +129,8 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
 
 def test_a_run_that_hangs_is_started_again_elsewhere_and_completes(cluster: SlurmCluster, daemon: Synergyd) -> None:
     job = submit(cluster, "hangs", WHOLE_NODE, steps=30)
-    until(cluster, lambda: "hangs on" in light_job.output(cluster, job), 60, "its hang")
-    until(cluster, lambda: cluster.state(job) == "COMPLETED", 90, "its end")
+    until(cluster, lambda: "hangs on" in light_job.output(cluster, job), 120, "its hang")
+    until(cluster, lambda: cluster.state(job) == "COMPLETED", 150, "its end")
     first = re.search(r"hangs on (\S+)", light_job.output(cluster, job))
     assert first is not None and light_job.output(cluster, job).count("hangs on") == 1
     shown = cluster.run("scontrol", "show", "job", str(job)).stdout
@@ -135,12 +140,12 @@ def test_a_run_that_hangs_is_started_again_elsewhere_and_completes(cluster: Slur
 
 def test_gpus_of_a_job_that_does_nothing_are_taken_back(cluster: SlurmCluster, daemon: Synergyd) -> None:
     job = submit(cluster, "idle", "min_gpus=1 max_gpus=2 tp=1 pp=1")
-    until(cluster, lambda: sizes(cluster, job) == [2], 60, "its start")
+    until(cluster, lambda: sizes(cluster, job) == [2], 120, "its start")
     until(
-        cluster, lambda: "the GPUs of this job do nothing" in light_job.output(cluster, job), 30, "a word to its owner"
+        cluster, lambda: "the GPUs of this job do nothing" in light_job.output(cluster, job), 60, "a word to its owner"
     )
     # its checkpoint is waited for: CheckpointTimeout
-    until(cluster, lambda: sizes(cluster, job) == [1], 120, "it to shrink")
+    until(cluster, lambda: sizes(cluster, job) == [1], 180, "it to shrink")
     told = story(cluster, job)
     assert "its GPUs do nothing" in told and "so it goes on with its smallest size" in told
-    until(cluster, lambda: "idle for" in status(cluster)[job]["action"], 30, "status to say so")
+    until(cluster, lambda: "idle for" in status(cluster)[job]["action"], 60, "status to say so")

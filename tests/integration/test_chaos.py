@@ -11,6 +11,7 @@ from tests.throwaway.chaos_site import Site
 
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.timeout(1200),  # Chaos tells by its own time-outs what does not end
     pytest.mark.skipif(os.geteuid() != 0, reason="a small disk for StateDir is mounted: only root may"),
 ]
 KINDS = ("synergyd-killed", "slurmd-restarted", "sqlite-locked", "user-requeues", "user-updates", "disk-full")

@@ -3,7 +3,6 @@ directive would. One cluster for all: three nodes of four GPUs, 16 CPUs and 8000
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,12 +43,12 @@ def plain(town: SlurmCluster) -> Iterator[Any]:
 
     def submit(*options: str) -> int:
         job_id = town.sbatch("#!/bin/sh\nsleep 600\n", "-o", "/dev/null", *options)
-        town.wait_for(lambda: town.state(job_id) == "RUNNING", 30, "the plain job to run")
+        town.wait_for(lambda: town.state(job_id) == "RUNNING", 60, "the plain job to run")
         return job_id
 
     yield submit
     town.run("scancel", *town._job_ids(), check=False)
-    town.wait_for(lambda: not town.run("squeue", "-h", "-o", "%A").stdout.split(), 60, "the queue to be empty")
+    town.wait_for(lambda: not town.run("squeue", "-h", "-o", "%A").stdout.split(), 120, "the queue to be empty")
 
 
 def nodes_of(town: SlurmCluster, job_id: int) -> set[str]:
@@ -59,12 +58,17 @@ def nodes_of(town: SlurmCluster, job_id: int) -> set[str]:
         row = row_of(town, job_id)
         return f"{row['state_reason']} {row['required_nodes']} {explain(town, job_id)['decision']}"
 
+    looks = [["", ""]]  # state and nodes, in one look
+
+    def runs() -> bool:
+        looks.append(town.run("squeue", "-h", "-j", str(job_id), "-o", "%T %N").stdout.strip().split(" "))
+        return looks[-1][0] == "RUNNING"
+
     try:
-        town.wait_for(lambda: town.state(job_id) == "RUNNING", START_S, f"job {job_id} to run")
+        town.wait_for(runs, START_S, f"job {job_id} to run")
     except RuntimeError as error:
         raise AssertionError(f"{error}\n{told()}") from None
-    listed = town.run("squeue", "-h", "-j", str(job_id), "-o", "%N").stdout.strip()
-    return set(town.run("scontrol", "show", "hostnames", listed).stdout.split())
+    return set(town.run("scontrol", "show", "hostnames", looks[-1][1]).stdout.split())
 
 
 def test_an_excluded_node_is_left_out(town: SlurmCluster, plain: Any) -> None:
@@ -134,9 +138,8 @@ def test_a_partition_s_limit_caps_the_size(town: SlurmCluster, plain: Any) -> No
 def test_what_slurm_counts_alone_is_left_to_it(town: SlurmCluster, plain: Any) -> None:
     job_id = light_job.submit(town, directive=ELASTIC, options=("--licenses=matlab:1",))
     assert len(nodes_of(town, job_id)) == 1
-    town.wait_for(lambda: job_id in status(town), 30, "the job to be known")
-    time.sleep(1.5)
-    assert "leaves the job to Slurm: it asks for licences (matlab:1)" in explain(town, job_id)["decision"]["why"]
+    why = "leaves the job to Slurm: it asks for licences (matlab:1)"
+    town.wait_for(lambda: why in explain(town, job_id)["decision"]["why"], 60, "the reason to be told")
     assert row_of(town, job_id)["required_nodes"] == ""
 
 

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed"),
 ]
 RESUME_TIMEOUT_S = 60  # a slurmd of a busy machine needs some of it
-WAIT_S = 150.0
+WAIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def asleep(sky: SlurmCluster) -> Iterator[SlurmCluster]:
     yield sky
     sky.run("scancel", "--full", "-s", "KILL", *sky._job_ids(), check=False)
     sky.run("scancel", *sky._job_ids(), check=False)
-    sky.wait_for(lambda: sky._job_ids() == ["0"], 60, "an empty queue")
+    sky.wait_for(lambda: sky._job_ids() == ["0"], 120, "an empty queue")
     sky.run("scontrol", "update", "NodeName=n2,n3", "State=POWER_DOWN")
-    sky.wait_for(lambda: shown(sky) == {"n1"}, 60, "nodes to be powered down")
+    sky.wait_for(lambda: shown(sky) == {"n1"}, WAIT_S, "nodes to be powered down")
 
 
 def shown(cluster: SlurmCluster) -> set[str]:

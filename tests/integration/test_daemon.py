@@ -21,6 +21,7 @@ from tests.integration.daemon_site import (
     sizes,
     status,
     until_beat,
+    until_epochs,
     until_steps,
 )
 from tests.throwaway import light_job
@@ -37,11 +38,18 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     jobs = [light_job.submit(bare, f"j{i}", directive=ELASTIC) for i in range(3)]
     plain = light_job.submit(bare, "plain", directive=None)
     bare.wait_for(lambda: [bare.state(i) for i in jobs] == ["RUNNING", "RUNNING", "PENDING"], 60, "two jobs to run")
-    time.sleep(1)
-    before, shim = shown(bare), Shim(bare)
+    looks = [shown(bare)]
+
+    def settled() -> bool:
+        time.sleep(1)
+        looks.append(shown(bare))
+        return looks[-1] == looks[-2]
+
+    bare.wait_for(settled, 60, "Slurm to have written down all that comes with a start")
+    before, shim = looks[-1], Shim(bare)
     with synergyd(bare, "--dry-run", environment=shim.environment) as daemon:
-        bare.wait_for(lambda: len(status(bare)) == 3, 60, "epochs")
-        time.sleep(3)
+        bare.wait_for(lambda: len(status(bare)) == 3, 60, "the jobs to be known")
+        until_epochs(bare, 3)
         assert not (bare.state_dir / heartbeat.NAME).exists()
         assert daemon.process.poll() is None
     done = bare.run("synergyd", "--dry-run", "--once", env={**bare.env, **shim.environment})
@@ -51,7 +59,7 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     assert sorted(p.name for p in (bare.state_dir / "plans").iterdir()) == []
     found = json.loads(bare.run("synergyctl", "status", "--json").stdout)
     assert found["dry_run"] is True
-    assert [j["job_id"] for j in found["jobs"]] == jobs
+    assert sorted(j["job_id"] for j in found["jobs"]) == jobs
     told = explain(bare, jobs[2])
     assert told["dry_run"] is True
     assert told["decision"]["action"] in ("wait", "start")
@@ -60,17 +68,19 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
 
 
 def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmCluster) -> None:
-    heartbeat.write(site.state_dir, time.time(), 30)  # as if a daemon ran: the job waits for a decision
+    heartbeat.write(site.state_dir, time.time(), 120)  # as if a daemon ran: the job waits for a decision
     job_id = light_job.submit(site, directive=ELASTIC, gpus=2)
     time.sleep(1)
     assert site.state(job_id) == "PENDING"
     assert site.run("synergyd", "--once").returncode == 0
-    site.wait_for(lambda: site.state(job_id) == "RUNNING", 25, "the job to start")
-    site.wait_for(lambda: "synergy: step 0: tp=1 pp=1 dp=4" in light_job.output(site, job_id), 60, "the plan's use")
+    site.wait_for(lambda: site.state(job_id) == "RUNNING", 60, "the job to start")
+    site.wait_for(lambda: "synergy: step 0: tp=1 pp=1 dp=4" in light_job.output(site, job_id), 120, "the plan's use")
     assert not (site.state_dir / heartbeat.NAME).exists()
     # nobody leads any more: a new job runs at once, as a plain one
     plain = light_job.submit(site, directive=ELASTIC, gpus=2)
-    site.wait_for(lambda: site.state(plain) == "RUNNING", 25, "the plain job to start")
+    site.wait_for(lambda: site.state(plain) == "RUNNING", 60, "the plain job to start")
+    row = row_of(site, plain)
+    assert row["eligible_time"] - row["submit_time"] < 5, "it was put off"
 
 
 # -- who is written to ---------------------------------------------------------------------------------------------------
@@ -88,7 +98,7 @@ def test_no_write_goes_to_jobs_without_a_directive(site: SlurmCluster) -> None:
         site.wait_for(lambda: set(ours) <= shim.written(), 90, "all three to be written to\n" + daemon.tail())
         time.sleep(3)
         shell.terminate()
-        shell.wait(10)
+        shell.wait(60)
     assert shim.written() == set(ours)
     comments = {r["job_id"]: r["admin_comment"] for r in json.loads(site.run("squeue", "--json").stdout)["jobs"]}
     assert all(not text for i, text in comments.items() if i not in ours)
@@ -98,11 +108,11 @@ def test_jobs_that_grew_give_back_what_plain_jobs_wait_for(site: SlurmCluster) -
     with synergyd(site):
         until_beat(site)
         grown = [light_job.submit(site, f"grown{i}", gpus=1, directive=ELASTIC) for i in range(2)]
-        site.wait_for(lambda: sizes(site, *grown) == [4, 4], 120, "both jobs to have all GPUs")
+        site.wait_for(lambda: sizes(site, *grown) == [4, 4], 180, "both jobs to have all GPUs")
         until_steps(site, *grown)
         plain = [light_job.submit(site, f"plain{i}", directive=None, gpus=3) for i in range(2)]
-        site.wait_for(lambda: {site.state(i) for i in plain} == {"RUNNING"}, 120, "the plain jobs to start")
-        site.wait_for(lambda: sizes(site, *grown) == [1, 1], 120, "both jobs to go on with what they asked for")
+        site.wait_for(lambda: {site.state(i) for i in plain} == {"RUNNING"}, 180, "the plain jobs to start")
+        site.wait_for(lambda: sizes(site, *grown) == [1, 1], 180, "both jobs to go on with what they asked for")
         for job_id in grown:
             assert any("-> 1 cpu GPU" in e["detail"] for e in explain(site, job_id)["story"])
 
@@ -122,7 +132,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
         assert "2 of its components ask for GPUs" in explain(bare, het)["decision"]["why"]
         # those that wait do so without a hold, and get GPUs when the others' agents have been told where to report
         bare.wait_for(
-            lambda: all(status(bare)[i]["state"] == "RUNNING" for i in jobs), 135, "all to run\n" + daemon.tail()
+            lambda: all(status(bare)[i]["state"] == "RUNNING" for i in jobs), 240, "all to run\n" + daemon.tail()
         )
     assert not shim.written() & {wrong, *members}
 
@@ -152,13 +162,14 @@ def test_pause_and_resume(site: SlurmCluster) -> None:
                 f"job {job_id}: paused; it keeps its present size\n"
             )
         late = light_job.submit(site, "late", directive=ELASTIC)
-        time.sleep(5)
+        site.wait_for(lambda: late in status(site), 60, "the late job to be known")
+        until_epochs(site, 4)
         found = status(site)
         assert [found[i]["gpus"] for i in (*first, late)] == [4, 4, 0]
         assert [found[i]["paused"] for i in (*first, late)] == [True, True, False]
         assert "paused" in explain(site, first[0])["decision"]["why"]
         site.run("synergyctl", "resume", str(first[0]))
-        site.wait_for(lambda: sizes(site, *first, late) == [2, 4, 2], 90, "a resize\n" + daemon.tail())
+        site.wait_for(lambda: sizes(site, *first, late) == [2, 4, 2], 180, "a resize\n" + daemon.tail())
         assert status(site)[first[0]]["restarts"] == 1
         assert status(site)[first[1]]["restarts"] == 0
 
@@ -170,7 +181,7 @@ def test_a_job_that_can_not_shrink_is_stopped_for_a_weightier_one_and_goes_on_wh
         first = [light_job.submit(site, f"first{i}", directive=whole) for i in range(2)]
         until_steps(site, *first)
         late = light_job.submit(site, "late", directive=f"{whole} weight=50")
-        site.wait_for(lambda: sizes(site, late) == [4], 120, "the weightier job\n" + daemon.tail())
+        site.wait_for(lambda: sizes(site, late) == [4], 180, "the weightier job\n" + daemon.tail())
         (stopped,) = [i for i in first if status(site)[i]["gpus"] == 0]
         (other,) = [i for i in first if i != stopped]
         assert row_of(site, stopped)["job_state"] == "PENDING"
@@ -190,15 +201,16 @@ def test_the_users_own_hold_and_begin_time_are_respected(site: SlurmCluster) -> 
         held = light_job.submit(site, "held", directive=ELASTIC, options=("--hold",))
         later = light_job.submit(site, "later", directive=ELASTIC, options=("--begin=now+3600",))
         site.wait_for(lambda: {held, later} <= set(status(site)), 60, "the jobs to be known")
-        time.sleep(4)
+        until_epochs(site, 3)
         row = row_of(site, held)
         assert (row["priority"], row["state_reason"]) == (0, "JobHeldUser")
         row = row_of(site, later)
-        assert abs(row["eligible_time"] - row["submit_time"] - 3600) <= 2
+        # sbatch counts from its own start, Slurm from when it has the job
+        assert abs(row["eligible_time"] - row["submit_time"] - 3600) <= 20
         assert "held" in explain(site, held)["decision"]["why"]
         assert "begin" in explain(site, later)["decision"]["why"]
         site.run("scontrol", "release", str(held))
-        site.wait_for(lambda: site.state(held) == "RUNNING", 135, "the released job to start")
+        site.wait_for(lambda: site.state(held) == "RUNNING", 180, "the released job to start")
 
 
 # -- what it shows -------------------------------------------------------------------------------------------------------
@@ -209,6 +221,7 @@ def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
         until_beat(site)
         job_id = light_job.submit(site, "shown", directive=ELASTIC, gpus=2)
         until_steps(site, job_id)
+        site.wait_for(lambda: explain(site, job_id)["decision"]["action"] == "keep", 60, "the next decision")
         table = site.run("synergyctl", "status").stdout
         assert re.search(rf"│{job_id} +│ shown │ root │ running │", table), table
         one = json.loads(site.run("synergyctl", "status", str(job_id), "--json").stdout)["jobs"]

@@ -49,7 +49,7 @@ def test_a_start_that_slurmd_refuses_is_tried_again_on_another_node(site: SlurmC
 
 def test_a_start_time_that_its_user_sets_while_synergy_parks_it_is_kept(site: SlurmCluster) -> None:
     filling = site.sbatch("#!/bin/bash\nsleep 600\n", "--nodes=2", "--gres=gpu:4", "--output=/dev/null")
-    site.wait_for(lambda: site.state(filling) == "RUNNING", 30, "the nodes to be full")
+    site.wait_for(lambda: site.state(filling) == "RUNNING", 60, "the nodes to be full")
     job_id = light_job.submit(site, directive="min_gpus=1 max_gpus=2")
     # put off for ParkTime, 900 s, by Synergy
     site.wait_for(lambda: row_of(site, job_id)["eligible_time"] > time.time() + 600, 60, "the job to be parked")
@@ -65,7 +65,7 @@ def test_a_start_time_that_its_user_sets_while_synergy_parks_it_is_kept(site: Sl
     decided = explain(site, job_id)["decision"]["why"]
     assert told() and row_of(site, job_id)["eligible_time"] == begin_s, decided
     site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+3")
-    site.wait_for(lambda: site.state(job_id) == "RUNNING", 60, "its start at the time that its user has set")
+    site.wait_for(lambda: site.state(job_id) == "RUNNING", 120, "its start at the time that its user has set")
 
 
 def test_an_operator_s_admin_comment_is_kept_beside_the_stamp(site: SlurmCluster) -> None:

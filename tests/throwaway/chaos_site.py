@@ -154,7 +154,7 @@ class Site:
             self._stack.callback(daemon.close)
             self.daemons.append(daemon)
             daemon.start()
-        cluster.wait_for(lambda: self.leader() is not None, 60, "the first epoch")
+        cluster.wait_for(lambda: self.leader() is not None, 120, "the first epoch")
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
