@@ -31,7 +31,7 @@ def test_the_tiny_run_writes_rows_and_a_table(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     found = json.loads((tmp_path / "results.json").read_text())
     assert not found["failed"] and not found["out_of_memory"]

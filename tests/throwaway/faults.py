@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ FAULTS = ("synergyd-killed", "scancel", "node-down", "slurmctld-killed")
 # the call that is stopped before it is made, to keep a job in a state
 CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update", "RESIZED": "release"}
 PARK_S = 120
-SETTLE_S = 40.0
+SETTLE_S = 55.0  # _wait doubles it: just less than PARK_S, after which a job would start by itself
 SAVE_S = 6.0  # slurmctld writes its state 5 s after a change at the latest
 GPUS = 4  # of each of the two nodes
 
@@ -97,15 +97,15 @@ class Matrix:
         else:
             text = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:4 --no-requeue -o /dev/null\nexec sleep 600\n"
             self.blocker = self.cluster.sbatch(text)
-            self._wait(lambda: self.cluster.state(self.blocker) == "RUNNING", 20, "the job that fills the cluster")
+            self._wait(lambda: self.cluster.state(self.blocker) == "RUNNING", 60, "the job that fills the cluster")
         self.folder = self.cluster.folder / "jobs" / f"{time.monotonic_ns()}"
         self.folder.mkdir(parents=True)
         self.ledger = self.folder / "ledger"
         self.job_id = self._submit()
         if blocked:
-            self._wait(lambda: self._parked(), 20, "the job to be parked")
+            self._wait(lambda: self._parked(), 60, "the job to be parked")
             return
-        self._wait(lambda: self._trains(0, 3) and self._life() == "RUNNING", 30, "the job to train on n1")
+        self._wait(lambda: self._trains(0, 3) and self._life() == "RUNNING", 60, "the job to train on n1")
         if state == "RUNNING":
             return
         if state == "RELEASED":
@@ -121,7 +121,7 @@ class Matrix:
             self._wait(lambda: self._life() == "RELEASED", 30, "RELEASED")
         else:
             self.stalls.wait(CALL[state], when)
-            self._wait(lambda: self._life() == state, 2, state)
+            self._wait(lambda: self._life() == state, 10, state)
 
     def _submit(self) -> int:
         job = Path(agent_job.__file__)
@@ -195,10 +195,18 @@ class Matrix:
         if row.get("state") == "PENDING" and float(row["eligible"] or 0) > time.time() + PARK_S + 5:
             wrong.append(f"its begin time is {float(row['eligible']) - time.time():.0f} s away")
         wrong += [*overlaps(lines), *twice_started(lines), *lost_steps(lines)]
-        story = explain(self.cluster, self.job_id)["story"]
-        told = [e["detail"] for e in story]
-        # the queue's own doing (a node that is lost), or a resize: one line of the story for each restart
-        reasons = [t for t in told if t.startswith(("requeued", "restarted outside", "started again"))]
+        story: list[dict[str, str]] = []
+        reasons: list[str] = []
+
+        def told() -> bool:
+            story[:] = explain(self.cluster, self.job_id)["story"]
+            # the queue's own doing (a node that is lost), or a resize: one line of the story for each restart
+            begins = ("requeued", "restarted outside", "started again")
+            reasons[:] = [e["detail"] for e in story if e["detail"].startswith(begins)]
+            return not row or int(row["restarts"]) == len(reasons)
+
+        with suppress(RuntimeError):  # it is stored a moment after it is logged
+            self._wait(told, 10, "the story")
         if row and int(row["restarts"]) != len(reasons):
             wrong.append(f"{row['restarts']} restarts, the story tells of {len(reasons)}")
         most = 0 if (state in ("QUEUED", "RUNNING") and fault != "node-down") or state == "QUEUED" else 1
@@ -278,9 +286,9 @@ class Matrix:
         self.killed.clear()
         if "inact" in self.cluster.run("sinfo", "-h", "-o", "%a").stdout:
             self._control("update", "PartitionName=main", "State=UP")
-        self._wait(self._queue_empty, 30, "an empty queue")
-        self._wait(self._nodes_idle, 30, "idle nodes")
-        self._wait(lambda: self._life() == "GONE", 10, "the daemon to forget the job")
+        self._wait(self._queue_empty, 60, "an empty queue")
+        self._wait(self._nodes_idle, 60, "idle nodes")
+        self._wait(lambda: self._life() == "GONE", 30, "the daemon to forget the job")
 
     def _queue_empty(self) -> bool:
         return not self.cluster.run("squeue", "-h").stdout.strip()
@@ -349,7 +357,7 @@ def _one_cluster() -> Iterator[Matrix]:
     with cluster:
         pairs = Matrix(cluster)
         try:
-            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
+            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 120, "the daemon's first epoch")
             yield pairs
         finally:
             pairs.stop()

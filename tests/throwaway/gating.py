@@ -148,13 +148,13 @@ def _phase(
     arbiter.follow({} if phase.rule == OPEN else everybody)
     if phase.rule != OPEN:
         arbiter.terms = ArbiterTerms(discipline_named(phase.rule), bound_s=bound_s)
-    _wait(folder, [f"job{n}.{number}.ready" for n in jobs], started, 120.0)
+    _wait(folder, [f"job{n}.{number}.ready" for n in jobs], started, 240.0)
     begin_s = time.time() + 0.5
     draft = folder / "go.tmp"
     draft.write_text(json.dumps([begin_s, begin_s + seconds]))
     draft.replace(folder / f"{number}.go")
     names = [f"job{n}.{number}.json" for n in jobs]
-    _wait(folder, names, started, seconds + 60.0)
+    _wait(folder, names, started, seconds + 120.0)
     found = []
     for name in names:
         said = json.loads((folder / name).read_text())

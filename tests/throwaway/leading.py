@@ -28,10 +28,11 @@ class Ledger:
         path.touch()
 
     def writes(self) -> list[Write]:
-        lines = [line.split() for line in self.path.read_text().splitlines()]
+        text = self.path.read_text()
+        lines = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]  # the last one may be half written
         return [Write(float(at), name, int(term)) for at, name, term in lines]
 
-    def wait_for(self, name: str, since_s: float, timeout_s: float = 30.0) -> float:
+    def wait_for(self, name: str, since_s: float, timeout_s: float = 60.0) -> float:
         """Seconds from `since_s` to the first line of `name` after it. Raises RuntimeError."""
         while time.monotonic() < since_s + timeout_s:
             found = [w.at_s for w in self.writes() if w.name == name and w.at_s > since_s]
@@ -64,7 +65,7 @@ class Leading:
         if self.process.poll() is None:
             self.process.kill()
             self.process.send_signal(signal.SIGCONT)
-        self.process.wait(20)
+        self.process.wait(60)
 
     def send(self, number: signal.Signals) -> float:
         """The monotonic time just before it."""

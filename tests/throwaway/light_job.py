@@ -2,6 +2,7 @@
 
 srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
 
+STEPS: in all, or +STEPS: more than its checkpoint has. GOES_ON_UNTIL=FILE: beyond them too, until that file is there.
 CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
 times in all. CHECKPOINT_EVERY: steps; 0: on request alone.
 """
@@ -32,8 +33,10 @@ MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_posit
 
 
 def main() -> int:
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    asked = sys.argv[1] if len(sys.argv) > 1 else "100000"
+    steps = int(asked)
     environment = dict(os.environ)
+    until = environment.get("GOES_ON_UNTIL", "")
     text = environment.pop("SYNERGY_PLAN_JSON", "")
     gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     # one process stands for all of the job's
@@ -42,11 +45,14 @@ def main() -> int:
     step_s = GPU_STEP_S / plan.gpus
     if environment.get("SLURM_NODEID", "0") != "0":
         time.sleep(steps * step_s)
+        while until and not Path(until).exists():
+            time.sleep(step_s)
         return 0
     agent = Agent(AgentSettings.from_environment(environment), plan)
     agent.install_signals()
     found = agent.find_checkpoint(None)
     step = found.checkpoint.step if found.checkpoint else 0
+    steps += step if asked.startswith("+") else 0
 
     def save(folder: Path) -> Mapping[str, Any]:
         (folder / "step").write_text(str(step))
@@ -54,7 +60,7 @@ def main() -> int:
 
     agent.start(step, save=save, checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")), resharding=True)
     gate = link_gate.from_environment(environment)  # on several nodes, where there is an arbiter
-    while step < steps:
+    while step < steps or (until and not Path(until).exists()):
         time.sleep(step_s)
         if gate is not None:
             gate.begin(GRADIENT_BYTES)

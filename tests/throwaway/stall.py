@@ -77,7 +77,7 @@ class Stalls:
         fresh.write_text(message + "\n")
         fresh.replace(self.folder / f"{kind}.fails")
 
-    def wait(self, kind: str, when: str = "before", timeout_s: float = 30.0) -> None:
+    def wait(self, kind: str, when: str = "before", timeout_s: float = 120.0) -> None:
         """Until a call has stopped there. Raises RuntimeError."""
         end = time.monotonic() + timeout_s
         while not self.reached(kind, when):
