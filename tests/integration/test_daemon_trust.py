@@ -143,8 +143,6 @@ def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
 
 
 def send_raw(port: int, raw: bytes) -> None:
-    import socket
-
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         try:
             connection.sendall(raw)
@@ -244,19 +242,21 @@ def test_a_strangers_text_is_only_text(site: SlurmCluster) -> None:
 
 
 def test_jobs_on_the_same_nodes_take_turns_by_the_daemon_s_arbiter() -> None:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("", 0))
-        other.bind(("", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
-    words = f"#SYNERGY LinkArbiterPort={ports[0]} LinkArbiterRule=srsf-1 LinkArbiterWait=0.3 MetricsPort={ports[1]}"
-    with make_cluster(epoch_s=1, settings=(words,)) as cluster, synergyd(cluster) as daemon:
+    def set_up(cluster: SlurmCluster) -> SlurmCluster:
+        """With ports of the cluster's own block, behind those of accounting."""
+        ports = f"LinkArbiterPort={cluster.port + 94} MetricsPort={cluster.port + 95}"
+        with cluster.conf.open("a") as conf:
+            conf.write(f"#SYNERGY {ports} LinkArbiterRule=srsf-1 LinkArbiterWait=0.3\n")
+        return cluster
+
+    with make_cluster(epoch_s=1) as cluster, synergyd(set_up(cluster)) as daemon:
         until_beat(cluster)
         wide = "--nodes=2", "--gres=gpu:2"
         both = [light_job.submit(cluster, f"wide{i}", directive="resize=no", options=wide) for i in range(2)]
         until_steps(cluster, *both)
 
         def counted(name: str) -> float:
-            text = urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=30).read().decode()
+            text = urllib.request.urlopen(f"http://127.0.0.1:{cluster.port + 95}/metrics", timeout=30).read().decode()
             return next((float(x.split()[1]) for x in text.splitlines() if x.startswith(f"{name} ")), 0.0)
 
         cluster.wait_for(lambda: counted("synergy_link_waited_total") >= 5, 150, "turns\n" + daemon.tail())

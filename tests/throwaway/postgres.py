@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import re
 import secrets
 import shutil
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -214,6 +216,9 @@ class Postgres:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the ports that the kernel gives to outgoing connections: it stays free while the server is away."""
+    for port in random.SystemRandom().sample(range(10_000, 20_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port between 10000 and 20000")

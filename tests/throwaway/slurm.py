@@ -171,7 +171,7 @@ class SlurmCluster:
         """Kills `munged`, `slurmctld` or a node's slurmd (by node name) and waits for its end."""
         process = self._processes.pop(name)
         process.send_signal(sig)
-        process.wait(20)
+        process.wait(60)
 
     def send(self, name: str, sig: int) -> None:
         """Sends a signal such as SIGSTOP to one of the processes that `kill` knows."""

@@ -55,7 +55,7 @@ class Synergyd:
     def kill(self) -> None:
         """kill -9, no clean end."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self) -> None:
         """SIGTERM, and its end."""
