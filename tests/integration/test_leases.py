@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.store import connect, schema
-from synergyd.store.leader import MARGIN_S, TERM_S
+from synergyd.store.leader import MARGIN_S, RENEW_S, TERM_S
 from tests.throwaway.leading import Leading, Ledger
 from tests.throwaway.postgres import Postgres
 from tests.throwaway.proxy import Proxy
@@ -97,7 +97,7 @@ def test_a_leader_that_is_cut_off_stops_before_the_other_starts(
             proxy.silence()
             assert ledger.wait_for("two", at_s) < BOUND_S
             last = max(w.at_s for w in ledger.writes() if w.name == "one")
-            assert at_s + TERM_S - MARGIN_S - 2.0 < last
+            assert at_s + TERM_S - MARGIN_S - RENEW_S - 2.0 < last
             proxy.mend()
             ledger.wait_for("two", time.monotonic() + 3.0)
             assert ledger.problem() == "" and ledger.writes()[-1].name == "two"

@@ -27,7 +27,7 @@ FAULTS = ("synergyd-killed", "scancel", "node-down", "slurmctld-killed")
 # the call that is stopped before it is made, to keep a job in a state
 CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update", "RESIZED": "release"}
 PARK_S = 120
-SETTLE_S = 55.0  # _wait doubles it: just less than PARK_S, after which a job would start by itself
+SETTLE_S = 50.0  # _wait doubles it: less than PARK_S, after which a job would start by itself
 SAVE_S = 6.0  # slurmctld writes its state 5 s after a change at the latest
 GPUS = 4  # of each of the two nodes
 
