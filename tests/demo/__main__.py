@@ -145,7 +145,7 @@ def main() -> int:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with make_cluster(epoch_s=EPOCH_S, settings=[FIGURES]) as cluster, synergyd(cluster):
             console.print(f"a Slurm cluster of 2 nodes x 4 (pretended) GPUs in {cluster.folder}", highlight=False)
-            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 30, "the daemon's first epoch")
+            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 120, "the daemon's first epoch")
             with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as progress:
                 play(Demo(cluster, console, progress, progress.add_task("starting", total=len(STAGES))))
     except MissingProgram as error:
