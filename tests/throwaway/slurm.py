@@ -239,8 +239,9 @@ class SlurmCluster:
         return self.run("sacctmgr", "-i", *command.split()).stdout
 
     def state(self, job_id: int) -> str:
-        """The job's state as squeue prints it ('' when it is gone)."""
-        return self.run("squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T", check=False).stdout.strip()
+        """The job's state as squeue prints it ('' when it is gone, '?' where Slurm does not answer)."""
+        done = self.run("squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T", check=False)
+        return done.stdout.strip() if done.returncode == 0 or "Invalid job id" in done.stderr else "?"
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
         """Waits until `condition()` is true; raises RuntimeError naming `what` and the end of the controller's log."""
