@@ -75,7 +75,9 @@ def submit(cluster: SlurmCluster, account: str, *options: str, held: bool = Fals
 
 def end(cluster: SlurmCluster, *job_ids: int) -> None:
     cluster.run("scancel", *map(str, job_ids))
-    cluster.wait_for(lambda: not any(cluster.state(i) in ("RUNNING", "COMPLETING") for i in job_ids), 120, "their end")
+    cluster.wait_for(
+        lambda: not any(cluster.state(i) in ("RUNNING", "COMPLETING", "?") for i in job_ids), 120, "their end"
+    )
 
 
 def why(cluster: SlurmCluster, job_id: int) -> str:
