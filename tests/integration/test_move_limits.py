@@ -31,13 +31,13 @@ def test_jobs_wait_for_quiet_hours_to_end_and_then_for_one_another(site: SlurmCl
     site.conf.write_text(f"{site.conf.read_text()}\n{QUIET}\n")
     # one GPU of each node is left: the jobs would grow as soon as the other three are
     plain = [site.sbatch("#!/bin/sh\nsleep 600\n", "-o", "/dev/null", "--gres=gpu:3", "-w", n) for n in ("n1", "n2")]
-    site.wait_for(lambda: {site.state(i) for i in plain} == {"RUNNING"}, 30, "the plain jobs to run")
+    site.wait_for(lambda: {site.state(i) for i in plain} == {"RUNNING"}, 90, "the plain jobs to run")
     with synergyd(site):
         until_beat(site)
         jobs = [light_job.submit(site, f"j{i}", gpus=1, directive="min_gpus=1 max_gpus=4") for i in (1, 2)]
-        until_steps(site, *jobs)
+        until_steps(site, *jobs, timeout_s=150)
         site.run("scancel", *map(str, plain))
-        site.wait_for(lambda: all("QuietHours" in why(site, i) for i in jobs), 60, "both to be told to wait")
+        site.wait_for(lambda: all("QuietHours" in why(site, i) for i in jobs), 120, "both to be told to wait")
         assert sizes(site, *jobs) == [1, 1]
         assert "before 24:00" in why(site, jobs[0])
     site.conf.write_text(site.conf.read_text().replace(QUIET, ONE))

@@ -47,14 +47,18 @@ def script(lines: str, body: str = "true\n") -> str:
     return f"#!/bin/bash\n#SBATCH --gres=gpu:1 --output=/dev/null\n{lines}{body}"
 
 
+def queued(cluster: SlurmCluster) -> set[str]:
+    return set(cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout.split())
+
+
 def refused(cluster: SlurmCluster, text: str | bytes, *options: str, **kwargs: Any) -> list[str]:
     """Submits what must be refused; the lines on the user's terminal that are Synergy's. No job is left behind."""
     path = cluster.folder / f"bad-{time.monotonic_ns()}.sh"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape"))
-    before = cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout
+    before = queued(cluster)
     done = cluster.run("sbatch", *options, str(path), check=False, **kwargs)
     assert done.returncode == 1, (text, done)
-    assert cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout == before
+    assert queued(cluster) <= before  # Slurm may have forgotten one that ended long ago
     lines = [x.removeprefix("sbatch: error: ") for x in done.stderr.splitlines()]
     assert lines.pop() == "Batch job submission failed: Unspecified error", (text, done.stderr)
     return lines
@@ -68,7 +72,7 @@ def job(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
 
 
 def starts_at_once(cluster: SlurmCluster, job_id: int) -> None:
-    cluster.wait_for(lambda: cluster.state(job_id) in ("RUNNING", "COMPLETING", "COMPLETED"), 60, "the job to start")
+    cluster.wait_for(lambda: cluster.state(job_id) in ("RUNNING", "COMPLETING", "COMPLETED"), 120, "the job to start")
 
 
 def waits(cluster: SlurmCluster, job_id: int) -> float:
@@ -141,7 +145,7 @@ def test_stamp_requeue_state_folder_and_comment(slurm: SlurmCluster) -> None:
     assert row["comment"] == '{"reaper": 1} synergy:1'
     assert row["requeue"] is True
     slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-    slurm.wait_for(lambda: out.exists() and slurm.state(job_id) == "COMPLETED", 60, "the job to end")
+    slurm.wait_for(lambda: out.exists() and slurm.state(job_id) == "COMPLETED", 120, "the job to end")
     assert f"SYNERGY_STATE_DIR={slurm.state_dir}" in out.read_text().splitlines()
 
 
@@ -181,12 +185,14 @@ def test_jobs_without_a_directive_are_untouched(slurm: SlurmCluster) -> None:
         slurm.sbatch(script("", "echo\n#SYNERGY colour=red\n"), "--comment=mine"),  # after the first command
         slurm.sbatch(script("#synergy tp=0\n# SYNERGY tp=0\n"), "--comment=mine", "--no-requeue"),
     ]
+    requeues = []
     for job_id in plain:
         starts_at_once(slurm, job_id)
         row = job(slurm, job_id)
         assert (row["admin_comment"], row["comment"]) == ("", "mine")
         assert row["eligible_time"] == row["submit_time"]
-    assert [job(slurm, i)["requeue"] for i in plain] == [True, False]
+        requeues.append(row["requeue"])
+    assert requeues == [True, False]
     assert slurm.run("sbatch", "--array=1-2", "--wrap", "true", "--output=/dev/null").returncode == 0
     assert slurm.run("sbatch", "--wrap", "true", "--output=/dev/null", ":", "-n1").returncode == 0
     assert slurm.run("srun", "-n1", "echo", "#SYNERGY colour=red").stdout == "#SYNERGY colour=red\n"
@@ -196,11 +202,12 @@ def test_jobs_without_a_directive_are_untouched(slurm: SlurmCluster) -> None:
 
 
 def test_a_fresh_heartbeat_puts_the_start_off_by_the_grace(slurm: SlurmCluster) -> None:
-    assert abs(waits(slurm, slurm.sbatch(script(GOOD))) - GRACE_S) <= 2
+    assert abs(waits(slurm, slurm.sbatch(script(GOOD))) - GRACE_S) <= 8
 
 
 def test_the_users_own_later_begin_time_is_kept(slurm: SlurmCluster) -> None:
-    assert abs(waits(slurm, slurm.sbatch(script(GOOD), "--begin=now+3600")) - 3600) <= 2
+    # sbatch counts from its own start, slurmctld from when it hears of the job
+    assert 3600 - 60 <= waits(slurm, slurm.sbatch(script(GOOD), "--begin=now+3600")) <= 3600 + 2
 
 
 @pytest.mark.parametrize("what", ["missing", "stale", "from the future", "damaged", "a folder"])
@@ -241,12 +248,12 @@ def broken(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
 
 
 def install(cluster: SlurmCluster, folder: Path) -> None:
-    """Makes slurmctld load the module of `folder`: it looks at the time of job_submit.lua."""
+    """Makes slurmctld load the module of `folder`: it does when job_submit.lua is newer than its last load."""
     path = cluster.folder / "job_submit.lua"
     path.write_text(hook(cluster.state_dir).replace(str(PLUGINS), str(folder)))
-    last = getattr(install, "last", int(time.time()))
-    install.last = last + 2  # type: ignore[attr-defined]
-    os.utime(path, (last + 2, last + 2))
+    newer = max(getattr(install, "last", 0), int(time.time())) + 2
+    install.last = newer  # type: ignore[attr-defined]
+    os.utime(path, (newer, newer))
 
 
 LOAD = "the Synergy plugin could not be loaded; tell your admins, or drop the #SYNERGY lines"

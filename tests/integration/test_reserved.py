@@ -15,8 +15,9 @@ from tests.throwaway.synergy import make_cluster, synergyd
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed"),
+    pytest.mark.timeout(900),
 ]
-WAIT_S = 150.0
+WAIT_S = 200.0
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def empty(town: SlurmCluster) -> Iterator[SlurmCluster]:
     yield town
     town.run("scancel", "--full", "-s", "KILL", *town._job_ids(), check=False)
     town.run("scancel", *town._job_ids(), check=False)
-    town.wait_for(lambda: town._job_ids() == ["0"], 60, "an empty queue")
+    town.wait_for(lambda: town._job_ids() == ["0"], 120, "an empty queue")
     for name in ("mine", "maint"):
         town.run("scontrol", "delete", f"reservation={name}", check=False)
 
@@ -75,13 +76,13 @@ def test_jobs_in_a_reservation_are_resized_inside_it_and_others_stay_out(empty: 
     assert sum(gpus(empty, i) or 0 for i in jobs) <= 8 and squeue(empty, first, "Reservation") == "mine"
     until(empty, lambda: gpus(empty, other) is not None, "the other to run", other)
     assert names(empty, other) <= {"n1", "n2"}
-    assert "Its reservation mine has n3, n4 for another" in told(empty, first)
+    until(empty, lambda: "Its reservation mine has n3, n4 for another" in told(empty, first), "how long it has them")
 
 
 def test_a_job_whose_nodes_are_taken_moves_in_time_and_says_for_what(empty: SlurmCluster) -> None:
     """Its last checkpoint is due a minute and two epochs before, its restart takes five seconds."""
     moves = light_job.submit(empty, "moves", directive="min_gpus=4 max_gpus=4", gpus=4)
-    until_steps(empty, moves)
+    until_steps(empty, moves, timeout_s=150)
     (home,) = names(empty, moves)
     reserve(empty, "maint", home, "now+100", "MAINT,IGNORE_JOBS")
     until(empty, lambda: gpus(empty, moves) and names(empty, moves) != {home}, "it to move", moves)

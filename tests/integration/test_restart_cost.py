@@ -13,7 +13,7 @@ from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_job_that_is_resized_twice_has_its_restarts_measured_and_told(site: Sl
         until_beat(site)
         job_id = light_job.submit(site, "measured", directive=ELASTIC)
         site.wait_for(lambda: sizes(site, job_id) == [4], 120, "the job to have all GPUs")
-        until_steps(site, job_id, steps=5)
+        until_steps(site, job_id, steps=5, timeout_s=150)
         other = light_job.submit(site, "other", directive=ELASTIC, gpus=2)
         site.wait_for(lambda: sizes(site, job_id, other) == [2, 2], 120, "the job to shrink")
         site.wait_for(lambda: len(restarts_told(site, job_id)) == 1, 120, "its first restart to be measured")
@@ -51,7 +51,7 @@ def test_a_job_that_is_resized_twice_has_its_restarts_measured_and_told(site: Sl
             return str(explain(site, job_id)["decision"]["why"])
 
         words = r"[Aa] restart of this job costs \d+ s \(measured, 2 restarts; \+-\d+ s\)"
-        site.wait_for(lambda: re.search(words, why()) is not None, 60, f"explain to tell it: {why()}")
+        site.wait_for(lambda: re.search(words, why()) is not None, 120, f"explain to tell it: {why()}")
     with open_store(f"sqlite:///{site.state_dir}/synergy.db") as store:
         kept = [p.restarts for key, p in store.remembered().profiles.items() if key.startswith("restart:")]
     own = [t for times in kept for t in times if t.job_id == job_id]

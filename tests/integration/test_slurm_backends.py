@@ -24,6 +24,7 @@ from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed"),
+    pytest.mark.timeout(600),
 ]
 SLEEP = "#!/bin/sh\nsleep 600\n"
 BACKENDS = [
@@ -110,8 +111,9 @@ def available() -> list[str]:
 def world() -> Iterator[World]:
     start_s = time.time()
     # the second value of SlurmdTimeout, so that a node which is killed here stays as it is
-    groups, lines = [NodeGroup("a100", 5, 4), NodeGroup("v100", 3, 2)], ["SlurmdTimeout=300"]
-    with SlurmCluster(groups, slurm_conf=lines) as c:
+    groups, lines = [NodeGroup("a100", 5, 4), NodeGroup("v100", 3, 2)], ["SlurmdTimeout=3600"]
+    # a job that is requeued waits for as long as credentials last: longer than all this takes
+    with SlurmCluster(groups, slurm_conf=lines, park_cred_expire_s=3600) as c:
         c.run("scontrol", "create", "PartitionName=second", "Nodes=n[1-2]")
         c.run("scontrol", "create", "PartitionName=secret", "Nodes=n1", "Hidden=YES")
         for name in LONG:
@@ -120,7 +122,7 @@ def world() -> Iterator[World]:
         ids, left = make_jobs(c)
         make_nodes(c, ids)
         reads: dict[str, Read] = {}
-        for _ in range(10):  # the backfill scheduler goes on planning: read until nothing moved in between
+        for _ in range(30):  # the backfill scheduler goes on planning: read until nothing moved in between
             before = read(c, "command line")
             reads = {backend: read(c, backend) for backend in available()}
             after = read(c, "command line")
@@ -142,7 +144,7 @@ def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
         return ids[key]
 
     def wait(job_id: int, state: str) -> None:
-        c.wait_for(lambda: c.state(job_id) == state, 60, f"job {job_id} to be {state}, it is {c.state(job_id)!r}")
+        c.wait_for(lambda: c.state(job_id) == state, 120, f"job {job_id} to be {state}, it is {c.state(job_id)!r}")
 
     left = {c.sbatch("#!/bin/sh\ntrue\n", "-o", "/dev/null"), c.sbatch("#!/bin/sh\nfalse\n", "-o", "/dev/null")}
     cancelled = c.sbatch(SLEEP, "--hold")
@@ -220,7 +222,7 @@ def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
         submit(f"name {key}", "--hold", f"--job-name={name}")
     if os.getuid() == 0:
         submit("other user", "--hold", "--uid=games", "-D", "/tmp")
-    c.wait_for(lambda: not any(c.state(j) in ("RUNNING", "PENDING", "COMPLETING") for j in left), 60, "jobs to leave")
+    c.wait_for(lambda: not any(c.state(j) in ("RUNNING", "PENDING", "COMPLETING") for j in left), 120, "jobs to leave")
     c.wait_for(lambda: "RUNNING" in states_of(c, ids["array running"]), 150, "a task of the array to run")
     return ids, left
 

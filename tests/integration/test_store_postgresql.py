@@ -152,7 +152,7 @@ def test_a_daemon_stopped_inside_a_transaction_does_not_keep_the_lease_s_row(
         now.now += TERM_S
         while two.try_lead() or two.away:
             now.now += TERM_S
-            assert time.monotonic() < began_s + 8.0
+            assert time.monotonic() < began_s + 60.0
         assert time.monotonic() > began_s + 2.0  # it was in the way
         connection.invalidate()
     engine.dispose()
@@ -164,10 +164,10 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_told(server: Postgres,
     schema.upgrade(postgres_database)
     with Proxy(server.port) as proxy:
         url = connect.parse_url(postgres_database.replace(f":{server.port}/", f":{proxy.port}/"))
-        engine = connect.make_engine(url, answer_s=0.5)
+        engine = connect.make_engine(url, answer_s=3.0)
         with engine.connect() as connection:
             proxy.silence()
-            with pytest.raises(OperationalError, match=r"no answer within 0.5 s"):
+            with pytest.raises(OperationalError, match=r"no answer within 3 s"):
                 connection.execute(text("SELECT 1"))
         proxy.mend()
         with engine.connect() as connection:
@@ -189,7 +189,7 @@ def test_a_statement_that_hangs_is_given_up(
     server: Postgres, postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema.upgrade(postgres_database)
-    monkeypatch.setattr(connect, "STATEMENT_MS", 200)
+    monkeypatch.setattr(connect, "STATEMENT_MS", 2000)
     clock = Clock()
     with open_store(postgres_database) as other, other.engine.connect() as connection:
         connection.execute(text("LOCK TABLE lifecycles"))

@@ -12,7 +12,7 @@ from synergyd.records import Plan
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
 
 def test_restarts_into_other_batches_equal_the_same_run_by_hand(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_proposed_batch_is_taken_between_two_steps_without_a_restart(tmp_path:
 def test_the_run_chooses_its_own_batch_where_it_may(tmp_path: Path) -> None:
     environment = {"SYNERGY_GLOBAL_BATCH": "8:64"}
     plan = Plan(dp=2, micro_batch=2, global_batch=8)
-    call = Call("rebatched", tmp_path / "checkpoints", plan, 600, update_s=0.05)  # what a larger batch saves
+    call = Call("rebatched", tmp_path / "checkpoints", plan, 600, update_s=0.1)  # what a larger batch saves
     result, _ = training_ranks.run(tmp_path / "run", 2, call, environment=environment)
     assert result["noise"] > 8, result["noise"]  # so that a larger batch is worth its examples
     assert 8 < result["plan"]["global_batch"] <= 64 and result["plan"]["micro_batch"] <= 2

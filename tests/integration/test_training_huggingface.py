@@ -27,6 +27,7 @@ FOLDER = os.environ.get("SYNERGY_TEST_HUGGINGFACE", "")
 FOUND = Path(FOLDER, "transformers").is_dir() if FOLDER else importlib.util.find_spec("transformers") is not None
 pytestmark = [
     pytest.mark.training,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not FOUND, reason="transformers is not installed, nor in a folder of SYNERGY_TEST_HUGGINGFACE"),
 ]
 Seen = dict[int, list[int]]
@@ -60,7 +61,7 @@ def training(
 
 def finished(folder: Path, *args: Any, **more: Any) -> None:
     with training(folder, *args, **more) as process:
-        code = process.wait(timeout=120)
+        code = process.wait(timeout=240)
     assert code == 0, (folder / "out").read_text()[-4000:]
 
 
@@ -83,9 +84,9 @@ def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> No
     """2 processes x 2 examples x 2 passes, asked for a checkpoint and ended in the first epoch (13 steps); then 1 x 4 x 2."""
     alone, resized, run_dir = tmp_path / "alone", tmp_path / "resized", make_run_dir(tmp_path / "job")
     finished(tmp_path, alone, 1, 8, make_run_dir(tmp_path / "left"), "--global-batch", "8")
-    slow = ("--global-batch", "8", "--delay", "0.05")
+    slow = ("--global-batch", "8", "--delay", "0.2")  # so that the request comes before step 13
     with training(tmp_path, resized, 2, 2, run_dir, *slow) as process:
-        wait_for(lambda: (run_dir / "status.json").exists() and status_of(run_dir)["step"] >= 4, "first steps", 120)
+        wait_for(lambda: (run_dir / "status.json").exists() and status_of(run_dir)["step"] >= 4, "first steps", 240)
         (run_dir / "checkpoint-request").write_text("1")
         wait_for(lambda: status_of(run_dir)["checkpoint_requests"] == 1, "acknowledgement")
         status = status_of(run_dir)
@@ -94,7 +95,7 @@ def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> No
         assert (status["done"], status["total"]) == (8 * status["step"], 240) and status["noise_scale"] is None
         assert not status["rebatching"] and not status["resharding"]
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=120)
     ended = status_of(run_dir)
     assert ended["note"] == f"stopped by SIGTERM at step {ended['step']}, last checkpoint: step {ended['step']}"
     assert ended["step"] == status["step"]
@@ -119,10 +120,10 @@ def test_a_batch_asked_for_at_the_start_is_followed_and_then_kept(tmp_path: Path
     """Batch 16 in place of 8: half the steps, each example of an epoch once; a resize to a plan of batch 8 keeps 16."""
     output, run_dir = tmp_path / "run", make_run_dir(tmp_path / "job")
     more = ("--global-batch", "8", "--steps", "18", "--examples", "96")
-    with training(tmp_path, output, 1, 8, run_dir, *more, "--delay", "0.05", "--save-steps", "4", batch=16) as process:
-        wait_for(lambda: (output / "checkpoint-4" / "complete").exists(), "a checkpoint of Trainer's own, sealed", 120)
+    with training(tmp_path, output, 1, 8, run_dir, *more, "--delay", "0.2", "--save-steps", "4", batch=16) as process:
+        wait_for(lambda: (output / "checkpoint-4" / "complete").exists(), "a checkpoint of Trainer's own, sealed", 240)
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=120)
     assert status_of(run_dir)["total"] == 18 * 8
     finished(tmp_path, output, 2, 4, run_dir, *more)
     status = status_of(run_dir)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.benchmarks import kills
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(("saves", "most"), [("waiting", kills.INTERVAL), ("background", 2 * kills.INTERVAL - 1)])

@@ -13,7 +13,7 @@ from synergyd.records import Plan
 from tests.integration import training_ranks
 from tests.integration.training_ranks import SPEC
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 STEPS = 8
 
 

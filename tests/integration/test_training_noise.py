@@ -9,7 +9,7 @@ import pytest
 from synergyd.records import Plan
 from tests.integration import training_ranks
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
 
 def test_noise_scale_agrees_with_brute_force_and_between_plans(tmp_path: Path) -> None:

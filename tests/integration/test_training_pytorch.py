@@ -17,7 +17,7 @@ from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 from tests.paths import ROOT, python_path
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
 
 def ddp(folder: Path, dp: int, steps: int, checkpoint: Path, run_dir: Path, code: int = 0) -> str:
@@ -83,7 +83,7 @@ def test_tensor_parallel_plan_for_a_plain_job_is_one_clear_line(tmp_path: Path) 
     ]
 
 
-def wait_for(condition: Any, what: str, timeout_s: float = 60.0) -> None:
+def wait_for(condition: Any, what: str, timeout_s: float = 180.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"timed out: {what}"
@@ -99,7 +99,7 @@ def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
-        "SYNERGY_HOLD_S": "1.5",
+        "SYNERGY_HOLD_S": "5",  # longer than between two looks of this test
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "synergy_launch.examples.ddp", "--steps", "100000", "--step-delay", "0.02"]
@@ -114,7 +114,7 @@ def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
         assert (tmp_path / "checkpoints" / f"step_{status['step']:08d}" / "complete").exists()
         wait_for(lambda: status_of(run_dir)["step"] > status["step"], "training goes on after the hold")
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:
 def test_a_slow_node_is_named_by_its_own_time(tmp_path: Path) -> None:
     run_dir = make_run_dir(tmp_path / "job")
     environment = {"SYNERGY_RUN_DIR": str(run_dir)}
-    result, _ = training_ranks.run(tmp_path / "run", 3, Call("straggling", 45, 0.04), environment=environment)
+    result, _ = training_ranks.run(tmp_path / "run", 3, Call("straggling", 45, 0.15), environment=environment)
     assert set(result["slow"]) == {"node2"} and result["slow"]["node2"] > 2
     status = status_of(run_dir)
     assert status["slow_nodes"] == ["node2"] and "slow: node2 takes" in status["note"]

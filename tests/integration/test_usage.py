@@ -19,24 +19,30 @@ from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(accounting.missing_programs()), reason=f"not here: {accounting.missing_programs()}"),
 ]
 ACCOUNTS = ("add account chem", "add account physics", "add user root account=chem,physics defaultaccount=chem")
 
 
 def sacct(cluster: SlurmCluster) -> dict[str, float]:
-    """GPU seconds by account, and "runs": the incarnations that held GPUs."""
+    """GPU seconds by account, "runs": the incarnations that held GPUs, and "open": those without an end."""
     columns = "--format=Account,ElapsedRaw,AllocTRES,End"
     text = cluster.run("sacct", "-a", "-D", "-X", "-n", "-P", "-S", "2000-01-01", columns).stdout
-    found: dict[str, float] = {"runs": 0}
+    found: dict[str, float] = {"runs": 0, "open": 0}
     for line in text.splitlines():
         account, elapsed, tres, end = line.split("|")
         gpus = re.search(r"gres/gpu=(\d+)", tres)
-        assert end != "Unknown", text
+        found["open"] += end == "Unknown"  # slurmdbd hears of an end a little later
         if gpus and int(elapsed):
             found[account] = found.get(account, 0.0) + int(elapsed) * int(gpus[1])
             found["runs"] += 1
     return found
+
+
+def ended(cluster: SlurmCluster, job_id: int) -> str:
+    """The job's state as sacct has it: squeue forgets a job half a minute after its end."""
+    return cluster.run("sacct", "-X", "-n", "-P", "-j", str(job_id), "--format=State").stdout.strip()
 
 
 def reported(cluster: SlurmCluster) -> dict[str, float]:
@@ -60,28 +66,28 @@ def test_hours_held_are_those_of_sacct() -> None:
         with synergyd(cluster) as first:
             until_beat(cluster)
             resized = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8", options=("--requeue",))
-            until_steps(cluster, resized)
-            cluster.wait_for(lambda: sizes(cluster, resized) == [8], 60, "all GPUs to be its")
+            until_steps(cluster, resized, timeout_s=150)
+            cluster.wait_for(lambda: sizes(cluster, resized) == [8], 150, "all GPUs to be its")
             plain = "#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 --output=/dev/null\n"
             failed = cluster.sbatch(f"{plain}sleep 4\nexit 3\n", "--account=physics")
             again = cluster.sbatch(f"{plain}sleep 300\n", "--account=physics", "--requeue")
-            cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 90, "the resize that makes room")
+            cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 150, "the resize that makes room")
             first.kill()
         with synergyd(cluster):
             cluster.sbatch(het_script(cluster.folder), "--account=physics")
             short = cluster.sbatch(f"{plain}sleep 1\n", "--account=physics")
-            cluster.wait_for(lambda: cluster.state(short) == "COMPLETED", 90, "the short job's end")
-            cluster.wait_for(lambda: cluster.state(failed) == "FAILED", 60, "the failed job's end")
+            cluster.wait_for(lambda: ended(cluster, short) == "COMPLETED", 150, "the short job's end")
+            cluster.wait_for(lambda: ended(cluster, failed) == "FAILED", 60, "the failed job's end")
             cluster.run("scontrol", "requeue", str(again))
             # Slurm waits for two minutes after a requeue, and fails a job that starts again in the same second
             soon = ("scontrol", "update", f"JobId={again}", "StartTime=now+3")
-            cluster.wait_for(lambda: cluster.run(*soon, check=False).returncode == 0, 60, "its return into the queue")
-            cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 60, "the requeued job's second start")
-            cluster.wait_for(lambda: restarted_at(cluster, resized) is not None, 90, "training on what is left")
-            until_steps(cluster, resized, steps=(restarted_at(cluster, resized) or 0) + 40)
+            cluster.wait_for(lambda: cluster.run(*soon, check=False).returncode == 0, 120, "its return into the queue")
+            cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 150, "the requeued job's second start")
+            cluster.wait_for(lambda: restarted_at(cluster, resized) is not None, 150, "training on what is left")
+            until_steps(cluster, resized, steps=(restarted_at(cluster, resized) or 0) + 40, timeout_s=150)
             cluster.run("scancel", str(again), str(resized))
             cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "the last job's end")
-            cluster.wait_for(lambda: equal(cluster), 60, f"equal hours: {sacct(cluster)}, {reported(cluster)}")
+            cluster.wait_for(lambda: equal(cluster), 120, f"equal hours: {sacct(cluster)}, {reported(cluster)}")
             assert sacct(cluster)["runs"] >= 7
             check_report(cluster)
 
@@ -97,7 +103,11 @@ def equal(cluster: SlurmCluster) -> bool:
     """Of each account within one part in a hundred."""
     slurm, ours = sacct(cluster), reported(cluster)
     del slurm["runs"]
-    return slurm.keys() == ours.keys() and all(abs(ours[a] - s) <= 0.01 * s for a, s in slurm.items())
+    return (
+        not slurm.pop("open")
+        and slurm.keys() == ours.keys()
+        and all(abs(ours[a] - s) <= 0.01 * s for a, s in slurm.items())
+    )
 
 
 def check_report(cluster: SlurmCluster) -> None:

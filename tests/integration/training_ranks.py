@@ -69,7 +69,7 @@ def run(
     call: Call,
     *,
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 90.0,
+    timeout_s: float = 240.0,
     code: int = 0,
 ) -> tuple[Any, str]:
     """Run `call` in `world` ranks; (rank 0's result, all ranks' output). Raises Failed with that output."""

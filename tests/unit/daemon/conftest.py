@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synergy_launch.links import link_gate
 from synergy_launch.links.link_gate import LinkGate
 
 from synergyd.daemon.link_arbiter import LinkArbiter, listen
@@ -38,7 +39,8 @@ def arbiter() -> Iterator[LinkArbiter]:
 
 
 @pytest.fixture
-def gates(arbiter: LinkArbiter) -> Iterator[Callable[..., LinkGate]]:
+def gates(arbiter: LinkArbiter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LinkGate]]:
+    monkeypatch.setattr(link_gate, "ANSWER_S", 0.8)  # a busy machine is no slow arbiter; below BOUND_S
     made: list[LinkGate] = []
 
     def gate(job_id: int, channel: int = 0, **changes: object) -> LinkGate:

@@ -19,7 +19,7 @@ from synergyd.wire import link_protocol
 from synergyd.wire.link_protocol import Hello, hello_from, hello_json
 from synergyd.wire.munge import Credential
 
-BOUND_S = 0.3
+BOUND_S = 1.0
 MB = 1_000_000
 
 
@@ -40,7 +40,7 @@ def made_gate(port: int, hello: Hello, **changes: Any) -> LinkGate:
     return LinkGate(("127.0.0.1", port), hello, **{"by": 5, "encode": encode, "decode": decode, **changes})
 
 
-def welcome(credential: bytes, bound_s: float = 0.3, uid: str = "") -> bytes:
+def welcome(credential: bytes, bound_s: float = BOUND_S, uid: str = "") -> bytes:
     """What the arbiter says to a line with a Hello in it."""
     hello = hello_from(decode(credential.decode().strip()).payload)
     return link_protocol.welcome_line(encode(link_protocol.welcome_words(hello, bound_s), uid))
@@ -65,7 +65,7 @@ class InBackground(threading.Thread):
         self.waited_s = self.gate.begin(self.size_bytes)
 
 
-def until(what: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def until(what: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     end = time.monotonic() + timeout_s
     while not what() and time.monotonic() < end:
         time.sleep(0.005)
@@ -75,7 +75,7 @@ def until(what: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 @contextlib.contextmanager
 def raw(arbiter: LinkArbiter, job_id: int, welcomed: bool = True, **changes: object) -> Iterator[socket.socket]:
     hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes), **changes)  # type: ignore[arg-type]
-    with socket.create_connection(("127.0.0.1", arbiter.port), timeout=5) as wire:
+    with socket.create_connection(("127.0.0.1", arbiter.port), timeout=30) as wire:
         said = encode(hello_json(hello)).encode() + b"\n"
         wire.sendall(said)
         if welcomed:

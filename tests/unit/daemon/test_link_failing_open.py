@@ -40,7 +40,7 @@ def test_an_arbiter_that_is_away_costs_nothing() -> None:
     for _ in range(1000):
         gate.begin(MB)
         gate.end()
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 2.0  # a fraction of what waiting for answers would take
     assert gate.counts.asked == 0 and "refused" in gate.counts.problem
     gate.close()
 
@@ -48,6 +48,7 @@ def test_an_arbiter_that_is_away_costs_nothing() -> None:
 def test_a_silent_arbiter_is_asked_once_and_then_not_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """The back-off doubles: 0.1, 0.2, 0.4 ... seconds here."""
     monkeypatch.setattr(link_gate, "FIRST_BACK_OFF_S", 0.1)
+    monkeypatch.setattr(link_gate, "ANSWER_S", 0.3)  # so that no pause of a busy machine looks like one
     asked_s: list[float] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -63,9 +64,9 @@ def test_a_silent_arbiter_is_asked_once_and_then_not_for_a_while(monkeypatch: py
 
         threading.Thread(target=serve, daemon=True).start()
         gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
-        assert gate.connected(5)
+        assert gate.connected(30)
         waits = []
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 3.0
         while time.monotonic() < end:
             waits.append(gate.begin(MB))
             gate.end()
@@ -115,21 +116,21 @@ def test_who_lets_every_wait_run_out_is_given_up(monkeypatch: pytest.MonkeyPatch
         threading.Thread(target=impostor, args=(listener, "", b"wait ", met), daemon=True).start()
         gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
         waits = []
-        while gate.connected(0.5):
+        while gate.connected(3.0):
             waits.append(gate.begin(MB))
         gate.close()
     assert len(waits) == link_gate.MAX_RAN_OUT
-    assert all(BOUND_S <= wait <= BOUND_S + link_gate.ANSWER_S + 0.1 for wait in waits)
+    assert all(BOUND_S <= wait <= BOUND_S + link_gate.ANSWER_S + 1.0 for wait in waits)
 
 
 def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
     first, second = gates(1), gates(2)
-    assert first.connected(5) and second.connected(5)
+    assert first.connected(30) and second.connected(30)
     first.begin(4000 * MB)
     waiting = InBackground(second, 4000 * MB)
     assert until(lambda: arbiter.counts.waited == 1)
     arbiter.close()
-    waiting.join(5)
+    waiting.join(30)
     assert waiting.waited_s < BOUND_S * 0.9
     for gate in (first, second):
         assert gate.begin(MB) < link_gate.ANSWER_S and gate.begin(MB) == 0.0 and gate.counts.failures == 1
@@ -138,13 +139,13 @@ def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, g
 def test_a_gate_finds_an_arbiter_that_comes_back(monkeypatch: pytest.MonkeyPatch, arbiter: LinkArbiter) -> None:
     monkeypatch.setattr(link_gate, "FIRST_BACK_OFF_S", 0.02)
     gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")))
-    assert gate.connected(5)
+    assert gate.connected(30)
     arbiter.follow({})
     assert until(lambda: not arbiter._jobs)
     gate.begin(MB)
     assert gate.counts.failures == 1
     arbiter.follow(MEMBERS)
-    assert gate.connected(5) and gate.begin(MB) < link_gate.ANSWER_S
+    assert gate.connected(30) and gate.begin(MB) < link_gate.ANSWER_S
     gate.close()
 
 
@@ -156,7 +157,7 @@ def test_what_is_no_arbiter_is_never_asked(text: bytes) -> None:
         line_of(wire)
         wire.sendall(text)
         wire.close()
-        assert until(lambda: gate.counts.failures == 1) and gate.begin(MB) < 0.01
+        assert until(lambda: gate.counts.failures == 1) and gate.begin(MB) < 0.5
         gate.close()
 
 

@@ -287,7 +287,7 @@ def test_a_database_that_is_away_is_opened_anew(store: Store, monkeypatch: pytes
         one = NoticeSender(open_it, lambda _: ("", ""), lambda: True, webhook=hook, mail=None, events=EVENTS)
         store.put_notices([NOTICE])
         one.start()
-        for _ in range(500):
+        for _ in range(3000):
             if server.taken:
                 break
             one._closing.wait(0.02)

@@ -112,12 +112,12 @@ def test_a_command_that_hangs_is_given_up(shell: Shell) -> None:
 
 def test_a_signal_that_was_given_up_is_never_sent_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later it could reach the job's next incarnation, which may not trap it yet: a site's wrapper ends with all its children."""
-    (shell.folder / "scancel").write_text(f"#!/bin/sh\n(sleep 1; touch {shell.folder}/sent) &\nwait\n")
+    (shell.folder / "scancel").write_text(f"#!/bin/sh\n(sleep 4; touch {shell.folder}/sent) &\nwait\n")
     (shell.folder / "scancel").chmod(0o755)
     monkeypatch.setattr("synergyd.slurm.command_line.SIGNAL_TIMEOUT_S", 0.2)
     with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
         shell.backend.signal(7, "USR2")
-    time.sleep(1.2)
+    time.sleep(4.2)
     assert not (shell.folder / "sent").exists()
 
 

@@ -32,7 +32,7 @@ def test_commands_that_their_owner_stops_are_few(tmp_path: Path, monkeypatch: py
         slurm, now_s = CommandLine(), [0.0]
         slurm._limits, slurm._owners = True, Owners(lambda: now_s[0])
         began_s, lost = time.monotonic(), 0
-        with patch.object(command_line, "TIMEOUT_S", 0.2):
+        with patch.object(command_line, "TIMEOUT_S", 1.0):
             for epoch in range(30):  # of a minute, with ten jobs of his and one of hers
                 now_s[0] = 60.0 * epoch
                 for job_id in range(1, 11):
@@ -43,7 +43,7 @@ def test_commands_that_their_owner_stops_are_few(tmp_path: Path, monkeypatch: py
                     lost += slurm.calls - calls
                 slurm.update_size(11, ANN, SIZE)
         assert lost <= 6, "30 minutes"
-        assert time.monotonic() - began_s < 30
+        assert time.monotonic() - began_s < 120
     finally:
         (folder / "scontrol").unlink(missing_ok=True)
         folder.rmdir()

@@ -92,7 +92,7 @@ def test_no_munged_is_one_clear_line_at_once(tmp_path: Path) -> None:
         with pytest.raises(UnavailableError) as error:
             call()
         assert str(error.value) == "munge: Socket communication error; is munged running? (service munge start)"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_munge_s_own_programs_agree(socket: str) -> None:

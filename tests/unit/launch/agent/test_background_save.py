@@ -86,7 +86,7 @@ def test_the_next_one_waits_for_the_one_under_way(tmp_path: Path) -> None:
     writer = Writer()
     agent = make(tmp_path, writer)
     steps(agent, 1, 3)
-    threading.Timer(0.1, writer.may_write.set).start()
+    threading.Timer(0.5, writer.may_write.set).start()
     steps(agent, 4, 4)
     assert (
         agent.status["checkpoint_step"] == 2

@@ -202,10 +202,10 @@ def test_rendering_what_was_read_gives_the_words_back(word: str) -> None:
 
 @pytest.mark.parametrize("line", ["x" * 4_000_000, "'" * 4_000_000, "synergy-launch t.py " + "a " * 2_000_000])
 def test_a_script_beyond_the_bound_costs_nothing(line: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(UsageError, match=r"script of 40000\d\d bytes: at most 65536 are rendered"):
         command_in(f"synergy-launch {line}")
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 WIDE = (
@@ -233,7 +233,7 @@ def test_a_script_at_the_bound_is_read_and_rendered_in_linear_time(piece: str) -
     """Ten such scripts of 64 kB: about a second."""
     size = len(piece.encode())
     words = "synergy-launch t.py " + piece * ((MAX_INPUT_BYTES - 100) // size)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(10):
         try:
             text = render(
@@ -244,7 +244,7 @@ def test_a_script_at_the_bound_is_read_and_rendered_in_linear_time(piece: str) -
             assert len(text.encode()) <= MAX_OUTPUT_BYTES
         except UsageError as error:
             assert "batch script line" in str(error)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_what_is_rendered_is_bounded() -> None:

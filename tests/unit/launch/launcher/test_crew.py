@@ -69,7 +69,7 @@ def at(rank: int) -> JobAllocation:
 
 
 def until(some: list[Crew], true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         for one in some:
@@ -104,14 +104,14 @@ def test_a_node_that_is_gone_is_lost(nodes: list[Crew]) -> None:
 def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> None:
     for uid, words in ((1001, "synergy-node 9 0 1"), (1000, "synergy-node 8 0 1"), (1000, "synergy-node 9 1 1"),
                        (1000, "synergy-node 9 0 1"), (1000, "synergy-node 9 0 5"), (1000, "ended 0 1 exit")):  # fmt: skip
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
             stranger.sendall(f"MUNGE:{uid}:{words}\nended 0 1 exit\n".encode())
             for _ in range(20):
                 nodes[0].poll()
                 time.sleep(0.01)
-            stranger.settimeout(5)
+            stranger.settimeout(30)
             assert stranger.recv(100) == b""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
         stranger.sendall(b"x" * 200_000)
         until(nodes, lambda: len(nodes[0]._peers) == 2)
     assert not nodes[0].ended and not nodes[0].lost and nodes[0].connected
@@ -175,7 +175,7 @@ def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node
     job[1].restarts.hear(told)
     job[0].restarts.hear(told)
     assert not job[0].restarts.decided
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not all(node.restarts.decided for node in job):
         assert time.monotonic() < end
         for node in job:
@@ -190,7 +190,7 @@ def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
     first, other, third = job
     assert other.restarts.crew is not None
     other.restarts.crew.say_ended(0, 9, "memory")
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not first.restarts.broken:
         assert time.monotonic() < end
         first.restarts.poll()
@@ -209,7 +209,7 @@ def test_a_lost_node_leaves_the_largest_plan_on_the_others(job: list[Node]) -> N
     first, lost, third = job
     assert lost.restarts.crew is not None
     lost.restarts.crew.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not first.restarts.broken:
         assert time.monotonic() < end
         first.restarts.poll()
@@ -235,7 +235,7 @@ def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) 
     job[0].restarts.look({"step": 100, "checkpoint_step": None})
     job[0].restarts._saved = None
     assert not job[0].restarts.goes_on(9, job[0].guard)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not job[1].restarts.decided:
         assert time.monotonic() < end
         job[1].restarts.poll()

@@ -74,7 +74,7 @@ class Job:
     def run(self, body: str, **more: str) -> tuple[int, list[str], str]:
         """(exit code, what its runs were given, error output)."""
         child = self.start(body, **more)
-        said = child.communicate(timeout=60)[1]
+        said = child.communicate(timeout=120)[1]
         return child.returncode, self.runs.read_text().split(), said
 
     @property
@@ -98,7 +98,7 @@ def job(tmp_path: Path) -> Job:
     ],
 )
 def test_a_plan_that_fails_at_once_is_replaced_by_the_users_own_arguments(job: Job, failure: str) -> None:
-    code, runs, said = job.run(f"if planned: {failure}", SYNERGY_FIRST_STEP_S="3")
+    code, runs, said = job.run(f"if planned: {failure}", SYNERGY_FIRST_STEP_S="8")
     assert (code, runs) == (0, ["planned", "own"]), said
     assert "started again with its own arguments" in said and (job.history.returns, job.history.failed) == (1, (PLAN,))
 
@@ -115,13 +115,13 @@ def test_a_failure_after_the_first_steps_is_the_scripts_own(job: Job, trained: s
 
 def test_a_job_that_is_cancelled_has_not_failed(job: Job) -> None:
     child = job.start("signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\nstatus(step=5)\ntime.sleep(30)")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not job.runs.exists() and time.monotonic() < end:
         time.sleep(0.05)
     time.sleep(0.5)
     for pid in (child.pid, *_children(child.pid)):  # as Slurm does
         os.kill(pid, signal.SIGTERM)
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert job.runs.read_text().split() == ["planned"] and job.history == RunHistory(9)
 
 
