@@ -40,6 +40,8 @@ class GpuFigures:
     rail_use: float = 0.8
     dp_partial_efficiency: float = 0.7
     gemm_traffic: float = 1.0
+    misaligned_gemm: float = 1.4
+    odd_gemm: float = 2.0
     unfused: float = 0.0
     fp8_speedup: float = 1.6
     fp32_speed: float = 0.5

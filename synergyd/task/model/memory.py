@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.records import ModelSpec
+from synergyd.task.model.alignment import not_fused
 from synergyd.task.model.arrays import Bools, Floats, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GIB, GpuFigures
@@ -75,7 +76,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     wide = (1 - model.moe_share) * f + model.moe_share * (f * model.top_k + model.shared_ffn)
     inner = half * tokens * (2 * h + 2 * model.query + 4 * model.kv + 2 * model.gates * wide) / t
     outer = half * tokens * h * 10 / spread
-    kept_scores = np.where(gpu.flash, gpu.scores_kept, 1.0)
+    kept_scores = np.where(gpu.flash & ~not_fused(model, plans.zero_stage), gpu.scores_kept, 1.0)
     scores = kept_scores * half * 5 * tokens * s * model.heads / t
     whole = outer + inner + scores
     full, selective = plans.recompute == 2, plans.recompute == 1
