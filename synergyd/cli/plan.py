@@ -153,9 +153,10 @@ def plan(
     All ways to split the GPUs into tensor (tp), pipeline (pp, with vpp virtual stages), context (cp), expert (ep) and
     data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
     those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
-    statistical efficiency of the batch size where --noise-scale is given. Without it the batch stays at the low end of
-    --global-batch. +- % is one sigma of the step's time. The time columns say where a step
-    goes, in percent; the second table where the memory goes.
+    statistical efficiency of the batch size where --noise-scale is given, times the probability that the plan fits.
+    Without a noise scale the batch stays at the low end of --global-batch. +- % is one sigma of the step's time. The
+    time columns say where a step goes, in percent; the second table where the memory goes, and how likely the plan is
+    to need too much.
 
     \b
     Examples:
@@ -267,9 +268,10 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
 
 def _memory(table: PlanTable, count: GpuCount) -> Table:
     result = Table(title=f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable", title_justify="left")
-    for name in ("#", "in all", *count.rows[0].memory):
+    for name in ("#", "in all", "too much %", *count.rows[0].memory):
         result.add_column(name, justify="right")
     for row in count.rows:
         parts = [row.cell.memory_bytes, *row.memory.values()]
-        result.add_row(str(row.rank), *(f"{part / GIB:.1f}" for part in parts))
+        whole, *rest = (f"{part / GIB:.1f}" for part in parts)
+        result.add_row(str(row.rank), whole, f"{100 * row.risk:.0f}", *rest)
     return result

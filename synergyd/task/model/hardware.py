@@ -63,6 +63,7 @@ class GpuFigures:
     state_scale: float = 1.0
     flash: bool = True
     uncertainty: float = 0.2
+    memory_uncertainty: float = 0.15
     note: str = ""  # why these figures are only a guess; "" if they are the type's own
 
     @property
@@ -75,7 +76,17 @@ class GpuFigures:
 _NUMBERS = frozenset(f.name for f in fields(GpuFigures)) - {"gpu_type", "flash", "note"}
 _ZERO_IS_FINE = frozenset(
     {"intra_latency_s", "inter_latency_s", "kernel_s", "launch_s", "fixed_s", "overlap", "reserve_gib", "base_gib"}
-    | {"fragmentation", "uncertainty", "gemm_traffic", "unfused", "tp_launch_s", "micro_s", "optimizer_s", "jitter"}
+    | {
+        "fragmentation",
+        "uncertainty",
+        "memory_uncertainty",
+        "gemm_traffic",
+        "unfused",
+        "tp_launch_s",
+        "micro_s",
+        "optimizer_s",
+        "jitter",
+    }
     | {"zero3_overlap", "scores_kept"}
 )
 _AT_MOST_ONE = frozenset(
