@@ -30,20 +30,20 @@ def gemm_slowdown(width: Floats | Ints, operand_bytes: Floats, gpu: GpuFigures) 
     return np.asarray(np.where(in_bytes % _VECTOR_BYTES == 0, 1.0, narrow))
 
 
-def gemm_slowdowns(model: Dims, gpu: GpuFigures, t: Ints, operand_bytes: Floats) -> tuple[Floats, Floats, Floats]:
-    """`gemm_slowdown` of the projections, the MLP and the shared expert of a layer that is split over `t` ranks, (N,) or () each.
+def gemm_slowdowns(model: Dims, gpu: GpuFigures, t: Ints, operand_bytes: Floats) -> tuple[Floats, ...]:
+    """`gemm_slowdown` of the projections, the MLP without and with experts, and the shared expert of a layer that is split over `t`
+    ranks: four of (N,) or ().
 
     Each is the worse of the hidden width and of what a rank has of the other one.
     """
     most = int(t.max()) if t.size else 1
     unit = most * _VECTOR_BYTES // (1 if np.any(operand_bytes < 2) else 2)
-    widths = (model.query, model.ffn, model.shared_ffn)
+    widths = (model.query, model.dense_ffn, model.ffn, model.shared_ffn)
     if not (most % t).any() and not any(np.any(width % unit) for width in (model.hidden * most, *widths)):
         one = np.asarray(1.0)  # aligned for the most ranks, so for their divisors too
-        return one, one, one
+        return one, one, one, one
     whole = gemm_slowdown(model.hidden, operand_bytes, gpu)
-    first, second, third = (np.maximum(whole, gemm_slowdown(width / t, operand_bytes, gpu)) for width in widths)
-    return first, second, third
+    return tuple(np.maximum(whole, gemm_slowdown(width / t, operand_bytes, gpu)) for width in widths)
 
 
 def not_fused(model: Dims, zero_stage: Ints) -> Bools:

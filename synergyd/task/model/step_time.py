@@ -115,6 +115,8 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       (FlashAttention-2, Dao 2023).
     - tp: 2 all-reduces of 2*T*h bytes a layer forward and 2 backward, +2 with full recompute (Shoeybi et al. 2019;
       sequence parallel turns each into reduce-scatter + all-gather of the same volume).
+    - Multi-head latent attention: down to the latent widths on every rank, up to its heads (DeepSeek-V2, 2024, section 2.1).
+      Multi-token prediction: one more layer and logits on the last stage (DeepSeek-V3, 2024, section 2.2).
     - cp: keys and values pass round the ring once forward and twice backward (Ring Attention, Liu et al. 2023), hidden
       behind the attention core as far as that lasts.
     - ep: 2 all-to-alls of the routed tokens forward and 2 backward (GShard, Lepikhin et al. 2020).
@@ -164,11 +166,19 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
         return np.asarray(flops_s + gpu.gemm_traffic * operand * moved / memory_rate + gpu.kernel_s)
 
     # one layer, forward
-    of_heads, of_mlp, of_shared = gemm_slowdowns(model, gpu, t, operand)
+    of_heads, of_dense, of_mlp, of_shared = gemm_slowdowns(model, gpu, t, operand)
     projections = gemm(tokens, (model.query + 2 * model.kv) / t, h, of_heads)
     projections = projections + gemm(tokens, h, model.query / t, of_heads)
-    mlp = gemm(tokens, (model.gates - 1) * f / t, h, of_mlp) + gemm(tokens, h, f / t, of_mlp)
-    wide = f
+    if np.any(
+        model.kv_lora > 0
+    ):  # every tensor rank goes down to the latent widths itself, with its part of the sequence
+        below, width = np.where(model.q_lora > 0, model.q_lora, h), model.query / model.heads - model.rope
+        down = gemm(tokens / spread, model.q_lora + model.kv_lora + model.rope, h)
+        up = gemm(tokens, model.query / t, below) + gemm(tokens, (model.heads * width + model.value) / t, model.kv_lora)
+        latent = down + up + gemm(tokens, h, model.value / t)
+        projections = np.where(model.kv_lora > 0, latent, projections)
+    wide = model.dense_ffn
+    mlp = gemm(tokens, (model.gates - 1) * wide / t, h, of_dense) + gemm(tokens, h, wide / t, of_dense)
     if np.any(model.moe_share > 0):
         local_experts = np.maximum(1.0, model.experts / plans.ep)
         routed = tokens * model.top_k / local_experts
@@ -177,7 +187,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
         both = gemm(tokens, (model.gates - 1) * shared / t, h, of_shared) + gemm(tokens, h, shared / t, of_shared)
         beside = np.where(shared > 0, both, 0)
         mlp = (1 - model.moe_share) * mlp + model.moe_share * (expert + beside)
-        wide = (1 - model.moe_share) * f + model.moe_share * (f * model.top_k + shared)
+        wide = (1 - model.moe_share) * wide + model.moe_share * (f * model.top_k + shared)
     # a causal mask skips half of the scores, unless they are computed in full
     masked = 1 - 0.5 * model.causal * (1 - np.minimum(unfused, 1.0))
     in_full = np.minimum(unfused, 1.0)
@@ -185,7 +195,16 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
         model.query / model.heads, _OPERAND_BYTES[0], gpu
     )  # the core's operands are half precision under fp8
     slowdown = in_full * head + (1 - in_full) * fused_slowdown(model)
-    core_flops = slowdown * masked * tokens * 4 * model.seq * model.query / t / (half_rate * gpu.attention_efficiency)
+    core_flops = (
+        slowdown
+        * masked
+        * tokens
+        * 2
+        * model.seq
+        * (model.query + model.value)
+        / t
+        / (half_rate * gpu.attention_efficiency)
+    )
     # unfused: the softmax, its mask and dropout read or write the scores five times in 2 bytes
     core = core_flops + unfused * 10 * tokens * model.seq * model.heads / t / memory_rate + gpu.kernel_s
     core_backward = core * (2 + 0.5 * (1 - np.minimum(unfused, 1.0)))
@@ -217,6 +236,11 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     # thrice
     logits = 3 * gemm(tokens, vocab / t, h) + 3 * 8 * tokens * vocab / t / memory_rate
     tp_logits = 2 * _ring(links["tp"], t, boundary)
+    if np.any(
+        model.mtp > 0
+    ):  # the last stage's further layers, each behind a projection of two hidden states and before logits
+        further = layer + logits + 3 * gemm(tokens, h / t, 2 * h)
+        logits, tp_logits = logits + model.mtp * further, tp_logits + model.mtp * (tp_layer + tp_logits)
     # the activation forward and its gradient backward
     p2p = np.where(
         p > 1, 2 * v * (boundary / spread / (links["pp"].rate * gpu.pp_efficiency) + links["pp"].latency), 0.0
