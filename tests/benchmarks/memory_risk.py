@@ -63,9 +63,9 @@ def main(data: Path) -> None:
         click.echo(f"memory_risk: {error}", err=True)
         sys.exit(2)
     click.echo("called           " + "".join(f"{100 * p:8.0f} %" for p in CALLED))
-    for kind, (error, sigma) in errors(rows).items():
-        failed = [float(np.mean(error > -sigma * ndtri(p))) for p in CALLED]
-        click.echo(f"{kind:9}{len(error):6}  " + "".join(f"{100 * share:8.1f} %" for share in failed))
+    for kind, (missed, sigma) in errors(rows).items():
+        failed = [float(np.mean(missed > -sigma * ndtri(p))) for p in CALLED]
+        click.echo(f"{kind:9}{len(missed):6}  " + "".join(f"{100 * share:8.1f} %" for share in failed))
 
 
 if __name__ == "__main__":
