@@ -281,7 +281,7 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
 
 def _memory(table: PlanTable, count: GpuCount) -> Table:
     result = Table(title=f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable", title_justify="left")
-    for name in ("#", "in all", "too much %", *count.rows[0].memory):
+    for name in ("#", "in all", "OOM %", *count.rows[0].memory):
         result.add_column(name, justify="right")
     for row in count.rows:
         parts = [row.cell.memory_bytes, *row.memory.values()]
