@@ -19,7 +19,9 @@ import numpy as np
 from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.memory_belief import CERTAIN, WORTH_LESS, MemoryBelief
+from synergyd.task.model.alignment import HEAD_MULTIPLE
 from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
+from synergyd.task.model.counts import query_width
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_limits import (
@@ -81,11 +83,11 @@ def enumerate_plans(
 ) -> CandidatePlans:
     """All (tp, pp, vpp, cp, ep, dp, ZeRO stage, precision, micro-batch) on each of `shapes` that fit `gpu`, with the
     least recompute that makes them fit, each at the largest batch of the range that it allows; and again where a smaller
-    batch takes less recompute (a pipeline with fewer micro-batches than stages), or more recompute lowers the risk of `belief`.
+    batch takes less recompute (a pipeline with fewer micro-batches than stages), or more recompute lowers the risk by
+    `belief`.
 
-    tp stays inside the node; where that leaves a shape with no plan
-    at all, tp over whole nodes is tried. ZeRO stages 2 and 3 only without a pipeline, as in DeepSpeed. Sorted by
-    shape, then tp, pp, cp.
+    tp stays inside the node; where that leaves a shape with no plan at all, tp over whole nodes is tried. ZeRO stages 2
+    and 3 only without a pipeline, as in DeepSpeed. Sorted by shape, then tp, pp, cp.
     """
     inside = _search(model, gpu, shapes, limits, belief, leave_node=False)
     plenty = np.bincount(inside.shape, minlength=len(shapes))
@@ -156,9 +158,9 @@ def _search(
     )
 
 
-def _recompute_codes(gpu: GpuFigures) -> tuple[int, ...]:
+def _recompute_codes(model: ModelSpec, gpu: GpuFigures) -> tuple[int, ...]:
     """Indexes into RECOMPUTE, least work first; flash attention keeps no scores, so selective frees nothing."""
-    return (0, 2) if gpu.flash else (0, 1, 2)
+    return (0, 2) if gpu.flash and query_width(model) // model.heads % HEAD_MULTIPLE == 0 else (0, 1, 2)
 
 
 def _with_more(
@@ -166,7 +168,7 @@ def _with_more(
 ) -> list[tuple[Ints, PlanArrays, Floats]]:
     """(row, plan, peak) of those of `plans` that may run out of memory, with each kind of recompute that takes more work."""
     result: list[tuple[Ints, PlanArrays, Floats]] = []
-    for code in _recompute_codes(gpu)[1:]:
+    for code in _recompute_codes(model, gpu)[1:]:
         index = np.flatnonzero((risk > WORTH_LESS) & (plans.recompute < code))
         if len(index):
             some = replace(plans.take(index), recompute=np.full(len(index), code, dtype=np.int64))
@@ -183,7 +185,7 @@ def _least_recompute(
     recompute = np.zeros(len(plans), dtype=np.int64)
     fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
     open_: Ints = np.arange(len(plans), dtype=np.int64)
-    for code in _recompute_codes(gpu):
+    for code in _recompute_codes(model, gpu):
         if below is not None:
             open_ = open_[below[open_] > code]
         if not len(open_):

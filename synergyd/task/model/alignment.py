@@ -12,13 +12,12 @@ from synergyd.task.model.arrays import Bools, Floats, Ints
 from synergyd.task.model.dims import Dims
 from synergyd.task.model.hardware import GpuFigures
 
-_VECTOR_BYTES = (
-    16  # of one load of a tensor core's kernel (NVIDIA, "Matrix Multiplication Background User's Guide", section 4.1)
-)
+# of one load of a tensor core's kernel (NVIDIA, "Matrix Multiplication Background User's Guide")
+_VECTOR_BYTES = 16
 _WORD_BYTES = 4  # the least that Ampere's asynchronous copy takes (PTX ISA, cp.async)
 # head widths that FlashAttention-2 is compiled for (its csrc/flash_attn/src, from version 2.6 on); others are padded to the next
 _KERNEL_WIDTHS = np.array([32.0, 64.0, 96.0, 128.0, 192.0, 256.0])
-_HEAD_MULTIPLE = 8
+HEAD_MULTIPLE = 8
 # PyTorch copies heads of other widths into padded ones: an H100 took twice as long as for the padded width itself (docs/benchmarks-gpu.md)
 _PADDING_COPIES = 2.0
 
@@ -49,7 +48,7 @@ def gemm_slowdowns(model: Dims, gpu: GpuFigures, t: Ints, operand_bytes: Floats)
 def not_fused(model: Dims, zero_stage: Ints) -> Bools:
     """Whether the head width rules out fused attention: Transformer Engine's kernels take multiples of 8 alone, and it computes the
     scores in full otherwise; PyTorch's own attention, which FSDP's models use, pads. (N,)"""
-    return np.asarray((model.query / model.heads % _HEAD_MULTIPLE != 0) & (zero_stage < 3))
+    return np.asarray((model.query / model.heads % HEAD_MULTIPLE != 0) & (zero_stage < 3))
 
 
 def fused_slowdown(model: Dims) -> Floats:
@@ -57,4 +56,4 @@ def fused_slowdown(model: Dims) -> Floats:
     head = np.asarray(model.query / model.heads)
     place = np.minimum(np.searchsorted(_KERNEL_WIDTHS, head), len(_KERNEL_WIDTHS) - 1)
     padded = np.maximum(1.0, _KERNEL_WIDTHS[place] / head)
-    return np.asarray(np.where(head % _HEAD_MULTIPLE == 0, padded, padded * _PADDING_COPIES))
+    return np.asarray(np.where(head % HEAD_MULTIPLE == 0, padded, padded * _PADDING_COPIES))

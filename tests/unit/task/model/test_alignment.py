@@ -94,6 +94,14 @@ def test_a_head_that_no_kernel_takes_writes_its_scores_out() -> None:
     assert peak(narrow, fsdp) == pytest.approx(peak(model, fsdp), rel=1e-9)
 
 
+def test_scores_that_are_written_out_may_be_recomputed_alone() -> None:
+    narrow = replace(LLAMA, hidden=4320, heads=40, kv_heads=40)
+    tight = replace(H100, memory_gib=60.0)
+    ranked = rank(narrow, tight, [Shape("h100", 1, 8)], PlanLimits(64, 64))
+    assert 1 in ranked.candidates.plans.recompute.tolist()
+    assert 1 not in rank(LLAMA, tight, [Shape("h100", 1, 8)], PlanLimits(64, 64)).candidates.plans.recompute.tolist()
+
+
 def test_many_models_at_once_are_what_each_is_alone() -> None:
     models = [LLAMA, replace(LLAMA, ffn=11010), replace(LLAMA, heads=40, kv_heads=40, hidden=4320)]
     plan = Plan(2, 1, 4, 1, 8, "none", True)
