@@ -93,6 +93,20 @@ class ModelSpec:
     head_dim: int = 0
     #: false: an encoder (full scores)
     causal: bool = True
+    #: layers without experts before those with; only where there are experts
+    dense_layers: int = 0
+    #: width of the MLP of layers without experts; 0: ffn
+    dense_ffn: int = 0
+    #: width that keys and values are compressed to (multi-head latent attention); 0: not compressed
+    kv_lora: int = 0
+    #: width that queries are compressed to; 0: not compressed
+    q_lora: int = 0
+    #: width that a head of queries and keys has for rotary positions, besides head_dim (multi-head latent attention)
+    rope_dim: int = 0
+    #: width of a head of values (multi-head latent attention)
+    value_dim: int = 0
+    #: further layers that predict the tokens after the next (multi-token prediction)
+    mtp_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)  # there are millions of them
@@ -189,7 +203,7 @@ class Cell:
     throughput: float
     #: statistical efficiency at the plan's global batch, 0 to 1
     efficiency: float
-    #: throughput x efficiency
+    #: throughput x efficiency x the probability that the memory suffices
     goodput: float
     #: seconds of a step
     step_s: float

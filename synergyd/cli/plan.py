@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from synergyd.cli.console import console
+from synergyd.cli.plan_script import script
 from synergyd.errors import UsageError
 from synergyd.records import Plan
 from synergyd.task.fit.profile_file import read_profile
@@ -119,6 +120,11 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes) instead of tables.")
 @click.option(
+    "--render",
+    is_flag=True,
+    help="Print a batch script of the best plan on the most GPUs, with Megatron-LM's pretrain_gpt.py and its options.",
+)
+@click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.png",
@@ -146,6 +152,7 @@ def plan(
     inter: str | None,
     top: int,
     as_json: bool,
+    render: bool,
     plot: Path | None,
 ) -> None:
     """Show the best parallel plans of a model on given GPUs, without running anything.
@@ -153,15 +160,17 @@ def plan(
     All ways to split the GPUs into tensor (tp), pipeline (pp, with vpp virtual stages), context (cp), expert (ep) and
     data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
     those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
-    statistical efficiency of the batch size where --noise-scale is given. Without it the batch stays at the low end of
-    --global-batch. +- % is one sigma of the step's time. The time columns say where a step
-    goes, in percent; the second table where the memory goes.
+    statistical efficiency of the batch size where --noise-scale is given, times the probability that the plan fits.
+    Without a noise scale the batch stays at the low end of --global-batch. +- % is one sigma of the step's time. The
+    time columns say where a step goes, in percent; the second table where the memory goes, and how likely the plan is
+    to need too much.
 
     \b
     Examples:
       synergyctl plan --model llama3-70b --gpus 8:512 --gpu-type h100 --global-batch 1024
       synergyctl plan --model gpt3-13b --gpus 8:64 --gpu-type a100-40 --global-batch 128:1024 --noise-scale 600
       synergyctl plan --model mixtral-8x7b --gpus 64 --gpu-type a100 --inter roce-200/2 --plot plans.png
+      synergyctl plan --model llama3-405b --gpus 16384 --gpu-type h100 --global-batch 2048 --render > job.sh
       synergyctl plan --model ./config.json --seq 4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
 
     Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
@@ -191,6 +200,11 @@ def plan(
             from synergyd.cli.plan_plot import draw
 
             draw(table, plot)
+        if render:
+            if as_json:
+                raise UsageError("--render", "with --json", "one of them")
+            click.echo(script(table), nl=False)
+            return
     except UsageError as error:
         click.echo(f"synergyctl plan: {error}", err=True)
         sys.exit(2)
@@ -267,9 +281,10 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
 
 def _memory(table: PlanTable, count: GpuCount) -> Table:
     result = Table(title=f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable", title_justify="left")
-    for name in ("#", "in all", *count.rows[0].memory):
+    for name in ("#", "in all", "OOM %", *count.rows[0].memory):
         result.add_column(name, justify="right")
     for row in count.rows:
         parts = [row.cell.memory_bytes, *row.memory.values()]
-        result.add_row(str(row.rank), *(f"{part / GIB:.1f}" for part in parts))
+        whole, *rest = (f"{part / GIB:.1f}" for part in parts)
+        result.add_row(str(row.rank), whole, f"{100 * row.risk:.0f}", *rest)
     return result

@@ -23,8 +23,8 @@ def curves(table: PlanTable) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, dict[int, float]] = {}
     for count in table.counts:
         for row in count.rows:
-            points = found.setdefault(split(row.cell.plan), {})
-            points[count.gpus] = max(points.get(count.gpus, 0.0), row.tokens_per_s)
+            # the best comes first: not always the fastest, which may need too much memory
+            found.setdefault(split(row.cell.plan), {}).setdefault(count.gpus, row.tokens_per_s)
     winners = [name for _, name in best(table)]
     rest = sorted((n for n in found if n not in winners), key=lambda n: (-len(found[n]), -max(found[n].values())))
     chosen = [*dict.fromkeys(winners), *rest][: max(_CURVES, len(set(winners)))]

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from synergyd.records import Cell, ModelSpec, Shape
+from synergyd.task.memory_belief import CERTAIN, MemoryBelief
 from synergyd.task.model.arrays import Floats, Ints, PlanArrays
 from synergyd.task.model.efficiency import best_batch, goodput
 from synergyd.task.model.hardware import GpuFigures
@@ -23,7 +24,8 @@ LEAST_UNCERTAINTY = 0.03  # step-to-step and placement variation that no number 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedPlans:
-    """Fitting plans with what they achieve; arrays of shape (N,)."""
+    """Fitting plans with what they achieve; arrays of shape (N,). `goodput` is throughput times efficiency times the probability that
+    the plan does not run out of memory."""
 
     shapes: tuple[Shape, ...]
     candidates: CandidatePlans
@@ -95,14 +97,14 @@ def rank(
     noise_scale: float | None = None,
     smallest_batch: int | None = None,
     speed: float = 1.0,
-    memory: float = 1.0,
+    memory: MemoryBelief = CERTAIN,
     samples: int = 0,
     cells_only: bool = False,
 ) -> RankedPlans:
     """Every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the batch of the
     range that suits it best.
 
-    `speed` and `memory` are a Profile's corrections. `cells_only`: plans that are not the best of their shape and pp
+    `speed` is a Profile's correction, `memory` what it says of peaks. `cells_only`: plans that are not the best of their shape and pp
     may be left out, which saves time where the batch has a range.
     """
     candidates = enumerate_plans(model, gpu, shapes, limits, memory)
@@ -112,7 +114,7 @@ def rank(
         plans, estimate = _best_batches(model, gpu, candidates, times.total, noise_scale, least)
         candidates = replace(candidates, plans=plans)
         if cells_only:
-            candidates = candidates.take(_best_of_each(candidates, estimate))
+            candidates = candidates.take(_best_of_each(candidates, estimate * (1 - candidates.risk)))
         times = step_time(model, gpu, candidates.plans)
     step_s = times.total / speed
     throughput = candidates.plans.global_batch / step_s
@@ -125,7 +127,7 @@ def rank(
         step_s=step_s,
         throughput=throughput,
         efficiency=share,
-        goodput=good,
+        goodput=good * (1 - candidates.risk),
         uncertainty=sigma,
     )
 

@@ -12,6 +12,7 @@ from synergyd.task import plan_distance, unknown_model
 from synergyd.task.asked_size import at_least_linear
 from synergyd.task.cell_search import rank, uncertainty
 from synergyd.task.learning import level, refined
+from synergyd.task.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.task.model import throughput
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.hardware import GIB, GpuFigures, figures
@@ -168,9 +169,17 @@ class JobPlanner:
             return profile.speed, profile.samples
         return profile.speed**0.5, 0
 
-    def _memory(self, gpu_type: str) -> float:
-        """Measured over predicted peak memory."""
-        return max(self.profile.memory, self.least_memory.get(gpu_type, 0.0))
+    def _memory(self, gpu_type: str) -> MemoryBelief:
+        """What the job's own peaks on `gpu_type`, or nothing yet, make believe of those of other plans."""
+        gpu, factor = self._figures(gpu_type), max(self.profile.memory, self.least_memory.get(gpu_type, 0.0))
+        ran, model = [m for m in self.profile.measured if m.shape.gpu_type == gpu_type], self._model
+        peak = 0.0
+        if ran and model is not None:
+            plans = from_plans([m.plan for m in ran], [m.shape.gpus_per_node for m in ran])
+            peak = float(peak_memory(model, gpu, plans).total.max())
+        # a factor of exactly 1 is what a profile has whose memory was never measured
+        known = bool(ran) or factor != 1.0
+        return MemoryBelief(factor, min(LEARNT_SIGMA if known else 1.0, gpu.memory_uncertainty), peak)
 
     def _directive(self) -> Directive:
         return self.job.directive or Directive()
@@ -298,7 +307,7 @@ def _best_cells(
     limits: PlanLimits,
     noise_scale: float | None,
     smallest_batch: int,
-    memory: float,
+    memory: MemoryBelief,
 ) -> tuple[Cell, ...]:
     """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it changes no
     plan's rank, and jobs that differ in speed alone share one search."""

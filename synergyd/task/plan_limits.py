@@ -63,6 +63,7 @@ def tensor_degrees(model: ModelSpec) -> list[int]:
         if model.ffn % t == 0
         and model.seq % t == 0
         and model.shared_ffn % t == 0
+        and model.dense_ffn % t == 0
         and (model.kv_heads % t == 0 or t % model.kv_heads == 0)
     ]
 

@@ -2,7 +2,7 @@
 
 What is left out is never better than what stays (dominance):
 - tensor parallelism without sequence parallelism: the same volume over the links, more memory, more element-wise work;
-- more recompute than memory asks for: the same step with work added;
+- more recompute than memory asks for: the same step with work added; unless the plan with less may run out of memory;
 - an optimizer not shared out (ZeRO-0) beside one that is: no less volume, more memory, more work for each rank;
 - context parallelism with an even micro-batch beside half of both with twice the replicas: the same tokens in the same
   GEMMs, and the keys and values stay where they are.
@@ -18,7 +18,10 @@ import numpy as np
 
 from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec, Plan, Shape
+from synergyd.task.memory_belief import CERTAIN, WORTH_LESS, MemoryBelief
+from synergyd.task.model.alignment import HEAD_MULTIPLE
 from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
+from synergyd.task.model.counts import query_width
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_limits import (
@@ -39,7 +42,8 @@ from synergyd.task.plan_limits import (
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatePlans:
-    """Plans that fit: `shape[i]` is plan i's index in the shapes asked for, `memory[i]` its peak in bytes.
+    """Plans that fit: `shape[i]` is plan i's index in the shapes asked for, `memory[i]` its peak in bytes, `risk[i]` the probability
+    that it runs out of memory.
 
     `smallest[i]` is the least batch in the range that plan i's degrees allow; its own is the largest. `ruled_out`
     counts choices by reason; `closest` is the smallest peak of those that did not fit: (bytes, parts by name, plan).
@@ -48,6 +52,7 @@ class CandidatePlans:
     plans: PlanArrays
     shape: Ints
     memory: Floats
+    risk: Floats
     smallest: Ints
     ruled_out: Counter[str] = field(default_factory=Counter)
     closest: tuple[float, dict[str, float], Plan] | None = None
@@ -59,6 +64,7 @@ class CandidatePlans:
             plans=self.plans.take(index),
             shape=self.shape[index],
             memory=self.memory[index],
+            risk=self.risk[index],
             smallest=self.smallest[index],
         )
 
@@ -69,22 +75,26 @@ def unit(plans: PlanArrays) -> Ints:
 
 
 def enumerate_plans(
-    model: ModelSpec, gpu: GpuFigures, shapes: Sequence[Shape], limits: PlanLimits, memory_factor: float = 1.0
+    model: ModelSpec,
+    gpu: GpuFigures,
+    shapes: Sequence[Shape],
+    limits: PlanLimits,
+    belief: MemoryBelief = CERTAIN,
 ) -> CandidatePlans:
     """All (tp, pp, vpp, cp, ep, dp, ZeRO stage, precision, micro-batch) on each of `shapes` that fit `gpu`, with the
     least recompute that makes them fit, each at the largest batch of the range that it allows; and again where a smaller
-    batch takes less recompute (a pipeline with fewer micro-batches than stages).
+    batch takes less recompute (a pipeline with fewer micro-batches than stages), or more recompute lowers the risk by
+    `belief`.
 
-    `memory_factor` is measured over predicted peak. tp stays inside the node; where that leaves a shape with no plan
-    at all, tp over whole nodes is tried. ZeRO stages 2 and 3 only without a pipeline, as in DeepSpeed. Sorted by
-    shape, then tp, pp, cp.
+    tp stays inside the node; where that leaves a shape with no plan at all, tp over whole nodes is tried. ZeRO stages 2
+    and 3 only without a pipeline, as in DeepSpeed. Sorted by shape, then tp, pp, cp.
     """
-    inside = _search(model, gpu, shapes, limits, memory_factor, leave_node=False)
+    inside = _search(model, gpu, shapes, limits, belief, leave_node=False)
     plenty = np.bincount(inside.shape, minlength=len(shapes))
     missing = [i for i in range(len(shapes)) if shapes[i].nodes > 1 and not plenty[i]]
     if not missing or (limits.tp is not None and all(limits.tp <= shapes[i].gpus_per_node for i in missing)):
         return inside
-    outside = _search(model, gpu, [shapes[i] for i in missing], limits, memory_factor, leave_node=True)
+    outside = _search(model, gpu, [shapes[i] for i in missing], limits, belief, leave_node=True)
     if not len(outside.plans):
         return replace(inside, closest=inside.closest or outside.closest)
     ruled_out = inside.ruled_out + outside.ruled_out
@@ -94,6 +104,7 @@ def enumerate_plans(
         plans=joined([inside.plans, outside.plans]),
         shape=np.concatenate([inside.shape, np.array(missing, dtype=np.int64)[outside.shape]]),
         memory=np.concatenate([inside.memory, outside.memory]),
+        risk=np.concatenate([inside.risk, outside.risk]),
         smallest=np.concatenate([inside.smallest, outside.smallest]),
         ruled_out=ruled_out,
         closest=inside.closest or outside.closest,
@@ -110,13 +121,13 @@ def _search(
     gpu: GpuFigures,
     shapes: Sequence[Shape],
     limits: PlanLimits,
-    memory_factor: float,
+    belief: MemoryBelief,
     leave_node: bool,
 ) -> CandidatePlans:
     ruled_out: Counter[str] = Counter()
     plans, shape = _degrees(model, shapes, limits, leave_node, ruled_out)
     plans, shape, smallest = _with_batches(plans, shape, limits, ruled_out)
-    limit = gpu.usable_bytes / memory_factor
+    limit = belief.limit(gpu)
     fitted, memory, recompute = _least_recompute(model, gpu, plans, limit)
     rows: Ints = np.flatnonzero(fitted)
     closest = None
@@ -125,29 +136,44 @@ def _search(
         ruled_out[TOO_BIG] += len(over)
         least = int(over[np.argmin(memory[over])])
         leanest = replace(plans.take(np.array([least])), recompute=recompute[[least]])
-        closest = (float(memory[least] * memory_factor), peak_memory(model, gpu, leanest).parts(0), leanest.plan(0))
-    fitting = replace(plans.take(rows), recompute=recompute[rows])
+        peak = float(memory[least] * belief.factor)
+        closest = (peak, peak_memory(model, gpu, leanest).parts(0), leanest.plan(0))
+    fitting, peaks = replace(plans.take(rows), recompute=recompute[rows]), memory[rows]
+    found = [(rows, fitting, peaks), *_with_more(model, gpu, fitting, rows, belief.risk(gpu, peaks))]
     small = _with_less(model, gpu, plans, smallest, limit, np.where(fitted, recompute, 3))
-    if small is not None:
-        index, few, peak = small
-        order = np.argsort(np.concatenate([rows, index]), kind="stable")
-        fitting = joined([fitting, few]).take(order)
-        rows, memory_of = np.concatenate([rows, index])[order], np.concatenate([memory[rows], peak])[order]
-    else:
-        memory_of = memory[rows]
+    found += [small] if small is not None else []
+    if len(found) > 1:
+        rows = np.concatenate([index for index, _, _ in found])
+        order = np.argsort(rows, kind="stable")
+        fitting, rows = joined([some for _, some, _ in found]).take(order), rows[order]
+        peaks = np.concatenate([peak for _, _, peak in found])[order]
     return CandidatePlans(
         plans=fitting,
         shape=shape[rows],
-        memory=memory_of * memory_factor,
+        memory=peaks * belief.factor,
+        risk=belief.risk(gpu, peaks),
         smallest=smallest[rows],
         ruled_out=ruled_out,
         closest=closest,
     )
 
 
-def _recompute_codes(gpu: GpuFigures) -> tuple[int, ...]:
+def _recompute_codes(model: ModelSpec, gpu: GpuFigures) -> tuple[int, ...]:
     """Indexes into RECOMPUTE, least work first; flash attention keeps no scores, so selective frees nothing."""
-    return (0, 2) if gpu.flash else (0, 1, 2)
+    return (0, 2) if gpu.flash and query_width(model) // model.heads % HEAD_MULTIPLE == 0 else (0, 1, 2)
+
+
+def _with_more(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, rows: Ints, risk: Floats
+) -> list[tuple[Ints, PlanArrays, Floats]]:
+    """(row, plan, peak) of those of `plans` that may run out of memory, with each kind of recompute that takes more work."""
+    result: list[tuple[Ints, PlanArrays, Floats]] = []
+    for code in _recompute_codes(model, gpu)[1:]:
+        index = np.flatnonzero((risk > WORTH_LESS) & (plans.recompute < code))
+        if len(index):
+            some = replace(plans.take(index), recompute=np.full(len(index), code, dtype=np.int64))
+            result.append((rows[index], some, peak_memory(model, gpu, some).total))
+    return result
 
 
 def _least_recompute(
@@ -159,7 +185,7 @@ def _least_recompute(
     recompute = np.zeros(len(plans), dtype=np.int64)
     fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
     open_: Ints = np.arange(len(plans), dtype=np.int64)
-    for code in _recompute_codes(gpu):
+    for code in _recompute_codes(model, gpu):
         if below is not None:
             open_ = open_[below[open_] > code]
         if not len(open_):

@@ -10,6 +10,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Cell, ModelSpec, Shape
 from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import memory_reason, needs
+from synergyd.task.memory_belief import MemoryBelief
 from synergyd.task.model.counts import flops_per_step
 from synergyd.task.model.hardware import GpuFigures, canonical, figures
 from synergyd.task.model.memory import peak_memory
@@ -27,12 +28,13 @@ _WITHOUT_BF16 = frozenset(("v100", "v100-16", "v100-pcie", "v100-pcie-32", "rtx2
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
     """One plan. `time` seconds by part (compute, bubble, tp, pp, dp, optimizer, fixed) sums to the Cell's step_s,
-    `memory` bytes by part; `mfu` is model FLOPs over peak."""
+    `memory` bytes by part, `risk` the probability that it needs more than there is; `mfu` is model FLOPs over peak."""
 
     rank: int  # 1 is the best of its GPU count
     cell: Cell
     time: dict[str, float]
     memory: dict[str, float]
+    risk: float
     tokens_per_s: float
     mfu: float
 
@@ -170,7 +172,9 @@ def _count(
             gpus=gpus, rows=(), fitting=0, ruled_out={}, why_none=f"{gpus} GPUs are not whole nodes of {gpus_per_node}"
         )
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
-    ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale)
+    ranked = rank(
+        model, gpu, [shape], limits, noise_scale=noise_scale, memory=MemoryBelief(sigma=gpu.memory_uncertainty)
+    )
     best = ranked.order[:top]
     cells = tuple(ranked.cell(int(i)) for i in best)
     unsure = sigmas(model, gpu, (), cells)
@@ -187,6 +191,7 @@ def _count(
                 cell=cell,
                 time=ranked.times.parts(int(i)),
                 memory=peaks.parts(position),
+                risk=float(ranked.candidates.risk[i]),
                 tokens_per_s=tokens,
                 mfu=mfu,
             )

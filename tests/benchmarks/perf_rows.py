@@ -162,11 +162,14 @@ def _cell(value: float | None, times: float = 100, digits: int = 1) -> str:
 @click.option("--only", default="", metavar="WORD", help="Only cases whose name contains this.")
 def main(data: Path, as_json: bool, only: str) -> None:
     """Cross-validate the performance and memory model on measured rows."""
+    passed_over: list[str] = []
     try:
-        rows = read_files(sorted(data.glob("*.csv")))
+        rows = read_files(sorted(data.glob("*.csv")), passed_over)
     except UsageError as error:
         click.echo(f"perf_rows: {error}", err=True)
         sys.exit(2)
+    if passed_over:
+        click.echo(f"{len(passed_over)} rows passed over, the first: {passed_over[0]}", err=True)
     table = Table(title="held-out rows, percent", title_justify="left")
     for name in ("what", "target", "rows", "mean", "median", "bias", "groups", "regret", "Spearman", "memory", "rows "):
         table.add_column(name, justify="left" if name in ("what", "target") else "right", no_wrap=name == "what")

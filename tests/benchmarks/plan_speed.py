@@ -1,5 +1,5 @@
-"""How long the plan search takes on one core: all plans of a 70B model on 512 GPUs, all Cells of one job on three GPU
-types with 1 to 512 GPUs each. `python -m tests.benchmarks.plan_speed [--json]`."""
+"""How long the plan search takes on one core: all plans of a 70B model on 512 GPUs and of a 405B model on 16,384, all Cells of one job
+on three GPU types with 1 to 512 GPUs each. `python -m tests.benchmarks.plan_speed [--json]`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from synergyd.records import Accepts, Cell, Cluster, Directive, Job, JobState, N
 from synergyd.task import job_planner
 from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import JobPlanner
+from synergyd.task.memory_belief import MemoryBelief
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.spec import load_model
 from synergyd.task.plan_limits import PlanLimits
@@ -47,20 +48,31 @@ def a_cluster() -> Cluster:
 
 def measure(repeats: int) -> list[dict[str, object]]:
     """One row a case: name, plans or Cells, best and median milliseconds, the bound."""
-    model, gpu, shape = load_model("llama3-70b"), figures("h100"), [Shape("h100", 64, 8)]
+    gpu = figures("h100")
     rows: list[dict[str, object]] = []
 
-    def plans(name: str, limits: PlanLimits, noise: float | None = None) -> None:
+    def plans(name: str, model_name: str, nodes: int, limits: PlanLimits, noise: float | None = None) -> None:
+        model, shape, belief = (
+            load_model(model_name),
+            [Shape("h100", nodes, 8)],
+            MemoryBelief(sigma=gpu.memory_uncertainty),
+        )
+
         def call() -> int:
-            ranked = rank(model, gpu, shape, limits, noise_scale=noise)
+            ranked = rank(model, gpu, shape, limits, noise_scale=noise, memory=belief)
             return len(ranked.order)
 
         best, median = timed(call, repeats)
-        rows.append({"case": name, "plans": call(), "best_ms": best, "median_ms": median, "bound_ms": 20.0})
+        bound = 20.0 if nodes == 64 else 50.0
+        rows.append({"case": name, "plans": call(), "best_ms": best, "median_ms": median, "bound_ms": bound})
 
-    plans("70B on 512 GPUs, tp pp dp", BASIC)
-    plans("70B on 512 GPUs, all degrees", FREE)
-    plans("70B on 512 GPUs, all degrees, batch 512:4096", replace(FREE, low=512, high=4096), 3000.0)
+    plans("70B on 512 GPUs, tp pp dp", "llama3-70b", 64, BASIC)
+    plans("70B on 512 GPUs, all degrees", "llama3-70b", 64, FREE)
+    plans("70B on 512 GPUs, all degrees, batch 512:4096", "llama3-70b", 64, replace(FREE, low=512, high=4096), 3000.0)
+    large = replace(FREE, low=2048, high=2048, uneven=True)
+    plans("405B on 16,384 GPUs, all degrees", "llama3-405b", 2048, large)
+    plans("405B on 16,384 GPUs, batch 1024:8192", "llama3-405b", 2048, replace(large, low=1024, high=8192), 3000.0)
+    plans("DeepSeek-V3 on 2,048 GPUs, all degrees", "deepseek-v3", 256, replace(large, low=15360, high=15360))
 
     cluster = a_cluster()
     for name, batch, profile, everything in (

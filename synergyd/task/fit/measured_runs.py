@@ -38,6 +38,12 @@ _PRECISION = {
     "tf32": "fp32",
     "fp8": "fp8",
     "amp_fp8": "fp8",
+    # NVIDIA's recipes: blocks of 32 with a scale each, per tensor by the present or earlier values, sub-channels
+    "mxfp8": "fp8",
+    "fp8_mx": "fp8",
+    "fp8_cs": "fp8",
+    "fp8_ds": "fp8",
+    "fp8_sc": "fp8",
 }
 _FLAG = {"": False, "0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
 _UNTIED = "--untie-embeddings-and-output-weights"
@@ -49,7 +55,7 @@ _BACKENDS = {
     "--use-flash-attn": True,
     "--transformer-impl=local": False,
 }
-_SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "mi300", "l40", "l4", "rtx4090")
+_SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "b300", "gb300", "mi300", "l40", "l4", "rtx4090")
 _LONGEST_UNFUSED = 4096
 _DEFAULT_VOCAB = 51200  # GPT-2's 50257, padded as Megatron pads it for 8 tensor ranks
 _TIME_LIMIT = 1e6  # seconds a step
@@ -89,7 +95,7 @@ class MeasuredRun:
 
 
 class IncompleteError(UsageError):
-    """A row that is incomplete or contradicts itself. The others can still be used."""
+    """A row that is incomplete, contradicts itself or has a word that is not known. The others can still be used."""
 
 
 def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[MeasuredRun, ...]:
@@ -97,8 +103,8 @@ def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[Measure
 
     Rows whose score_as names nothing that is understood (e.g. `time-partial`: the source leaves out the micro-batch)
     are left out. Raises UsageError naming file and line: unreadable, missing columns, not a number, negative, unknown
-    GPU type, a needed cell that is empty, degrees that contradict each other; with a list `passed_over` the last two
-    only add their line to it.
+    GPU type, recompute or precision, a needed cell that is empty, degrees that contradict each other; with a list
+    `passed_over` the last three only add their line to it.
     """
     where = str(path)
     reader = csv.DictReader(read_lines(path, _FILE_LIMIT), strict=False)
@@ -201,7 +207,7 @@ class _CsvLine:
     def one_of(self, name: str, choices: Mapping[str, str]) -> str:
         text = self.text(name).lower()
         if text not in choices:
-            raise UsageError(
+            raise IncompleteError(
                 self.where, f"{name} is {self.text(name)!r}", f"known are {', '.join(k for k in choices if k)}"
             )
         return choices[text]
@@ -218,7 +224,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     gpu_type = canonical(read.text("gpu_type"))
     if gpu_type is None:
         what = f"GPU type {read.text('gpu_type')!r} is not known"
-        raise UsageError(where, what, f"known are {', '.join(known_types())}")
+        raise IncompleteError(where, what, f"known are {', '.join(known_types())}")
     failed = read.flag("oom")
     if not scores or (time_s is None and memory is None and not failed):
         return None

@@ -108,6 +108,32 @@ def _predict(
     return np.asarray(np.exp(result))
 
 
+def _uncertainty(
+    quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
+) -> Floats:
+    """One sigma of log(measured / predicted): parameters that are not known for the row's cluster and GPU family, linearised, and on
+    known hardware what the residual leaves open."""
+    inputs = batch(rows, overrides)
+    effects, parameters = learnt.effects, quantity.parameters
+    theta = _theta(effects, inputs)
+    gpu = inputs.at(parameters, theta)
+    base = quantity.log(inputs, gpu)
+    open_ = np.zeros_like(theta)
+    for i, row in enumerate(rows):
+        for level in levels(row.cluster, row.gpu_type):
+            open_[i] += unknown(effects, level) ** 2
+    variance = np.full(len(rows), effects.noise**2)
+    for k in range(len(parameters)):
+        moved = theta.copy()
+        moved[:, k] += _SLOPE
+        variance += ((quantity.log(inputs, inputs.at(parameters, moved)) - base) / _SLOPE) ** 2 * open_[:, k]
+    seen = np.isin([identity(r.cluster, r.gpu_type) for r in rows], learnt.residual.points.hardware)
+    if seen.any():
+        left = learnt.residual.sigma(_points(quantity, inputs, gpu)) ** 2 + residual.NOISE**2
+        variance = np.where(seen, np.minimum(variance, left), variance)
+    return np.asarray(np.sqrt(variance))
+
+
 def _log_measured(quantity: _Quantity, rows: Sequence[MeasuredRun]) -> Floats:
     return np.log(np.array([quantity.measured(row) for row in rows], dtype=np.float64))
 
@@ -173,27 +199,12 @@ class Predictor:
         return _predict(_MEMORY, self.memory, rows, self.overrides)
 
     def uncertainty(self, rows: Sequence[MeasuredRun]) -> Floats:
-        """One sigma of log(measured / predicted) step time: parameters that are not known for the row's cluster and
-        GPU family, linearised, and on known hardware what the residual leaves open."""
-        inputs = batch(rows, self.overrides)
-        effects = self.time.effects
-        theta = _theta(effects, inputs)
-        gpu = inputs.at(TIME, theta)
-        base = log_time(inputs, gpu)
-        open_ = np.zeros_like(theta)
-        for i, row in enumerate(rows):
-            for level in levels(row.cluster, row.gpu_type):
-                open_[i] += unknown(effects, level) ** 2
-        variance = np.full(len(rows), effects.noise**2)
-        for k in range(len(TIME)):
-            moved = theta.copy()
-            moved[:, k] += _SLOPE
-            variance += ((log_time(inputs, inputs.at(TIME, moved)) - base) / _SLOPE) ** 2 * open_[:, k]
-        seen = np.isin([identity(r.cluster, r.gpu_type) for r in rows], self.time.residual.points.hardware)
-        if seen.any():
-            left = self.time.residual.sigma(_points(_TIME, inputs, gpu)) ** 2 + residual.NOISE**2
-            variance = np.where(seen, np.minimum(variance, left), variance)
-        return np.asarray(np.sqrt(variance))
+        """One sigma of log(measured / predicted) step time."""
+        return _uncertainty(_TIME, self.time, rows, self.overrides)
+
+    def peak_uncertainty(self, rows: Sequence[MeasuredRun]) -> Floats:
+        """One sigma of log(measured / predicted) peak memory."""
+        return _uncertainty(_MEMORY, self.memory, rows, self.overrides)
 
     def refined(self, rows: Sequence[MeasuredRun]) -> Predictor:
         """After further measured rows."""
@@ -218,38 +229,43 @@ class Predictor:
         cluster = self.cluster_of(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
         fitted_figures = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
+        known = overrides if overrides is not None else self.overrides
+        unsure = _usual_uncertainty(_TIME, self.time, gpu_type, cluster, known)
+        if self.memory.effects.rows:
+            peak = _usual_uncertainty(_MEMORY, self.memory, gpu_type, cluster, known)
+            fitted_figures = replace(fitted_figures, memory_uncertainty=peak)
         if not self.time.effects.rows:
             return fitted_figures
-        unsure = self._level(gpu_type, cluster, overrides)
         if levels(cluster, gpu_type)[2] not in self.time.effects.mean:
             # and no surer than the figures themselves are
             unsure = max(gpu.uncertainty, unsure)
             return replace(fitted_figures, unfused=gpu.unfused, scores_kept=gpu.scores_kept, uncertainty=unsure)
         return replace(fitted_figures, uncertainty=unsure)
 
-    def _level(self, gpu_type: str, cluster: str, overrides: Overrides | None) -> float:
-        """One number for `uncertainty` of a job not seen yet on `gpu_type` of `cluster`: its median over a few plans of a
-        7B model."""
-        rows = [
-            MeasuredRun(
-                row_id="",
-                file="",
-                line=0,
-                cluster=cluster,
-                gpu_type=gpu_type,
-                gpus_per_node=8,
-                model=_USUAL,
-                plan=plan,
-                time_s=None,
-                memory_bytes=None,
-                scores=frozenset(),
-                group="",
-                fused=True,
-            )
-            for plan in _PLANS
-        ]
-        here = replace(self, overrides=overrides if overrides is not None else self.overrides)
-        return float(np.median(here.uncertainty(rows)))
+
+def _usual_uncertainty(
+    quantity: _Quantity, learnt: LearntCorrection, gpu_type: str, cluster: str, overrides: Overrides
+) -> float:
+    """One number for the uncertainty of a job not seen yet on `gpu_type` of `cluster`: its median over a few plans of a 7B model."""
+    rows = [
+        MeasuredRun(
+            row_id="",
+            file="",
+            line=0,
+            cluster=cluster,
+            gpu_type=gpu_type,
+            gpus_per_node=8,
+            model=_USUAL,
+            plan=plan,
+            time_s=None,
+            memory_bytes=None,
+            scores=frozenset(),
+            group="",
+            fused=True,
+        )
+        for plan in _PLANS
+    ]
+    return float(np.median(_uncertainty(quantity, learnt, rows, overrides)))
 
 
 def fitted(rows: Sequence[MeasuredRun], overrides: Overrides | None = None) -> Predictor:

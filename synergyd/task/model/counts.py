@@ -12,14 +12,40 @@ def head_width(model: ModelSpec) -> int:
     return model.head_dim or model.hidden // model.heads
 
 
+def query_width(model: ModelSpec) -> int:
+    """Width of all heads' queries; their keys are as wide, and repeated where there are fewer kv_heads."""
+    return model.heads * (head_width(model) + model.rope_dim)
+
+
+def value_width(model: ModelSpec) -> int:
+    """Width of what all heads give the output projection."""
+    return model.heads * (model.value_dim or head_width(model))
+
+
+def dense_ffn(model: ModelSpec) -> int:
+    """Width of the MLP of a layer without experts."""
+    return model.dense_ffn or model.ffn
+
+
 def moe_layers(model: ModelSpec) -> int:
-    """Layers with experts: numbers 0, moe_every, 2 moe_every, ... (Megatron's --moe-layer-freq); 0 in a dense model."""
-    return -(-model.layers // model.moe_every) if model.experts else 0
+    """Layers with experts: of those after the first dense_layers numbers 0, moe_every, 2 moe_every, ... (Megatron's
+    --moe-layer-freq); 0 in a dense model."""
+    return -(-(model.layers - model.dense_layers) // model.moe_every) if model.experts else 0
+
+
+def latent_parameters(model: ModelSpec) -> int:
+    """Weights of one layer's multi-head latent attention (DeepSeek-V2, Liu et al. 2024, section 2.1): down to the latent
+    widths and up to the heads, keys and values without the rotary part, which comes from the hidden state; output."""
+    h, up_kv = model.hidden, model.heads * head_width(model) + value_width(model)
+    queries = model.q_lora * (h + query_width(model)) if model.q_lora else h * query_width(model)
+    return queries + h * (model.kv_lora + model.rope_dim) + model.kv_lora * up_kv + value_width(model) * h
 
 
 def attention_parameters(model: ModelSpec) -> int:
     """Weights of one layer's attention: h*a*e for queries and output each, k of that for keys and values each; biases
-    only where the MLP is not gated (GPT, BERT)."""
+    only where the MLP is not gated (GPT, BERT); norms of the latent widths (multi-head latent attention)."""
+    if model.kv_lora:
+        return latent_parameters(model) + model.q_lora + model.kv_lora
     inner = model.heads * head_width(model)
     kv = model.kv_heads * head_width(model)
     weights = 2 * model.hidden * inner + 2 * model.hidden * kv
@@ -27,9 +53,13 @@ def attention_parameters(model: ModelSpec) -> int:
 
 
 def mlp_parameters(model: ModelSpec) -> int:
-    """One dense MLP, or one expert: g*h*f, with biases unless gated."""
-    weights = (3 if model.gated else 2) * model.hidden * model.ffn
-    return weights if model.gated else weights + model.ffn + model.hidden
+    """One expert, or the MLP of a model without: g*h*f, with biases unless gated."""
+    return _mlp(model, model.ffn)
+
+
+def _mlp(model: ModelSpec, width: int) -> int:
+    weights = (3 if model.gated else 2) * model.hidden * width
+    return weights if model.gated else weights + width + model.hidden
 
 
 def expert_parameters(model: ModelSpec) -> int:
@@ -55,7 +85,7 @@ def layer_parameters(model: ModelSpec) -> int:
 
 def layers_parameters(model: ModelSpec) -> int:
     """Parameters of all layers."""
-    dense = attention_parameters(model) + mlp_parameters(model) + norm_parameters(model)
+    dense = attention_parameters(model) + _mlp(model, dense_ffn(model)) + norm_parameters(model)
     with_experts = moe_layers(model)
     return with_experts * layer_parameters(model) + (model.layers - with_experts) * dense
 
@@ -67,7 +97,8 @@ def embedding_parameters(model: ModelSpec) -> int:
 
 def parameters(model: ModelSpec) -> int:
     """All parameters: embedding (and output layer if untied), learnt positions unless gated (rotary), layers, final
-    norm; an encoder has two token types and a pooler besides (BERT)."""
+    norm; an encoder has two token types and a pooler besides (BERT). Layers of multi-token prediction are left out, as in
+    published counts."""
     h = model.hidden
     positions = 0 if model.gated else model.seq * h
     final_norm = h * (1 if model.gated else 2)
@@ -85,7 +116,7 @@ def active_parameters(model: ModelSpec) -> int:
 def attention_flops_per_token(model: ModelSpec) -> float:
     """Scores and their product with the values, forward and backward, counted in full: 12 L s a e. A causal mask
     leaves half of it to do."""
-    return 12.0 * model.layers * model.seq * model.heads * head_width(model)
+    return 6.0 * (model.layers + model.mtp_layers) * model.seq * (query_width(model) + value_width(model))
 
 
 def flops_per_token(model: ModelSpec) -> float:
@@ -95,11 +126,18 @@ def flops_per_token(model: ModelSpec) -> float:
     which leaves the router out)."""
     h, k = model.hidden, model.kv_heads / model.heads
     gates = 3 if model.gated else 2
-    projections = 12 * model.layers * h * model.heads * head_width(model) * (1 + k)
+    layers = model.layers + model.mtp_layers
+    projections = 12 * layers * h * model.heads * head_width(model) * (1 + k)
+    if model.kv_lora:
+        projections = 6 * layers * latent_parameters(model)
     with_experts = moe_layers(model)
-    widths = (model.layers - with_experts) * model.ffn
+    widths = (model.layers - with_experts) * dense_ffn(model)
+    # a layer of multi-token prediction is like the last one, behind a projection of two hidden states (DeepSeek-V3, section 2.2)
+    with_experts += model.mtp_layers if model.experts else 0
     widths += with_experts * (model.top_k * model.ffn + model.shared_ffn)
-    return projections + attention_flops_per_token(model) + 6 * gates * h * widths + 6 * model.vocab * h
+    widths += 0 if model.experts else model.mtp_layers * model.ffn
+    ends = 6 * model.vocab * h * (1 + model.mtp_layers) + 12 * model.mtp_layers * h * h
+    return projections + attention_flops_per_token(model) + 6 * gates * h * widths + ends
 
 
 def flops_per_step(model: ModelSpec, global_batch: int) -> float:

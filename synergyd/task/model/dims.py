@@ -10,7 +10,7 @@ import numpy as np
 
 from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import Floats
-from synergyd.task.model.counts import moe_layers
+from synergyd.task.model.counts import dense_ffn, latent_parameters, moe_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,11 @@ class Dims:
     ffn: Floats
     heads: Floats
     query: Floats  # heads * head_dim
-    kv: Floats  # kv_heads * head_dim
+    kv: Floats  # kv_heads * head_dim, the mean of keys and values
+    value: Floats  # what the output projection takes
+    q_lora: Floats  # 0: queries are not compressed
+    kv_lora: Floats  # 0: no multi-head latent attention
+    rope: Floats  # of keys, from the hidden state, where there is
     vocab: Floats
     seq: Floats
     gates: Floats
@@ -35,6 +39,8 @@ class Dims:
     experts: Floats  # at least 1
     top_k: Floats
     shared_ffn: Floats
+    dense_ffn: Floats  # of layers without experts
+    mtp: Floats  # layers of multi-token prediction
     moe_share: Floats
     dense_parameters: Floats
     expert_parameters: Floats
@@ -46,13 +52,18 @@ class Dims:
 def _numbers(model: ModelSpec) -> dict[str, float]:
     h, f = model.hidden, model.ffn
     head_dim = model.head_dim or h / model.heads
-    query, kv = model.heads * head_dim, model.kv_heads * head_dim
+    query, kv = model.heads * (head_dim + model.rope_dim), model.kv_heads * head_dim
+    value = model.heads * (model.value_dim or head_dim)
+    if model.kv_lora:
+        kv = (query + value) / 2
     gates = 3 if model.gated else 2
     moe_share = moe_layers(model) / model.layers
-    attention = 2 * h * query + 2 * h * kv
+    attention = latent_parameters(model) if model.kv_lora else 2 * h * query + 2 * h * kv
     # norms; GPT's biases of q, k, v, the output and (dense) both halves of the MLP
     small = 2 * h if model.gated else 4 * h + query + 2 * kv + h
     mlp = gates * h * f + (0 if model.gated else f + h)
+    dense = dense_ffn(model)
+    dense_mlp = gates * h * dense + (0 if model.gated else dense + h)
     router = h * model.experts + gates * h * model.shared_ffn
     return {
         "layers": model.layers,
@@ -61,6 +72,10 @@ def _numbers(model: ModelSpec) -> dict[str, float]:
         "heads": model.heads,
         "query": query,
         "kv": kv,
+        "value": value,
+        "q_lora": model.q_lora,
+        "kv_lora": model.kv_lora,
+        "rope": model.rope_dim,
         "vocab": model.vocab,
         "seq": model.seq,
         "gates": gates,
@@ -68,8 +83,10 @@ def _numbers(model: ModelSpec) -> dict[str, float]:
         "experts": max(1, model.experts),
         "top_k": max(1, model.top_k),
         "shared_ffn": model.shared_ffn,
+        "dense_ffn": dense,
+        "mtp": model.mtp_layers,
         "moe_share": moe_share,
-        "dense_parameters": attention + small + (1 - moe_share) * mlp + moe_share * router,
+        "dense_parameters": attention + small + (1 - moe_share) * dense_mlp + moe_share * router,
         "expert_parameters": moe_share * model.experts * mlp,
         "embedding_parameters": model.vocab * h,
         "head_parameters": 0 if model.tied_embeddings else model.vocab * h,

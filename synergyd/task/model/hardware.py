@@ -40,6 +40,8 @@ class GpuFigures:
     rail_use: float = 0.8
     dp_partial_efficiency: float = 0.7
     gemm_traffic: float = 1.0
+    misaligned_gemm: float = 1.4
+    odd_gemm: float = 2.0
     unfused: float = 0.0
     fp8_speedup: float = 1.6
     fp32_speed: float = 0.5
@@ -61,6 +63,7 @@ class GpuFigures:
     state_scale: float = 1.0
     flash: bool = True
     uncertainty: float = 0.2
+    memory_uncertainty: float = 0.15
     note: str = ""  # why these figures are only a guess; "" if they are the type's own
 
     @property
@@ -73,7 +76,17 @@ class GpuFigures:
 _NUMBERS = frozenset(f.name for f in fields(GpuFigures)) - {"gpu_type", "flash", "note"}
 _ZERO_IS_FINE = frozenset(
     {"intra_latency_s", "inter_latency_s", "kernel_s", "launch_s", "fixed_s", "overlap", "reserve_gib", "base_gib"}
-    | {"fragmentation", "uncertainty", "gemm_traffic", "unfused", "tp_launch_s", "micro_s", "optimizer_s", "jitter"}
+    | {
+        "fragmentation",
+        "uncertainty",
+        "memory_uncertainty",
+        "gemm_traffic",
+        "unfused",
+        "tp_launch_s",
+        "micro_s",
+        "optimizer_s",
+        "jitter",
+    }
     | {"zero3_overlap", "scores_kept"}
 )
 _AT_MOST_ONE = frozenset(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.records import ModelSpec
+from synergyd.task.model.alignment import not_fused
 from synergyd.task.model.arrays import Bools, Floats, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GIB, GpuFigures
@@ -69,13 +70,18 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     tokens = plans.micro_batch * s / plans.cp
     per_stage = np.ceil(model.layers / p)
     first_layers, last_layers = layers_at_ends(model.layers, p)
+    # multi-token prediction's layers are the last stage's
+    first_layers, last_layers = first_layers + np.where(p == 1, model.mtp, 0), last_layers + model.mtp
     spread = np.where(plans.sequence_parallel, t, 1)
 
     # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
-    wide = (1 - model.moe_share) * f + model.moe_share * (f * model.top_k + model.shared_ffn)
+    wide = (1 - model.moe_share) * model.dense_ffn + model.moe_share * (f * model.top_k + model.shared_ffn)
     inner = half * tokens * (2 * h + 2 * model.query + 4 * model.kv + 2 * model.gates * wide) / t
     outer = half * tokens * h * 10 / spread
-    kept_scores = np.where(gpu.flash, gpu.scores_kept, 1.0)
+    if np.any(model.kv_lora > 0):  # the core's output is not as wide as h, and the latent widths are kept too
+        latent = 2 * (model.value - h) / t + 2 * (model.q_lora + model.kv_lora + model.rope) / spread
+        inner = inner + np.where(model.kv_lora > 0, half * tokens * latent, 0.0)
+    kept_scores = np.where(gpu.flash & ~not_fused(model, plans.zero_stage), gpu.scores_kept, 1.0)
     scores = kept_scores * half * 5 * tokens * s * model.heads / t
     whole = outer + inner + scores
     full, selective = plans.recompute == 2, plans.recompute == 1
@@ -94,13 +100,13 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
         + model.head_parameters
         + model.positions
         + norm
-        + model.layers * (model.dense_parameters + model.expert_parameters / plans.ep)
+        + (model.layers + model.mtp) * (model.dense_parameters + model.expert_parameters / plans.ep)
     ) / t
     first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
     last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
 
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
-    loss = tokens * (4 * h + gpu.logit_bytes * vocab) / t
+    loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * vocab) / t
     scale = gpu.activation_scale
     first_activations = scale * (in_flight * first_layers * kept + working)
     last_activations = scale * (in_flight_last * last_layers * kept + working)
@@ -121,7 +127,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
     second_activations = scale * (np.minimum(m, in_flight - 1) * per_stage * kept + working)
     second = per_stage * one_layer * state + second_activations
-    middle = (first_layers < per_stage) & (second > first)
+    middle = (p > 1) & (first_layers < per_stage) & (second > first)
     first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
     first_activations = np.where(middle, second_activations, first_activations)
     first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)

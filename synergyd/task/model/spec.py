@@ -56,7 +56,7 @@ _ARCHITECTURES: dict[str, _Architecture] = {
     "qwen3_moe": _Architecture(True, False, moe=True),
     "olmoe": _Architecture(True, False, moe=True),
     "deepseek": _Architecture(True, False, moe=True),
-    # multi-latent attention, refused below with its own reason
+    "gpt_oss": _Architecture(True, False, moe=True),
     "deepseek_v2": _Architecture(True, False, moe=True),
     "deepseek_v3": _Architecture(True, False, moe=True),
 }
@@ -74,7 +74,13 @@ _MOE_KEYS: dict[str, tuple[str, ...]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok",),
 }
-_DENSE_FIRST = 0.05  # of all layers: so few that counting them as MoE layers moves no total by more
+# multi-head latent attention
+_LATENT_KEYS: dict[str, tuple[str, ...]] = {
+    "kv_lora": ("kv_lora_rank",),
+    "rope_dim": ("qk_rope_head_dim",),
+    "head_dim": ("qk_nope_head_dim",),
+    "value_dim": ("v_head_dim",),
+}
 
 
 @cache
@@ -120,8 +126,8 @@ def _from_file(text: str) -> ModelSpec:
 def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec:
     """ModelSpec of a parsed Hugging Face config.json. Raises UsageError naming `where` and the key at fault.
 
-    MoE files in the manner of Mixtral, Qwen-MoE, OLMoE and DeepSeek-MoE are read; up to 5 % of dense layers before the
-    MoE ones are counted as MoE layers. Multi-latent attention (DeepSeek V2, V3) is not modelled.
+    MoE files in the manner of Mixtral, Qwen-MoE, OLMoE, gpt-oss and DeepSeek (with its multi-head latent attention and
+    multi-token prediction) are read. Attention to a window of the sequence counts as attention to all of it.
     """
     if not isinstance(config, dict):
         raise UsageError(where, "not a JSON object", "give a Hugging Face config.json")
@@ -131,8 +137,6 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
             where, f"unknown architecture model_type={shown(kind)}", f"known are {', '.join(_ARCHITECTURES)}"
         )
     about = _ARCHITECTURES[kind]
-    if config.get("kv_lora_rank") is not None:
-        raise UsageError(where, "kv_lora_rank: multi-latent attention is not modelled", "give a model without it")
     values: dict[str, int] = {}
     for field, keys in _KEYS.items():
         fallback = None
@@ -145,11 +149,16 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
     original = scaling.get("original_max_position_embeddings") if isinstance(scaling, dict) else None
     if isinstance(original, int) and not isinstance(original, bool) and original > 0:
         values["seq"] = original  # a context stretched after training is not what is trained with
-    if config.get("head_dim") is not None:
+    if config.get("kv_lora_rank") is not None:
+        values |= {field: _whole(config, keys, where) for field, keys in _LATENT_KEYS.items()}
+        values["q_lora"] = _whole(config, ("q_lora_rank",), where, 0)
+        values["kv_heads"] = values["heads"]
+    elif config.get("head_dim") is not None:
         head_dim = _whole(config, ("head_dim",), where)
         values["head_dim"] = 0 if head_dim * values["heads"] == values["hidden"] else head_dim
     if about.moe:
         values |= _experts(config, values, where)
+    values["mtp_layers"] = _whole(config, ("num_nextn_predict_layers",), where, 0)
     named = config.get("_name_or_path")
     label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
     tie = config.get("tie_word_embeddings")
@@ -178,16 +187,27 @@ def _experts(config: Mapping[str, Any], dense: Mapping[str, int], where: str) ->
     shared = _whole(config, ("n_shared_experts",), where, 0) * values["ffn"]
     values["shared_ffn"] = _whole(config, ("shared_expert_intermediate_size",), where, shared)
     values["moe_every"] = _whole(config, ("decoder_sparse_step", "moe_layer_freq"), where, 1)
-    first = _whole(config, ("first_k_dense_replace",), where, 0)
-    if first > _DENSE_FIRST * dense["layers"]:
-        raise UsageError(where, f"first_k_dense_replace is {first}", "only models of equal layers are modelled")
-    if values["moe_every"] > 1 and values["ffn"] != dense["ffn"]:
-        what = f"dense layers of width {dense['ffn']} between experts of width {values['ffn']}"
-        raise UsageError(where, what, "only models with one width are modelled")
+    values["dense_layers"] = _whole(config, ("first_k_dense_replace",), where, 0)
+    if values["ffn"] != dense["ffn"] and (values["dense_layers"] or values["moe_every"] > 1):
+        values["dense_ffn"] = dense["ffn"]
     return values
 
 
-_MAY_BE_ZERO = frozenset(("experts", "top_k", "shared_ffn", "head_dim"))  # 0: without
+# 0: without
+_MAY_BE_ZERO = frozenset(
+    (
+        "experts",
+        "top_k",
+        "shared_ffn",
+        "head_dim",
+        "dense_layers",
+        "dense_ffn",
+        "kv_lora",
+        "q_lora",
+        "rope_dim",
+        "value_dim",
+    )
+) | {"mtp_layers"}
 
 
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
@@ -208,4 +228,18 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
         raise UsageError(where, f"top_k is {spec.top_k} of {spec.experts} experts", "it must lie between 1 and experts")
     if not spec.experts and (spec.top_k or spec.shared_ffn):
         raise UsageError(where, "top_k or shared_ffn without experts", "say how many experts there are")
+    if not spec.experts and (spec.dense_layers or spec.dense_ffn):
+        raise UsageError(where, "dense_layers or dense_ffn without experts", "say how many experts there are")
+    if spec.experts and spec.dense_layers >= spec.layers:
+        what = f"dense_layers is {spec.dense_layers} of {spec.layers} layers"
+        raise UsageError(where, what, "at least one layer must have experts")
+    extra = spec.q_lora or spec.rope_dim or spec.value_dim
+    if (extra and not spec.kv_lora) or (spec.kv_lora and not (spec.head_dim and spec.value_dim)):
+        what = f"kv_lora {spec.kv_lora}, q_lora {spec.q_lora}, head_dim {spec.head_dim}, rope_dim {spec.rope_dim}, "
+        right = "multi-head latent attention needs kv_lora, head_dim and value_dim; nothing else has kv_lora, q_lora, rope_dim, value_dim"
+        raise UsageError(where, f"{what}value_dim {spec.value_dim}", right)
+    if spec.kv_lora and spec.kv_heads != spec.heads:
+        raise UsageError(
+            where, f"kv_heads {spec.kv_heads} with kv_lora", f"each of the {spec.heads} heads has keys of its own"
+        )
     return spec

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.records import ModelSpec
+from synergyd.task.model.alignment import fused_slowdown, gemm_slowdown, gemm_slowdowns, not_fused
 from synergyd.task.model.arrays import PRECISION, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GpuFigures
@@ -109,10 +110,13 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       with every one of M, N and K; element-wise work and unfused scores by memory bandwidth. A pass through a layer
       takes at least launch_s (the host's time for its kernels). Backward is twice forward; full recompute adds a
       forward, selective (Korthikanti et al. 2022) the attention core alone.
+      Widths that are no multiple of 8, and heads between two kernels' widths, take longer (alignment.py).
     - Attention core: 4*T*s*a*head_dim FLOPs forward; fused and causal, half of them, and 2.5 times that backward
       (FlashAttention-2, Dao 2023).
     - tp: 2 all-reduces of 2*T*h bytes a layer forward and 2 backward, +2 with full recompute (Shoeybi et al. 2019;
       sequence parallel turns each into reduce-scatter + all-gather of the same volume).
+    - Multi-head latent attention: down to the latent widths on every rank, up to its heads (DeepSeek-V2, 2024, section 2.1).
+      Multi-token prediction: one more layer and logits on the last stage (DeepSeek-V3, 2024, section 2.2).
     - cp: keys and values pass round the ring once forward and twice backward (Ring Attention, Liu et al. 2023), hidden
       behind the attention core as far as that lasts.
     - ep: 2 all-to-alls of the routed tokens forward and 2 backward (GShard, Lepikhin et al. 2020).
@@ -151,31 +155,56 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     flops_rate = half_rate * precision_rate
     memory_rate = gpu.bandwidth_gbs * 1e9 * gpu.bandwidth_efficiency
     # scores of long sequences fit no memory: those are only ever trained with fused attention
-    unfused = np.where(gpu.flash, gpu.unfused, 1.0) * np.minimum(1.0, (_LONGEST_UNFUSED / model.seq) ** 2)
+    fused = gpu.flash & ~not_fused(model, plans.zero_stage)
+    unfused = np.where(fused, gpu.unfused, 1.0) * np.minimum(1.0, (_LONGEST_UNFUSED / model.seq) ** 2)
     # without sequence parallel the norms and residuals are repeated on every tensor rank
     spread = np.where(plans.sequence_parallel, t, 1)
 
-    def gemm(rows: Floats, columns: Floats, inner: Floats) -> Floats:
+    def gemm(rows: Floats, columns: Floats, inner: Floats, slowdown: Floats | float = 1.0) -> Floats:
         moved = rows * columns + rows * inner + columns * inner
-        return np.asarray(
-            2 * rows * columns * inner / flops_rate + gpu.gemm_traffic * operand * moved / memory_rate + gpu.kernel_s
-        )
+        flops_s = slowdown * 2 * rows * columns * inner / flops_rate
+        return np.asarray(flops_s + gpu.gemm_traffic * operand * moved / memory_rate + gpu.kernel_s)
 
     # one layer, forward
-    projections = gemm(tokens, (model.query + 2 * model.kv) / t, h) + gemm(tokens, h, model.query / t)
-    mlp = gemm(tokens, (model.gates - 1) * f / t, h) + gemm(tokens, h, f / t)
-    wide = f
+    of_heads, of_dense, of_mlp, of_shared = gemm_slowdowns(model, gpu, t, operand)
+    projections = gemm(tokens, (model.query + 2 * model.kv) / t, h, of_heads)
+    projections = projections + gemm(tokens, h, model.query / t, of_heads)
+    if np.any(
+        model.kv_lora > 0
+    ):  # every tensor rank goes down to the latent widths itself, with its part of the sequence
+        below, width = np.where(model.q_lora > 0, model.q_lora, h), model.query / model.heads - model.rope
+        down = gemm(tokens / spread, model.q_lora + model.kv_lora + model.rope, h)
+        up = gemm(tokens, model.query / t, below) + gemm(tokens, (model.heads * width + model.value) / t, model.kv_lora)
+        latent = down + up + gemm(tokens, h, model.value / t)
+        projections = np.where(model.kv_lora > 0, latent, projections)
+    wide = model.dense_ffn
+    mlp = gemm(tokens, (model.gates - 1) * wide / t, h, of_dense) + gemm(tokens, h, wide / t, of_dense)
     if np.any(model.moe_share > 0):
         local_experts = np.maximum(1.0, model.experts / plans.ep)
         routed = tokens * model.top_k / local_experts
-        expert = local_experts * (gemm(routed, (model.gates - 1) * f / t, h) + gemm(routed, h, f / t))
+        expert = local_experts * (gemm(routed, (model.gates - 1) * f / t, h, of_mlp) + gemm(routed, h, f / t, of_mlp))
         shared = model.shared_ffn
-        beside = np.where(shared > 0, gemm(tokens, (model.gates - 1) * shared / t, h) + gemm(tokens, h, shared / t), 0)
+        both = gemm(tokens, (model.gates - 1) * shared / t, h, of_shared) + gemm(tokens, h, shared / t, of_shared)
+        beside = np.where(shared > 0, both, 0)
         mlp = (1 - model.moe_share) * mlp + model.moe_share * (expert + beside)
-        wide = (1 - model.moe_share) * f + model.moe_share * (f * model.top_k + shared)
+        wide = (1 - model.moe_share) * wide + model.moe_share * (f * model.top_k + shared)
     # a causal mask skips half of the scores, unless they are computed in full
     masked = 1 - 0.5 * model.causal * (1 - np.minimum(unfused, 1.0))
-    core_flops = masked * tokens * 4 * model.seq * model.query / t / (half_rate * gpu.attention_efficiency)
+    in_full = np.minimum(unfused, 1.0)
+    head = gemm_slowdown(
+        model.query / model.heads, _OPERAND_BYTES[0], gpu
+    )  # the core's operands are half precision under fp8
+    slowdown = in_full * head + (1 - in_full) * fused_slowdown(model)
+    core_flops = (
+        slowdown
+        * masked
+        * tokens
+        * 2
+        * model.seq
+        * (model.query + model.value)
+        / t
+        / (half_rate * gpu.attention_efficiency)
+    )
     # unfused: the softmax, its mask and dropout read or write the scores five times in 2 bytes
     core = core_flops + unfused * 10 * tokens * model.seq * model.heads / t / memory_rate + gpu.kernel_s
     core_backward = core * (2 + 0.5 * (1 - np.minimum(unfused, 1.0)))
@@ -207,6 +236,11 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     # thrice
     logits = 3 * gemm(tokens, vocab / t, h) + 3 * 8 * tokens * vocab / t / memory_rate
     tp_logits = 2 * _ring(links["tp"], t, boundary)
+    if np.any(
+        model.mtp > 0
+    ):  # the last stage's further layers, each behind a projection of two hidden states and before logits
+        further = layer + logits + 3 * gemm(tokens, h / t, 2 * h)
+        logits, tp_logits = logits + model.mtp * further, tp_logits + model.mtp * (tp_layer + tp_logits)
     # the activation forward and its gradient backward
     p2p = np.where(
         p > 1, 2 * v * (boundary / spread / (links["pp"].rate * gpu.pp_efficiency) + links["pp"].latency), 0.0

@@ -9,6 +9,7 @@ import pytest
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.cell_search import rank
+from synergyd.task.memory_belief import MemoryBelief
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.efficiency import batch_points, efficiency, goodput
 from synergyd.task.model.hardware import GpuFigures, figures
@@ -66,7 +67,14 @@ def test_the_search_finds_what_trying_everything_finds(name: str, gpu: GpuFigure
 def test_ranking_is_by_goodput_and_times_are_those_of_the_model() -> None:
     model = load_model("gpt3-6.7b")
     ranked = rank(
-        model, H100, [Shape("h100", 2, 8)], PlanLimits(64, 1024), noise_scale=300.0, speed=0.5, memory=1.1, samples=3
+        model,
+        H100,
+        [Shape("h100", 2, 8)],
+        PlanLimits(64, 1024),
+        noise_scale=300.0,
+        speed=0.5,
+        memory=MemoryBelief(1.1),
+        samples=3,
     )
     good = ranked.goodput[ranked.order]
     assert np.all(np.diff(good) <= 0)

@@ -50,7 +50,7 @@ MODEL = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
 MODEL_JSON = (
     '{"name": "gpt-mini", "layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1000, "seq": 256, '
     '"gated": true, "tied_embeddings": true, "experts": 0, "top_k": 0, "shared_ffn": 0, "moe_every": 1, "head_dim": 0, '
-    '"causal": true}'
+    '"causal": true, "dense_layers": 0, "dense_ffn": 0, "kv_lora": 0, "q_lora": 0, "rope_dim": 0, "value_dim": 0, "mtp_layers": 0}'
 )
 SCRIPT = (
     "#SYNERGY model='my model.json' min_gpus=4 checkpoint='/daten/übung 1/~x%' gpu_types=a100,h100 weight=2.50 "

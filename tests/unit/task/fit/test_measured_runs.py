@@ -138,6 +138,20 @@ def test_rows_that_contradict_themselves_can_be_passed_over(tmp_path: Path) -> N
         read_rows(write(tmp_path, {**GOOD, "mem_gb": "-1"}), said)
 
 
+def test_a_word_that_is_not_known_costs_its_own_row(tmp_path: Path) -> None:
+    words = (
+        {"precision": "nvfp4"},
+        {"gpu_type": "abacus"},
+        {"recompute": "some"},
+        {"precision": "MXFP8", "gpu_type": "GB300"},
+    )
+    path = write(tmp_path, GOOD, *({**GOOD, "row_id": f"b-{i}", **changes} for i, changes in enumerate(words)))
+    said: list[str] = []
+    rows = read_rows(path, said)
+    assert [row.row_id for row in rows] == ["a-1", "b-3"] and len(said) == 3
+    assert (rows[1].plan.precision, rows[1].gpu_type, rows[1].fused) == ("fp8", "gb300", True)
+
+
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

@@ -14,6 +14,7 @@ from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.counts import (
     active_parameters,
     attention_flops_per_token,
+    embedding_parameters,
     flops_per_step,
     flops_per_token,
     hardware_flops_per_step,
@@ -54,6 +55,8 @@ LLAMA = {
         ("bert-base", 109_482_240),
         ("bert-large", 335_141_888),
         ("mixtral-8x7b", 46_702_792_704),
+        ("deepseek-moe-16b", 16_375_728_128),
+        ("llama3-405b", 405_853_388_800),
     ],
 )
 def test_parameters_are_those_of_the_published_checkpoints(name: str, count: int) -> None:
@@ -76,7 +79,16 @@ def test_parameters_of_models_known_by_their_rounded_size(name: str, billions: f
         ("qwen3-30b-a3b", 30_532_122_624, 1e-5),
         ("qwen3-235b-a22b", 235_093_634_560, 1e-5),
         ("gpt-neox-20b", 20_554_567_680, 1e-3),  # rotary: it has no positions
-        ("deepseek-moe-16b", 16_375_728_128, 0.04),  # one dense layer of 28 counted as a MoE layer
+        ("qwen3-8b", 8_190_735_360, 1e-5),
+        ("qwen3-32b", 32_762_123_264, 1e-5),
+        (
+            "deepseek-v3",
+            671_026_419_200,
+            1e-6,
+        ),  # of the checkpoint without its layer of multi-token prediction; router biases
+        ("deepseek-v2", 235_741_434_880, 1e-6),
+        ("gpt-oss-120b", 116.83e9, 5e-4),  # model card, table 1; biases are left out
+        ("gpt-oss-20b", 20.91e9, 5e-4),
         # SC'21, table 1; Smith et al. 2022
         ("megatron-18b", 18.4e9, 0.01),
         ("megatron-145b", 145.6e9, 0.01),
@@ -96,10 +108,20 @@ def test_parameters_are_close_to_published_counts(name: str, count: float, withi
         ("qwen3-30b-a3b", 3.3),
         ("qwen3-235b-a22b", 22),
         ("llama2-7b", 6.74),
+        ("deepseek-v3", 37),  # DeepSeek-AI 2024, abstract
+        ("deepseek-v2", 21),
+        ("deepseek-moe-16b", 2.8),  # Dai et al. 2024, section 5
     ],
 )
 def test_active_parameters_are_the_published_ones(name: str, billions: float) -> None:
     assert active_parameters(load_model(name)) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-120b", 5.13), ("gpt-oss-20b", 3.61)])
+def test_active_parameters_of_gpt_oss(name: str, billions: float) -> None:
+    """Its model card (table 1) counts the output layer but not the token embedding."""
+    model = load_model(name)
+    assert (active_parameters(model) - embedding_parameters(model)) / 1e9 == pytest.approx(billions, rel=0.002)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +282,23 @@ DEEPSEEK_MOE = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "moe_layer_freq": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "num_nextn_predict_layers": 1, "vocab_size": 129280, "max_position_embeddings": 163840,
+    "rope_scaling": {"original_max_position_embeddings": 4096}, "tie_word_embeddings": False,
+}  # fmt: skip
+GPT_OSS = {
+    "model_type": "gpt_oss", "num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 128, "num_experts_per_tok": 4, "vocab_size": 201088,
+    "max_position_embeddings": 131072, "rope_scaling": {"original_max_position_embeddings": 4096}, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3 = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 4,
+    "head_dim": 128, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128, "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1, "vocab_size": 151936, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
 GEMMA = {**LLAMA, "model_type": "gemma", "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 16,
          "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576, "vocab_size": 256000,
          "rope_scaling": None, "max_position_embeddings": 8192, "tie_word_embeddings": None}  # fmt: skip
@@ -273,6 +312,9 @@ BERT = {"model_type": "bert", "num_hidden_layers": 24, "hidden_size": 1024, "num
         (MIXTRAL, "mixtral-8x7b"),
         (QWEN_MOE, "qwen1.5-moe-a2.7b"),
         (DEEPSEEK_MOE, "deepseek-moe-16b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (GPT_OSS, "gpt-oss-120b"),
+        (QWEN3, "qwen3-235b-a22b"),
         (GEMMA, "gemma-7b"),
         (BERT, "bert-large"),
     ],
@@ -288,9 +330,10 @@ def test_hf_configs_of_other_kinds(tmp_path: Path, config: dict[str, object], pr
         ({**MIXTRAL, "num_local_experts": None}, "key num_local_experts is missing"),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "top_k is 9 of 8 experts"),
         ({**MIXTRAL, "num_experts_per_tok": "2"}, "num_experts_per_tok is '2'"),
-        ({**DEEPSEEK_MOE, "first_k_dense_replace": 3}, "first_k_dense_replace is 3"),
-        ({**QWEN_MOE, "decoder_sparse_step": 2}, "dense layers of width 5632 between experts of width 1408"),
-        ({**DEEPSEEK_MOE, "model_type": "deepseek_v2", "kv_lora_rank": 512}, "multi-latent attention is not modelled"),
+        ({**DEEPSEEK_MOE, "first_k_dense_replace": 28}, "dense_layers is 28 of 28 layers"),
+        ({**DEEPSEEK_MOE, "model_type": "deepseek_v2", "kv_lora_rank": 512}, "key qk_rope_head_dim is missing"),
+        ({**DEEPSEEK_V3, "v_head_dim": 0}, "needs kv_lora, head_dim and value_dim"),
+        ({**DEEPSEEK_V3, "q_lora_rank": -1}, "q_lora is -1"),
     ],
 )
 def test_bad_moe_configs(tmp_path: Path, config: dict[str, object], says: str) -> None:
@@ -345,8 +388,10 @@ ODD = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    base=st.sampled_from([LLAMA, MIXTRAL, QWEN_MOE, DEEPSEEK_MOE, GEMMA, BERT]),
-    changes=st.dictionaries(st.sampled_from(sorted({*MIXTRAL, *QWEN_MOE, *DEEPSEEK_MOE, "head_dim"})), ODD, max_size=4),
+    base=st.sampled_from([LLAMA, MIXTRAL, QWEN_MOE, DEEPSEEK_MOE, DEEPSEEK_V3, GPT_OSS, GEMMA, BERT]),
+    changes=st.dictionaries(
+        st.sampled_from(sorted({*MIXTRAL, *QWEN_MOE, *DEEPSEEK_MOE, *DEEPSEEK_V3, "head_dim"})), ODD, max_size=4
+    ),
 )
 def test_any_config_is_a_model_or_one_line(base: dict[str, object], changes: dict[str, object]) -> None:
     try:

@@ -41,8 +41,10 @@ def test_an_array_gives_what_its_plans_give_alone() -> None:
         assert together.total[i] == pytest.approx(sum(together.parts(i).values()), rel=1e-12)
 
 
-def test_compute_alone_is_flops_over_peak() -> None:
-    """With nothing but GEMMs of perfect efficiency and full attention left, MFU is 1."""
+@pytest.mark.parametrize("name", ["gpt3-6.7b", "deepseek-v3", "deepseek-moe-16b", "qwen3-235b-a22b", "gpt-oss-120b"])
+def test_compute_alone_is_flops_over_peak(name: str) -> None:
+    """With nothing but GEMMs of perfect efficiency and full attention left, MFU is 1, whatever attention and experts are like."""
+    model = load_model(name)
     ideal = replace(
         A100,
         gemm_efficiency=1.0,
@@ -55,8 +57,35 @@ def test_compute_alone_is_flops_over_peak() -> None:
         optimizer_s=0.0,
         flash=False,
     )
-    parts = seconds(Plan(1, 1, 1, 4, 32), gpu=ideal)
-    assert sum(parts.values()) == pytest.approx(flops_per_step(GPT, 32) / (ideal.peak_tflops * 1e12), rel=1e-6)
+    parts = seconds(Plan(1, 1, 1, 4, 32), gpu=ideal, model=model)
+    assert sum(parts.values()) == pytest.approx(flops_per_step(model, 32) / (ideal.peak_tflops * 1e12), rel=1e-6)
+
+
+def test_a_layer_of_multi_token_prediction_is_the_last_stages() -> None:
+    with_mtp = replace(load_model("deepseek-v3"), layers=64)  # 61 leave the last of four stages room for it
+    without = replace(with_mtp, mtp_layers=0)
+    gpu, plan = figures("h100"), Plan(8, 4, 1, 1, 16, "none", True)
+    longer = seconds(plan, gpu=gpu, model=with_mtp), seconds(plan, gpu=gpu, model=without)
+    assert longer[0]["compute"] > longer[1]["compute"] and longer[0]["bubble"] == longer[1]["bubble"]
+    one = replace(plan, pp=1)
+    peaks = [peak_memory(m, gpu, from_plans([one], 8)) for m in (with_mtp, without)]
+    layer = (with_mtp.experts + 1) * 3 * with_mtp.hidden * with_mtp.ffn / 8
+    assert (
+        17 * layer
+        < (peaks[0].weights + peaks[0].optimizer - peaks[1].weights - peaks[1].optimizer)[0]
+        < 18 * 1.1 * layer
+    )
+
+
+def test_latent_attention_needs_less_memory_for_weights_than_whole_heads() -> None:
+    """DeepSeek-V3's attention has 187 million weights a layer; whole heads of its width would have 587 million."""
+    model = load_model("deepseek-v3")
+    whole = replace(model, kv_lora=0, q_lora=0, rope_dim=0, value_dim=0, head_dim=160)
+    gpu, plan = figures("h100"), from_plans([Plan(8, 1, 1, 1, 8, "none", True)], 8)
+    less, more = (peak_memory(m, gpu, plan) for m in (model, whole))
+    saved = (more.weights + more.optimizer - less.weights - less.optimizer)[0] / 18 * 8 / 62
+    assert saved == pytest.approx(4 * 7168 * 128 * 160 - 187.1e6, rel=0.01)
+    assert step_time(model, gpu, plan).compute[0] < step_time(whole, gpu, plan).compute[0]
 
 
 def test_parts_vanish_with_their_degree() -> None:

@@ -1,0 +1,41 @@
+"""How likely a plan is to run out of memory: a prediction near the limit is no certainty on either side of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from synergyd.task.model.arrays import Floats
+from synergyd.task.model.hardware import GpuFigures
+
+# One sigma of log(measured / predicted) of other plans once a job's own peak is known: that of the differences between the 25 and 27
+# settings of two programs on an H100 (docs/benchmarks-gpu.md).
+LEARNT_SIGMA = 0.07
+WORTH_LESS = 0.01  # a risk from which on a plan with more recompute is tried beside it
+
+
+@dataclass(frozen=True)
+class MemoryBelief:
+    """`factor` is measured over predicted peak, `sigma` one sigma of the logarithm of what that leaves open (0: certain), `ran_bytes`
+    the highest peak, predicted without the factor, of the plans that have run on this GPU type."""
+
+    factor: float = 1.0
+    sigma: float = 0.0
+    ran_bytes: float = 0.0
+
+    def limit(self, gpu: GpuFigures) -> float:
+        """The predicted peak without the factor, bytes, from which on a plan is expected to fail."""
+        return gpu.usable_bytes / self.factor
+
+    def risk(self, gpu: GpuFigures, peak: Floats) -> Floats:
+        """The probability that a plan of predicted `peak` (bytes, without the factor, (N,)) needs more than there is; 0 up to a peak
+        that has run."""
+        if self.sigma <= 0 or not len(peak):
+            return np.zeros(len(peak))
+        risk = ndtr(np.log(np.maximum(peak, 1.0) / max(self.limit(gpu), 1.0)) / self.sigma)
+        return np.asarray(np.where(peak <= self.ran_bytes, 0.0, risk), dtype=np.float64)
+
+
+CERTAIN = MemoryBelief()  # predictions are taken for what will be

@@ -1,0 +1,87 @@
+"""How likely a plan is to run out of memory, what the search makes of it, and whether it happens as often as it is called."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, Node, Profile, Shape
+from synergyd.task.cell_search import rank
+from synergyd.task.job_planner import JobPlanner
+from synergyd.task.memory_belief import LEARNT_SIGMA, MemoryBelief
+from synergyd.task.model.hardware import figures
+from synergyd.task.model.spec import load_model
+from synergyd.task.plan_limits import PlanLimits
+
+H100 = figures("h100")
+LLAMA = load_model("llama3-8b")
+NODE = Shape("h100", 1, 8)
+LIMITS = PlanLimits(64, 64, zero_stages=(1, 2, 3))
+
+
+@given(st.floats(0.2, 5.0), st.floats(0.01, 0.5), st.floats(0.5, 2.0))
+def test_the_risk_is_that_of_a_normal_error(share: float, sigma: float, factor: float) -> None:
+    belief = MemoryBelief(factor, sigma)
+    peak = np.array([share * H100.usable_bytes])
+    expected = 0.5 * math.erfc(-math.log(share * factor) / sigma / math.sqrt(2))
+    assert belief.risk(H100, peak)[0] == pytest.approx(expected, abs=1e-12)
+    assert belief.risk(H100, 1.01 * peak)[0] >= belief.risk(H100, peak)[0]
+    assert replace(belief, sigma=0.0).risk(H100, peak)[0] == 0.0
+    assert replace(belief, ran_bytes=float(peak[0])).risk(H100, peak)[0] == 0.0
+
+
+def test_a_plan_near_the_limit_is_not_chosen_where_a_safe_one_is_little_slower() -> None:
+    certain = rank(LLAMA, H100, [NODE], LIMITS)
+    best = certain.cell(int(certain.order[0]))
+    # a GPU on which that plan is as likely as not to fail
+    tight = replace(H100, memory_gib=best.memory_bytes / 2**30 / 0.99 + H100.reserve_gib)
+    before = rank(LLAMA, tight, [NODE], LIMITS)
+    assert before.cell(int(before.order[0])).plan == best.plan
+    belief = MemoryBelief(sigma=0.05)
+    after = rank(LLAMA, tight, [NODE], LIMITS, memory=belief)
+    chosen = int(after.order[0])
+    risk = after.candidates.risk
+    at = next(i for i in range(len(risk)) if after.candidates.plans.plan(i) == best.plan)
+    assert (
+        risk[at] == pytest.approx(belief.risk(tight, np.array([float(best.memory_bytes)]))[0], abs=1e-3)
+        and risk[at] > 0.4
+    )
+    assert risk[chosen] < 0.05 and after.step_s[chosen] < 1.3 * best.step_s
+    assert after.goodput == pytest.approx(after.throughput * (1 - risk))
+    # recomputing more is a way out that a search for the least recompute would not have
+    plans = {after.candidates.plans.plan(i): risk[i] for i in range(len(risk))}
+    assert plans[replace(best.plan, recompute="full")] < 1e-6
+
+
+def job(batch: int) -> Job:
+    asked = Shape("h100", 1, 8)
+    directive = Directive(global_batch=(batch, batch), max_gpus=8, min_gpus=8)
+    return Job(
+        1, "j", "u", 1, "gpu", JobState.PENDING, "", 0.0, None, None, 0, shape=asked, asked=asked, directive=directive
+    )
+
+
+def best_cell(profile: Profile) -> Cell:
+    cluster = Cluster((Node("n", "h100", 8, partitions=("gpu",)),))
+    tight = replace(H100, memory_gib=37.0)
+    cells = JobPlanner(job(64), profile, LLAMA, {"h100": tight}).cells(cluster)
+    return max(cells, key=lambda cell: cell.goodput)
+
+
+def test_what_ran_is_no_risk() -> None:
+    first = best_cell(Profile())
+    assert first.goodput == pytest.approx(first.throughput, rel=0.1)
+    sure = JobPlanner(job(64), Profile(), LLAMA, {"h100": replace(H100, memory_gib=37.0, memory_uncertainty=0.0)})
+    risky = max(sure.cells(Cluster((Node("n", "h100", 8, partitions=("gpu",)),))), key=lambda cell: cell.goodput)
+    assert risky.memory_bytes > first.memory_bytes and risky.step_s < first.step_s
+    ran = Profile(samples=1, measured=(Measurement(risky.plan, risky.shape, risky.step_s, 1),))
+    again = best_cell(ran)
+    assert again.plan == risky.plan and again.goodput == again.throughput
+    # a job whose factor is known is surer of plans that have not run
+    known = JobPlanner(job(64), Profile(memory=1.02, samples=1), LLAMA, {"h100": H100})
+    assert known._memory("h100").sigma == LEARNT_SIGMA < H100.memory_uncertainty
