@@ -74,7 +74,8 @@ def once(job: str, nodes: int, *, in_place: bool) -> float:
             try:
                 wait("a step with another plan", lambda: gap(steps(log)) is not None, LIMIT_S)
             except RuntimeError:
-                print([e["detail"] for e in explain(cluster, job_id)["story"]], daemon.tail(), file=sys.stderr)
+                told = [[e["detail"] for e in explain(cluster, job_id)["story"]], daemon.tail(), steps(log)[-3:]]
+                print(*told, (log.parents[1] / "out").read_text(errors="replace")[-4000:], sep="\n", file=sys.stderr)
                 raise
             restarts = steps(log)[-1]["restarts"]
             if restarts != int(not in_place):
@@ -90,6 +91,7 @@ def measure(job: str, nodes: int, times: int, say: Callable[[str], None]) -> dic
     for _ in range(times):
         for way, gaps in found.items():
             gaps.append(round(once(job, nodes, in_place=way == "in place"), 2))
+            print(f"{job}, {nodes} node(s), {way}: {gaps[-1]:.2f} s", file=sys.stderr, flush=True)
     for way, gaps in found.items():
         say(f"{job}, {nodes} node(s), {way:<8}: median {statistics.median(gaps):6.2f} s of {sorted(gaps)}")
     return found

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,13 @@ def test_nobody_else_does(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: 
     sent = Sent(monkeypatch)
     bench.where = replace(bench.where, **where)  # type: ignore[arg-type]
     assert bench.run(TRAINS, PlanFile(9, None, "ctl:1")) == 0 and sent.reports == []
+
+
+def test_a_daemon_that_comes_is_found_within_half_of_the_time_that_the_run_has_lasted() -> None:
+    asked_s = list(accumulate(islice(status_reports.pauses_s(), 40)))
+    for before_s, at_s in pairwise(asked_s):
+        assert at_s - before_s <= min(300, max(22.5, 0.5 * before_s + 15))
+    assert sum(at_s <= 3600 for at_s in asked_s) <= 20
 
 
 def test_a_daemon_that_comes_later_is_reported_to(
