@@ -39,6 +39,8 @@ def planned() -> dict[int, int]:
 @pytest.fixture(scope="module")
 def cluster(planned: dict[int, int]) -> Iterator[SlurmCluster]:
     with make_cluster([NodeGroup("cpu", 5, GPUS)], epoch_s=1) as cluster:
+        # by its first checkpoint it knows what one takes: by then the next one may go to host memory
+        planned[0] = submit(cluster, "memory", POOR.format(GPUS) + "export CHECKPOINT_EVERY=3\n")
         for nodes in (1, 2):
             planned[nodes] = submit(cluster, f"plan-{nodes}", POOR.format(nodes * GPUS), nodes)
         cluster.wait_for(lambda: all(cluster.state(j) == "RUNNING" for j in planned.values()), 30, "their start")
@@ -54,11 +56,21 @@ def shown(cluster: SlurmCluster, job_id: int, name: str) -> str:
     return found[1]
 
 
-def steps(cluster: SlurmCluster, job_id: int) -> list[dict[str, float]]:
-    """The job's step log."""
+def folder_of(cluster: SlurmCluster, job_id: int) -> Path:
+    """Its checkpoints'."""
     folder = re.search(r"checkpoint=(\S+)", cluster.run("scontrol", "write", "batch_script", str(job_id), "-").stdout)
     assert folder is not None
-    return [json.loads(line) for line in (Path(folder[1]) / "steps.jsonl").read_text().splitlines()]
+    return Path(folder[1])
+
+
+def memories(cluster: SlurmCluster, job_id: int) -> list[str]:
+    """Folders that its launchers had for checkpoints in host memory."""
+    return re.findall(r"host memory: (\S+)", light_job.output(cluster, job_id))
+
+
+def steps(cluster: SlurmCluster, job_id: int) -> list[dict[str, float]]:
+    """The job's step log."""
+    return [json.loads(line) for line in (folder_of(cluster, job_id) / "steps.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -74,6 +86,31 @@ def test_another_plan_for_the_same_gpus_needs_no_requeue(
     assert log[first]["step"] == log[first - 1]["step"] + 1, "no step is lost"
     print(f"{nodes} nodes: trains again after {log[first]['time'] - log[first - 1]['time']:.1f} s, with another plan")
     cluster.run("scancel", str(job))
+
+
+def test_it_goes_on_from_a_checkpoint_in_host_memory(cluster: SlurmCluster, planned: dict[int, int]) -> None:
+    job = planned[0]
+    cluster.wait_for(lambda: "restarted in place:" in story(cluster, job), 90, "the restart in place")
+    cluster.wait_for(lambda: steps(cluster, job)[-1]["pp"] == 1, 30, "a step with the new plan")
+    log = steps(cluster, job)
+    first = next(i for i, line in enumerate(log) if line["pp"] == 1)
+    assert log[first]["step"] == log[first - 1]["step"] + 1, "no step is lost"
+    said = light_job.output(cluster, job)
+    step = re.search(r"checkpoint of step (\d+) in host memory", said)
+    assert step is not None and int(step[1]) == log[first - 1]["step"], said
+    # nothing stays in memory, and the file system has it, or a newer one
+    memory = Path(memories(cluster, job)[0])
+    saved = lambda: max(int(f.parent.name[5:]) for f in folder_of(cluster, job).glob("step_*/complete"))  # noqa: E731
+    cluster.wait_for(lambda: saved() >= int(step[1]), 60, "the copy")
+    cluster.wait_for(lambda: not list(memory.iterdir()), 60, "the end of what lies in memory")
+    # the job leaves the node from there
+    at = steps(cluster, job)[-1]["step"]
+    cluster.run("scontrol", "requeue", str(job))
+    cluster.wait_for(lambda: steps(cluster, job)[-1]["restarts"] == 1, 120, "steps after a requeue")
+    again = next(line for line in steps(cluster, job) if line["restarts"] == 1)
+    assert again["step"] > at, "saved at its SIGTERM"
+    cluster.run("scancel", str(job))
+    cluster.wait_for(lambda: not any(Path(f).exists() for f in memories(cluster, job)), 60, "the folders' end")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -43,11 +43,14 @@ def main() -> int:
     if environment.get("SLURM_NODEID", "0") != "0":
         time.sleep(steps * step_s)
         return 0
-    agent = Agent(AgentSettings.from_environment(environment), plan)
+    settings = AgentSettings.from_environment(environment)
+    agent = Agent(settings, plan)
     agent.install_signals()
     found = agent.find_checkpoint(None)
     step = found.checkpoint.step if found.checkpoint else 0
 
+    if settings.memory_dir is not None:
+        print(f"host memory: {settings.memory_dir}", flush=True)
     state = os.urandom(1 << 20) * int(environment.get("STATE_MIB", "0"))
     if found.checkpoint is not None and (kept := found.checkpoint.path / "state").exists():
         state = kept.read_bytes()
