@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -82,8 +83,8 @@ def gap(log: Sequence[Line]) -> float | None:
     return None
 
 
-def once(job: str, nodes: int, way: str, state_mib: int) -> float:
-    """One job's gap. Raises RuntimeError where it does not come as it should."""
+def once(job: str, nodes: int, way: str, state_mib: int) -> tuple[float, float]:
+    """One job's gap, and how much of it the checkpoint took. Raises RuntimeError where it does not come as it should."""
     with make_cluster([NodeGroup("cpu", nodes, GPUS)], epoch_s=1, settings=[FIGURES]) as cluster:
         job_id, log = submit(cluster, job, nodes, way, state_mib)
         wait(f"{STEPS_BEFORE} steps", lambda: len(steps(log)) >= STEPS_BEFORE, LIMIT_S)
@@ -97,11 +98,13 @@ def once(job: str, nodes: int, way: str, state_mib: int) -> float:
             restarts = steps(log)[-1]["restarts"]
             if restarts != int(way == "requeue"):
                 raise RuntimeError(f"it was restarted {restarts} times by a requeue")
-            if way == "memory" and nodes == 1 and "in host memory" not in (log.parents[1] / "out").read_text():
-                raise RuntimeError("its checkpoint was not in host memory")
             found = gap(steps(log))
             assert found is not None
-            return found
+            last = next(one["step"] for one, then in pairwise(steps(log)) if one["pp"] != then["pp"])
+            said = re.search(rf"checkpoint of step {last} in (.*) \(([0-9.]+) s", (log.parents[1] / "out").read_text())
+            if said is None or (said[1] == "host memory") != (way == "memory" and nodes == 1):
+                raise RuntimeError(f"its checkpoint is {said and said[1]}")
+            return found, float(said[2])
 
 
 def measure(
@@ -109,12 +112,20 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds by way."""
     found: dict[str, list[float]] = {way: [] for way in ways}
+    saves: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(times):
         for way, gaps in found.items():
-            gaps.append(round(once(job, nodes, way, state_mib), 2))
-            print(f"{job}, {nodes} node(s), {way}: {gaps[-1]:.2f} s", file=sys.stderr, flush=True)
+            gap_s, save_s = once(job, nodes, way, state_mib)
+            gaps.append(round(gap_s, 2))
+            saves[way].append(save_s)
+            print(
+                f"{job}, {nodes} node(s), {way}: {gap_s:.2f} s, {save_s:.2f} of it saving", file=sys.stderr, flush=True
+            )
     for way, gaps in found.items():
-        say(f"{job}, {nodes} node(s), {way:<8}: median {statistics.median(gaps):6.2f} s of {sorted(gaps)}")
+        what = (
+            f"median {statistics.median(gaps):6.2f} s of {sorted(gaps)}, saving {statistics.median(saves[way]):5.2f} s"
+        )
+        say(f"{job}, {nodes} node(s), {way:<8}: {what}")
     return found
 
 

@@ -63,6 +63,12 @@ def folder_of(cluster: SlurmCluster, job_id: int) -> Path:
     return Path(folder[1])
 
 
+def saved(cluster: SlurmCluster, job_id: int) -> int:
+    """Step of its newest checkpoint that is whole, on the file system; 0: there is none."""
+    markers = folder_of(cluster, job_id).glob("step_*/complete")
+    return max((int(marker.parent.name[5:]) for marker in markers), default=0)
+
+
 def memories(cluster: SlurmCluster, job_id: int) -> list[str]:
     """Folders that its launchers had for checkpoints in host memory."""
     return re.findall(r"host memory: (\S+)", light_job.output(cluster, job_id))
@@ -100,8 +106,7 @@ def test_it_goes_on_from_a_checkpoint_in_host_memory(cluster: SlurmCluster, plan
     assert step is not None and int(step[1]) == log[first - 1]["step"], said
     # nothing stays in memory, and the file system has it, or a newer one
     memory = Path(memories(cluster, job)[0])
-    saved = lambda: max(int(f.parent.name[5:]) for f in folder_of(cluster, job).glob("step_*/complete"))  # noqa: E731
-    cluster.wait_for(lambda: saved() >= int(step[1]), 60, "the copy")
+    cluster.wait_for(lambda: saved(cluster, job) >= int(step[1]), 60, "the copy")
     cluster.wait_for(lambda: not list(memory.iterdir()), 60, "the end of what lies in memory")
     # the job leaves the node from there
     at = steps(cluster, job)[-1]["step"]
