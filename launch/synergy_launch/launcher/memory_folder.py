@@ -1,9 +1,9 @@
 """A job's folder for checkpoints in host memory, and their copies on the file system.
 
 One launcher on one node has one, as long as it lives: a restart in place goes on from what lies there. Each checkpoint is copied
-to the job's own folder at once, beside the restart, and removed when a run trains that began from it: any other start
-(a requeue, another node) takes the file system's. Only a node that fails within the copying loses more than it would otherwise:
-the steps since the checkpoint before.
+to the job's own folder when a run trains that began from it, at the launcher's end at the latest, and then removed: any other
+start (a requeue, another node) takes the file system's. Only a node that fails before that loses more than it would otherwise: the
+steps since the checkpoint before.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from synergy_launch.agent import checkpoint
 
 ROOT = Path("/dev/shm")
 _AGAIN_S = 10.0  # after a copy that failed, such as on a full disk
+#: so long a run may take to train; copying 512 MiB beside its start held it up by 5 s (median of 4, two loaded cores)
+_PATIENCE_S = 60.0
 
 
 def make(job_id: int, checkpoints: Path, root: Path = ROOT) -> MemoryFolder | None:
@@ -69,21 +71,25 @@ class MemoryFolder:
         self._descriptor, self._checkpoints, self._monotonic = descriptor, checkpoints, monotonic
         self._thread: threading.Thread | None = None
         self._again_at = 0.0
+        self._seen = -1, 0.0  # step of the newest, and when it was first seen
         self._copied = -1  # step of the newest that lies on the file system too
 
     def look(self, status: Mapping[str, Any] | None) -> None:
-        """Copies what is new; removes what has been copied, where the run's `status` says that it trains."""
+        """Copies what is new where the run's `status` says that it trains, and removes what has been copied."""
         if self._thread is not None and self._thread.is_alive():
             return
         newest = self._newest()
         if newest is None:
             return
-        step, (reached, state) = checkpoint.step_of(newest), _where(status)
-        if step > self._copied and self._monotonic() >= self._again_at:
-            self._again_at = self._monotonic() + _AGAIN_S
+        step, now_s, (reached, state) = checkpoint.step_of(newest), self._monotonic(), _where(status)
+        if self._seen[0] != step:
+            self._seen = step, now_s
+        trains = state == "training" and reached >= step
+        if step > self._copied and now_s >= self._again_at and (trains or now_s >= self._seen[1] + _PATIENCE_S):
+            self._again_at = now_s + _AGAIN_S
             self._thread = threading.Thread(target=self._copy, args=(newest,), name="checkpoint", daemon=True)
             self._thread.start()
-        elif step <= self._copied and state == "training" and reached >= step:
+        elif step <= self._copied and trains:
             (newest / checkpoint.MARKER).unlink(missing_ok=True)  # a half-removed one must not look good
             shutil.rmtree(newest, ignore_errors=True)
 

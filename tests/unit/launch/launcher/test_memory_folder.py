@@ -36,19 +36,22 @@ def looks(folder: MemoryFolder, status: dict[str, object] | None) -> None:
         folder._thread.join(10)
 
 
-def test_what_is_whole_is_copied_at_once_and_removed_when_a_run_has_gone_on_from_it(tmp_path: Path) -> None:
+TRAINS: dict[str, object] = {"state": "training", "step": 9}
+
+
+def test_what_is_whole_is_copied_and_removed_when_a_run_has_gone_on_from_it(tmp_path: Path) -> None:
     folder = made(tmp_path)
     prepare(folder.path, 9)  # not sealed yet
-    looks(folder, None)
+    looks(folder, TRAINS)
     assert not (tmp_path / "checkpoints").exists()
     put(folder.path, 9)
-    looks(folder, {"state": "waiting", "step": 9})
-    copied = latest_good(tmp_path / "checkpoints").checkpoint
-    assert copied is not None and copied.step == 9 and copied.meta == {"kind": "test"}
     for status in (None, {"state": "starting", "step": 0}, {"state": "waiting", "step": 9}):
         looks(folder, status)
         assert step_folder(folder.path, 9).exists()  # the next run has not loaded it
-    looks(folder, {"state": "training", "step": 9})
+    looks(folder, TRAINS)
+    copied = latest_good(tmp_path / "checkpoints").checkpoint
+    assert copied is not None and copied.step == 9 and copied.meta == {"kind": "test"}
+    looks(folder, TRAINS)
     assert not step_folder(folder.path, 9).exists()
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith(".")]
 
@@ -57,7 +60,7 @@ def test_a_newer_one_on_disk_is_left_as_it_is(tmp_path: Path) -> None:
     folder = made(tmp_path)
     put(tmp_path / "checkpoints", 12)
     put(folder.path, 9)
-    looks(folder, None)
+    looks(folder, TRAINS)
     assert stored(tmp_path) == 12 and not step_folder(tmp_path / "checkpoints", 9).exists()
 
 
@@ -74,15 +77,29 @@ def test_a_copy_that_fails_is_tried_again(tmp_path: Path) -> None:
     folder = MemoryFolder(held.path, held._descriptor, tmp_path / "checkpoints", monotonic=lambda: now[0])
     (tmp_path / "checkpoints").write_text("no folder")
     put(folder.path, 9)
-    looks(folder, {"state": "training", "step": 9})
-    looks(folder, {"state": "training", "step": 9})
+    looks(folder, TRAINS)
+    looks(folder, TRAINS)
     assert step_folder(folder.path, 9).exists()  # the only one
     (tmp_path / "checkpoints").unlink()
-    looks(folder, None)
+    looks(folder, TRAINS)
     assert stored_or_none(tmp_path) is None  # not yet
     now[0] = 11.0
-    looks(folder, None)
+    looks(folder, TRAINS)
     assert stored(tmp_path) == 9
+
+
+def test_a_run_that_does_not_come_to_train_is_not_waited_for(tmp_path: Path) -> None:
+    now = [0.0]
+    held = made(tmp_path)
+    folder = MemoryFolder(held.path, held._descriptor, tmp_path / "checkpoints", monotonic=lambda: now[0])
+    put(folder.path, 9)
+    looks(folder, None)
+    now[0] = 59.0
+    looks(folder, None)
+    assert stored_or_none(tmp_path) is None
+    now[0] = 60.0
+    looks(folder, None)
+    assert stored(tmp_path) == 9 and step_folder(folder.path, 9).exists()
 
 
 def stored_or_none(root: Path) -> int | None:
