@@ -22,10 +22,11 @@ class Target:
 
 @dataclass(frozen=True)
 class AskCheckpoint:
-    """Signal incarnation `restarts` of the job for a checkpoint."""
+    """Signal incarnation `restarts` of the job for a checkpoint. `in_memory`: one in its node's memory will do."""
 
     job_id: int
     restarts: int
+    in_memory: bool = False
 
 
 @dataclass(frozen=True)

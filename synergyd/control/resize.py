@@ -44,6 +44,7 @@ from synergyd.control.lifecycle import (
     wait_ends_s,
 )
 from synergyd.control.resize_steps import (
+    ask,
     awaited,
     longest_retry_s,
     runs,
@@ -194,8 +195,9 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
         case ResizeState.RUNNING:
             asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present, stays=_stays(event))
             asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
+            asked = replace(asked, in_memory=asked.stays and event.in_memory)
             text = f"{'restart in place' if asked.stays else 'resize'} decided: {event.cause}; checkpoint asked for"
-            return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+            return to(asked, ResizeState.CHECKPOINTING, now_s, text, (ask(asked),))
         case _:
             return Step(life)
 
@@ -222,9 +224,10 @@ def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
         acks_before=event.acks,
         moves=life.moves.begun(now_s),
         stays=False,
+        in_memory=False,
     )
     text = f"preemption decided: {event.cause}; checkpoint asked for"
-    return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
+    return to(asked, ResizeState.CHECKPOINTING, now_s, text, (ask(asked),))
 
 
 def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:

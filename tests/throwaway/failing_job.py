@@ -58,6 +58,8 @@ def main() -> int:
     how, at = os.environ["FAILS"], os.environ.get("FAILS_AT", "start")
     here = os.environ.get("SLURM_NODEID", "0") == os.environ.get("FAILS_ON", os.environ.get("SLURM_NODEID", "0"))
     planned = "SYNERGY_PLAN_JSON" in os.environ or "FAILS_ALWAYS" in os.environ
+    if planned and not here and os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1":
+        time.sleep(3600)  # as a collective waits for the rank that fails
     if at == "mid" or (planned and here):
         fail_at(at, lambda: fail(how))
     return light_job.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import Told, status_to_report
 
 ASK_AGAIN_S = 15.0
+#: of one pause over the one before: a daemon that comes is found within half of the time for which the run has lasted. At 2 it
+#: was the whole of it: a job that imports for two minutes on a busy machine was found after four
+_GROWTH, _LONGEST = 1.5, 20  # the latter times ASK_AGAIN_S
 _URGENT = ("checkpoint_requests", "state", "note", "stalled_s", "failure", "idle_s")
 #: between two reports of a run that waits after a checkpoint: the daemon's answer may be an order
 _WAITING_S = 0.5
@@ -56,8 +60,8 @@ class StatusReports:
         idle_s = number_of(os.environ, "SYNERGY_IDLE_S", float, idleness.LEAST_S)
         self._idle = Idleness(time.monotonic(), idle_s)
         self._sent_at = 0.0
-        self._every_s = ASK_AGAIN_S
-        self._ask_at = time.monotonic() + self._every_s
+        self._pauses = pauses_s()
+        self._ask_at = time.monotonic() + next(self._pauses)
         self._reporter = self._reporter_to(plan_file.report) if self._reports and plan_file else None
 
     def poll(self) -> None:
@@ -65,9 +69,7 @@ class StatusReports:
         if self._reporter is not None:
             self._offer(self._reporter, self._stall)
         elif self._reports and time.monotonic() > self._ask_at:
-            # each question may cost slurmctld an RPC, and there may never be a daemon
-            self._every_s = min(2 * self._every_s, 20 * ASK_AGAIN_S)
-            self._ask_at = time.monotonic() + self._every_s
+            self._ask_at = time.monotonic() + next(self._pauses)
             self._reporter = self._reporter_to(self._find_address())
 
     def close(self, failure: EarlyFailure | None = None) -> None:
@@ -137,6 +139,14 @@ class StatusReports:
             speaks = ordered or idle_s is not None or self._sent.get("silent")
             return {"silent": True, "idle_s": idle_s} if speaks else None
         return {**status, "idle_s": idle_s}
+
+
+def pauses_s() -> Iterator[float]:
+    """Between two questions for a daemon: each may cost slurmctld an RPC, and there may never be one."""
+    pause_s = ASK_AGAIN_S
+    while True:
+        yield pause_s
+        pause_s = min(_GROWTH * pause_s, _LONGEST * ASK_AGAIN_S)
 
 
 def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,8 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(node_run, "POLL_S", 0.01)
-    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
-    for number in (signal.SIGTERM, signal.SIGUSR2):
+    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGURG)}
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGURG):
         signal.signal(number, lambda *_: None)  # one that comes after the run's end would end pytest
     yield Bench(tmp_path)
     for number, handler in kept.items():
@@ -110,6 +111,22 @@ def test_usr2_becomes_a_request_with_its_number(bench: Bench) -> None:
         bench.when("checkpoint-request", signal.SIGUSR2)()  # the first has been heard: two at once are one
 
     assert bench.run(body, then=twice) == 0
+
+
+@pytest.mark.parametrize(
+    ("signals", "told"),
+    [
+        ([signal.SIGURG], "1 memory"),
+        ([signal.SIGURG, signal.SIGUSR2], "2"),
+    ],
+)
+def test_urg_asks_for_one_in_host_memory(bench: Bench, signals: list[int], told: str) -> None:
+    body = f"""
+    status(state="training")
+    until(lambda: (run / "checkpoint-request").exists())
+    until(lambda: (run / "checkpoint-request").read_text() == "{told}\\n")
+    """
+    assert bench.run(body, then=bench.when("status.json", *signals)) == 0
 
 
 def test_a_folder_that_is_cleaned_away_ends_no_training(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
@@ -189,6 +206,13 @@ def test_nobody_else_does(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: 
     sent = Sent(monkeypatch)
     bench.where = replace(bench.where, **where)  # type: ignore[arg-type]
     assert bench.run(TRAINS, PlanFile(9, None, "ctl:1")) == 0 and sent.reports == []
+
+
+def test_a_daemon_that_comes_is_found_within_half_of_the_time_that_the_run_has_lasted() -> None:
+    asked_s = list(accumulate(islice(status_reports.pauses_s(), 40)))
+    for before_s, at_s in pairwise(asked_s):
+        assert at_s - before_s <= min(300, max(22.5, 0.5 * before_s + 15))
+    assert sum(at_s <= 3600 for at_s in asked_s) <= 20
 
 
 def test_a_daemon_that_comes_later_is_reported_to(
