@@ -17,10 +17,10 @@ from synergyd.cli.context import REST_LIBRARIES
 from synergyd.daemon import heartbeat
 from synergyd.errors import SynergyError
 from synergyd.settings import Settings
+from synergyd.slurm import rights
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show, sqlite_path
 
-_USERS = ("sacctmgr", "-nP", "show", "user", "format=user,adminlevel")
 BEATS_S = 60.0  # four heartbeats
 
 
@@ -66,17 +66,16 @@ def _rights(user: str, config: dict[str, str]) -> Finding:
     if user in ("root", slurm_user):
         return Finding("rights", True, f"the daemon's user is {user}" + (", SlurmUser" if user == slurm_user else ""))
     right = f"run it as {slurm_user}, or: sacctmgr modify user {user} set adminlevel=Admin"
-    ok, text = output_of(*_USERS)
-    if not ok:
+    ok, text = output_of(*rights.USERS, f"users={user}")
+    level = rights.admin_level(text, user) if ok else ""
+    if not level:
         return Finding(
-            "rights", False, f"{user} is neither root nor SlurmUser, and slurmdbd tells no AdminLevel", right
+            "rights", False, f"{user} is neither root nor SlurmUser, and slurmctld knows no AdminLevel", right
         )
-    level = dict(line.split("|", 1) for line in text.splitlines() if "|" in line).get(user, "None")
-    enough = level.lower().startswith(("operator", "admin"))
     found = f"{user} has AdminLevel={level}"
-    if enough and level.lower().startswith("operator"):
-        found += ", which may not stamp AdminComment"
-    return Finding("rights", enough, found, right)
+    if not rights.may(level, writes=True):
+        found += ", which may not write AdminComment"
+    return Finding("rights", rights.may(level, writes=True), found, right)
 
 
 def _state_dir(path: Path, user: str) -> Finding:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from synergyd.daemon import heartbeat
@@ -102,7 +103,8 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _loop(daemon, keeper, metrics, stop, once, on_epoch)
+        may = partial(writer.demand_rights, writes=not settings.dry_run)
+        return _loop(daemon, keeper, metrics, stop, once, on_epoch, may)
     finally:
         if leads():
             heartbeat.remove(settings.state_dir)
@@ -130,7 +132,9 @@ def _link_arbiter(settings: Settings) -> LinkProcess | None:
 def prepare(settings: Settings) -> None:
     """Makes the state folder; raises UsageError where it can't be used."""
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        if not settings.state_dir.exists():
+            settings.state_dir.mkdir(parents=True, exist_ok=True)
+            settings.state_dir.chmod(0o755)
         plans = settings.state_dir / "plans"
         plans.mkdir(exist_ok=True)
         plans.chmod(0o755)  # jobs read their plans as their own users, whatever the umask of this daemon
@@ -154,7 +158,9 @@ def _loop(
     stop: threading.Event,
     once: bool,
     on_epoch: Callable[[Daemon], None] | None,
+    may: Callable[[], None] = lambda: None,
 ) -> int:
+    """`may` raises DeniedError where Slurm will not let this daemon do its work, SlurmError where Slurm is away."""
     settings, failures, next_epoch_s, pruned_s = daemon.settings, 0, 0.0, -PRUNE_EVERY_S
     # makes the default database, and tells of a wrong URL at once
     if not daemon.tools.store.refresh() and once:
@@ -175,6 +181,8 @@ def _loop(
             if now_s >= next_epoch_s or daemon.hurries:
                 if not settings.dry_run and not leads:
                     log.info("standing by: %s", keeper.problem or "another synergyd leads")
+                if not epochs:
+                    may()
                 record = daemon.epoch()
                 keeper.epoch_completed()
                 metrics.epoch(record, daemon)

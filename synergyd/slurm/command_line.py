@@ -29,6 +29,7 @@ from synergyd.slurm.commands import Commands
 from synergyd.slurm.owners import TIMEOUT_S, Owners
 from synergyd.slurm.partitions import partition_rows
 from synergyd.slurm.past_runs import read_mail, read_past_runs
+from synergyd.slurm.rights import demand_rights
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 from synergyd.usage import PastRun
 
@@ -78,6 +79,9 @@ class CommandLine(Commands):
     def version(self) -> str:
         words = self.run("scontrol", "--version").decode(errors="replace").split()
         return words[-1] if words else ""
+
+    def demand_rights(self, *, writes: bool) -> None:
+        demand_rights(self.run, writes=writes)
 
     def jobs(self) -> tuple[JobRow, ...]:
         return self._jobs()

@@ -27,7 +27,8 @@ TRANSIENT = re.compile(
     r"completing|backup",
     re.IGNORECASE,
 )
-_BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
+# what Slurm says and ends with exit code 0 all the same (22.05)
+_BAD_FORMAT = re.compile(r"Invalid \w+ format|job script retrieval failed", re.IGNORECASE)
 
 
 class Commands:

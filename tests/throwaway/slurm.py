@@ -76,6 +76,7 @@ class SlurmCluster:
     counts_memory: bool = False
     park_cred_expire_s: int = 120
     accounting: Accounting | None = None  # a slurmdbd of its own
+    slurm_user: str = field(default_factory=lambda: _user_name())  # another than root is for root alone
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -109,6 +110,9 @@ class SlurmCluster:
         for name in ("state", "log", "spool", "synergy", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
         (self.folder / "tmp").chmod(0o1777)
+        if self.slurm_user != _user_name():
+            for name in ("state", "synergy"):
+                shutil.chown(self.folder / name, self.slurm_user)
         self.port = self._take_ports()
         self._write_files()
         self.start_munged()
@@ -287,6 +291,7 @@ class SlurmCluster:
 
     def _write_files(self) -> None:
         host, d, user = socket.gethostname().split(".")[0], self.folder, _user_name()
+        own = d if self.slurm_user == user else d / "state"  # slurmctld gives root's rights up
         nodes, gres, first = [], [], 1
         for g in self.groups:
             last = first + g.nodes - 1
@@ -309,13 +314,13 @@ class SlurmCluster:
             f"SlurmctldHost={host}(127.0.0.1)",
             f"SlurmctldPort={self.port}",
             f"SlurmdPort={self.port + 1}",
-            f"SlurmUser={user}",
+            f"SlurmUser={self.slurm_user}",
             f"SlurmdUser={user}",
             f"StateSaveLocation={d}/state",
             f"SlurmdSpoolDir={d}/spool/%n",
-            f"SlurmctldPidFile={d}/slurmctld.pid",
+            f"SlurmctldPidFile={own}/slurmctld.pid",
             f"SlurmdPidFile={d}/slurmd-%n.pid",
-            f"SlurmctldLogFile={d}/log/slurmctld.log",
+            f"SlurmctldLogFile={own if own != d else d / 'log'}/slurmctld.log",
             f"SlurmdLogFile={d}/log/slurmd-%n.log",
             "AuthType=auth/munge",
             f"AuthInfo=socket={self.munge_socket},cred_expire={self.park_cred_expire_s}",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from synergyd.slurm.client import SlurmError
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import JOB_FIELDS, NODE_FIELDS
 from tests.unit.slurm.shell_world import WIDE, Shell, cut
 from tests.unit.slurm.test_columns import JOB, NODE
@@ -222,6 +222,10 @@ def test_batch_script(shell: Shell) -> None:
     assert shell.backend.batch_script(7) is None
     shell.answers("scontrol", error="job script retrieval failed: Job script not specified", code=1)
     assert shell.backend.batch_script(7) is None
+    # 22.05 ends with exit code 0: not to be taken for an empty script
+    shell.answers("scontrol", error="job script retrieval failed: Invalid user id")
+    with pytest.raises(DeniedError, match="may not manage jobs"):
+        shell.backend.batch_script(7)
     for error in ("Socket timed out on send/recv operation", "Invalid Protocol Version", "what nobody has seen before"):
         shell.answers("scontrol", error=error, code=1)
         with pytest.raises(SlurmError, match=error):
