@@ -17,7 +17,7 @@ from synergyd.cli.context import REST_LIBRARIES
 from synergyd.daemon import heartbeat
 from synergyd.errors import SynergyError
 from synergyd.settings import Settings
-from synergyd.slurm import rights
+from synergyd.slurm import backends, rights
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show, sqlite_path
 
@@ -32,7 +32,7 @@ def findings(settings: Settings) -> list[Finding]:
     found += [slurm_version(), *about, munge_works()]
     user = daemon_user(settings, config)
     if config:
-        found += [_json(), _rights(user, config)]
+        found += [_json(), _reader(), _rights(user, config)]
     found += [_state_dir(settings.state_dir, user), _database(settings), *_ports(settings)]
     if settings.rest_port or "auth/jwt" in config.get("AuthAltTypes", ""):
         found += [_rest_libraries(), *_jwt(config, user)]
@@ -57,8 +57,21 @@ def _name(uid: int) -> str:
 def _json() -> Finding:
     # of nodes: a whole queue as JSON may be large
     ok, text = output_of("sinfo", "--json")
-    found = "Slurm writes JSON" if ok else text
-    return Finding("JSON", ok, found, "AdminComment is read from `squeue --json`: build Slurm with its JSON serializer")
+    if ok:
+        return Finding("JSON", True, "Slurm writes JSON")
+    what = f"{text}: AdminComment is read through scontrol"
+    right = "a job with a line end in its name or comment keeps its size then; build Slurm with its JSON serializer"
+    return Finding("JSON", None, what, right)
+
+
+def _reader() -> Finding:
+    """Through what a daemon on this host reads Slurm, by a first read."""
+    try:
+        name, why = backends.reads({})
+    except SynergyError as error:
+        return Finding("reads", False, str(error), "make slurmctld answer")
+    unused = name != "pyslurm" and importlib.util.find_spec("pyslurm") is not None
+    return Finding("reads", None if unused else True, why, "docs/admin/install.md says which pyslurm fits which Slurm")
 
 
 def _rights(user: str, config: dict[str, str]) -> Finding:
