@@ -27,6 +27,7 @@ from synergyd.slurm.columns import (
 )
 from synergyd.slurm.commands import Commands
 from synergyd.slurm.owners import TIMEOUT_S, Owners
+from synergyd.slurm.pace import pace_of
 from synergyd.slurm.partitions import partition_rows
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
@@ -78,7 +79,9 @@ class CommandLine(Commands):
         return words[-1] if words else ""
 
     def demand_rights(self, *, writes: bool) -> None:
-        demand_rights(self.run, writes=writes)
+        """Raises DeniedError where this user has too few. From then on Slurm's limit on requests is kept to."""
+        config = demand_rights(self.run, writes=writes)
+        self.pace = pace_of(config)
 
     def jobs(self) -> tuple[JobRow, ...]:
         return self._jobs()

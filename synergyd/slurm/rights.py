@@ -15,12 +15,13 @@ _SLURM_USER = re.compile(r"^SlurmUser\s*=\s*(\S*)\((\d+)\)\s*$", re.MULTILINE)
 _LEVEL = re.compile(r"^UserName=(\S*)\((\d+)\) .*\bAdminLevel=([^\n]*?)\s*$", re.MULTILINE)
 
 
-def demand_rights(run: Callable[..., bytes], *, writes: bool) -> None:
+def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
     """By `run(*argv)`, for this process's user; a daemon that `writes` needs more than one that looks (and reads scripts).
-    Raises DeniedError, and what `run` raises."""
+    `scontrol show config` where Slurm treats this user like others, else "". Raises DeniedError, and what `run` raises."""
     uid = os.geteuid()
-    if uid == 0 or slurm_user(run("scontrol", "show", "config").decode(errors="replace"))[1] == uid:
-        return
+    config = "" if uid == 0 else run("scontrol", "show", "config").decode(errors="replace")
+    if uid == 0 or slurm_user(config)[1] == uid:
+        return ""
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -30,6 +31,7 @@ def demand_rights(run: Callable[..., bytes], *, writes: bool) -> None:
         needs = "" if writes else ", nor read their scripts"
         what = f"it may not write to jobs{needs}: it is neither root nor SlurmUser and has AdminLevel={level or 'None'}"
         raise DeniedError(f"user {name or uid}", what, ENOUGH)
+    return config
 
 
 def slurm_user(config: str) -> tuple[str, int]:
