@@ -31,6 +31,7 @@ from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
+from synergyd.wire import job_key
 
 _COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
@@ -72,7 +73,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
 
     metrics = PrometheusMetrics(settings.metrics_port)
     metrics.tell_leading(leads)
-    inbox = ReportInbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
+    inbox = _inbox(settings)
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
@@ -119,6 +120,18 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
             links.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _inbox(settings: Settings) -> ReportInbox | None:
+    """Where jobs report, if they may. Raises UsageError."""
+    if not settings.report_port or settings.dry_run:
+        return None
+    try:
+        secret = job_key.secret(settings.state_dir)
+    except OSError as error:  # a full disk, for example
+        log.warning("jobs without munge can't report: %s: %s", error.filename, error.strerror)
+        secret = b""
+    return ReportInbox("", settings.report_port, secret=secret)
 
 
 def _link_arbiter(settings: Settings) -> LinkProcess | None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from synergyd.daemon import heartbeat
-from tests.integration.daemon_site import AS_NOBODY, failed, status, until_beat
-from tests.throwaway import accounting
+from tests.integration.daemon_site import AS_NOBODY, failed, status, story, until_beat, until_steps
+from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
@@ -116,3 +116,21 @@ def test_slurm_user_resizes_a_job() -> None:
             job_id = site.sbatch(script, **user(OWNER))
             site.wait_for(lambda: gpus_of(site, job_id) == 4, 60, "the job to have all GPUs\n" + daemon.tail())
             assert b"--nproc-per-node 4" in read(site.state_dir / "plans" / f"{job_id}.sh", OWNER)
+
+
+def test_a_job_without_munge_reports_with_its_key(site: SlurmCluster) -> None:
+    """Its processes find no munge; the daemon is another user's than the job. Resized once, and its steps go on."""
+    level(site, "Admin")
+    away = f"export MUNGE_SOCKET=/nonexistent SYNERGY_STATE_DIR={site.state_dir}\n"
+    with synergyd(site, by=AS_NOBODY) as daemon:
+        until_beat(site)
+        options = ("--account=chem",)
+        first = light_job.submit(site, directive="min_gpus=1 max_gpus=8", before=away, options=options)
+        until_steps(site, first, timeout_s=120)
+        assert not read(site.state_dir / "plans" / f"{first}.key", STRANGER)
+        step = status(site)[first]["step"]
+        second = light_job.submit(site, directive="min_gpus=4 max_gpus=4", before=away, options=options)
+        site.wait_for(lambda: restarts(site, first) == 1, 90, "the resize\n" + daemon.tail())
+        until_steps(site, first, second, steps=step + 1, timeout_s=120)
+        assert "checkpoint acknowledged" in story(site, first)
+        site.run("scancel", str(first), str(second))
