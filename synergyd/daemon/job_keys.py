@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +34,8 @@ class JobKeys:
         here = {r.job_id: (r.restarts, r.uid) for r in rows}
         problem = ""
         for job_id in self._given.keys() - here.keys():
-            key_path(self._state_dir, job_id).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it signs for nothing any more
+                key_path(self._state_dir, job_id).unlink(missing_ok=True)
         self._given = {i: life for i, life in self._given.items() if i in here}
         for job_id, life in here.items():
             if self._given.get(job_id) == life:

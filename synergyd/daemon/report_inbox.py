@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
 MAX_WAITING_USER = 10_000
 MAX_WAITING_JOB = 64  # of one user about one job
+MAX_MARKS, MAX_LIVES = 128, 10_000  # signatures remembered of one incarnation, and incarnations
 MAX_OPEN = 1000  # connections at a time
 MAX_SOURCE = 128  # of them, from one address
 
@@ -48,7 +49,8 @@ class ReportInbox:
         self.arrived = threading.Event()
         self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
         self._munge_socket, self._secret = munge_socket, secret
-        self._seen: dict[str, float] = {}  # signed lines of the last TTL_S, so that none counts twice
+        # signatures of the latest lines by job and incarnation, so that none counts twice
+        self._seen: dict[tuple[int, int], deque[str]] = {}
         self._refusals = Refusals(log, "report")
         bounds = ServerBounds(max_bytes=2 * MAX_BYTES, max_open=MAX_OPEN, max_source=MAX_SOURCE)
         try:
@@ -107,15 +109,17 @@ class ReportInbox:
 
     def _opened(self, text: str) -> tuple[JobKey, bytes]:
         """Raises UsageError."""
-        now_s = time.time()
-        found = job_key.opened(text, self._secret, now_s)
+        found = job_key.opened(text, self._secret, time.time())
+        life = found[0].job_id, found[0].restarts
+        mark = text.rpartition(":")[0][-64:]
         with self._lock:
-            if len(self._seen) >= MAX_WAITING:
-                self._seen = {line: at_s for line, at_s in self._seen.items() if now_s - at_s <= 2 * job_key.TTL_S}
-            mark = text.rpartition(":")[0][-64:]
-            if mark in self._seen or len(self._seen) >= MAX_WAITING:
+            marks = self._seen.pop(life, None) or deque(maxlen=MAX_MARKS)
+            self._seen[life] = marks  # the newest last
+            if len(self._seen) > MAX_LIVES:
+                del self._seen[next(iter(self._seen))]
+            if mark in marks:
                 raise UsageError("report", "was sent before")
-            self._seen[mark] = now_s
+            marks.append(mark)
         return found
 
     def _keep(self, received: ReceivedReport) -> bool:
