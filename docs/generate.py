@@ -177,7 +177,7 @@ def records_of(module: ModuleType) -> list[type]:
 
 
 def wire_page() -> str:
-    from synergyd.wire import admin_comment, codec, link_protocol, munge, plan, plan_file, report
+    from synergyd.wire import admin_comment, codec, job_key, link_protocol, munge, plan, plan_file, report
 
     parts = []
     for title, module in (
@@ -187,6 +187,7 @@ def wire_page() -> str:
         ("Reports", report),
         ("Link arbiter", link_protocol),
         ("munge credentials", munge),
+        ("Signatures without munge", job_key),
         ("Encoding", codec),
     ):
         parts.append(f"## {title}\n\n{prose(inspect.getdoc(module) or '')}")

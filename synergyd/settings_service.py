@@ -36,7 +36,11 @@ class ServiceSettings:
     partitions: tuple[str, ...] = field(
         default=(),
         metadata=about(
-            "Partitions", NAMES, "The partitions that Synergy looks at.", unset="all", example="gpu,gpu-long"
+            "Partitions",
+            NAMES,
+            "The partitions that Synergy looks at: jobs in them, and those that wait for several of which one is here.",
+            unset="all",
+            example="gpu,gpu-long",
         ),
     )
     dry_run: bool = field(

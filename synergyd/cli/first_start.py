@@ -17,10 +17,10 @@ from synergyd.cli.context import REST_LIBRARIES
 from synergyd.daemon import heartbeat
 from synergyd.errors import SynergyError
 from synergyd.settings import Settings
+from synergyd.slurm import backends, rights
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show, sqlite_path
 
-_USERS = ("sacctmgr", "-nP", "show", "user", "format=user,adminlevel")
 BEATS_S = 60.0  # four heartbeats
 
 
@@ -32,7 +32,7 @@ def findings(settings: Settings) -> list[Finding]:
     found += [slurm_version(), *about, munge_works()]
     user = daemon_user(settings, config)
     if config:
-        found += [_json(), _rights(user, config)]
+        found += [_json(), _reader(), _rights(user, config)]
     found += [_state_dir(settings.state_dir, user), _database(settings), *_ports(settings)]
     if settings.rest_port or "auth/jwt" in config.get("AuthAltTypes", ""):
         found += [_rest_libraries(), *_jwt(config, user)]
@@ -57,8 +57,21 @@ def _name(uid: int) -> str:
 def _json() -> Finding:
     # of nodes: a whole queue as JSON may be large
     ok, text = output_of("sinfo", "--json")
-    found = "Slurm writes JSON" if ok else text
-    return Finding("JSON", ok, found, "AdminComment is read from `squeue --json`: build Slurm with its JSON serializer")
+    if ok:
+        return Finding("JSON", True, "Slurm writes JSON")
+    what = f"{text}: AdminComment is read through scontrol"
+    right = "a job with a line end in its name or comment keeps its size then; build Slurm with its JSON serializer"
+    return Finding("JSON", None, what, right)
+
+
+def _reader() -> Finding:
+    """Through what a daemon on this host reads Slurm, by a first read."""
+    try:
+        name, why = backends.reads({})
+    except SynergyError as error:
+        return Finding("reads", False, str(error), "make slurmctld answer")
+    unused = name != "pyslurm" and importlib.util.find_spec("pyslurm") is not None
+    return Finding("reads", None if unused else True, why, "docs/admin/install.md says which pyslurm fits which Slurm")
 
 
 def _rights(user: str, config: dict[str, str]) -> Finding:
@@ -66,17 +79,16 @@ def _rights(user: str, config: dict[str, str]) -> Finding:
     if user in ("root", slurm_user):
         return Finding("rights", True, f"the daemon's user is {user}" + (", SlurmUser" if user == slurm_user else ""))
     right = f"run it as {slurm_user}, or: sacctmgr modify user {user} set adminlevel=Admin"
-    ok, text = output_of(*_USERS)
-    if not ok:
+    ok, text = output_of(*rights.USERS, f"users={user}")
+    level = rights.admin_level(text, user) if ok else ""
+    if not level:
         return Finding(
-            "rights", False, f"{user} is neither root nor SlurmUser, and slurmdbd tells no AdminLevel", right
+            "rights", False, f"{user} is neither root nor SlurmUser, and slurmctld knows no AdminLevel", right
         )
-    level = dict(line.split("|", 1) for line in text.splitlines() if "|" in line).get(user, "None")
-    enough = level.lower().startswith(("operator", "admin"))
     found = f"{user} has AdminLevel={level}"
-    if enough and level.lower().startswith("operator"):
-        found += ", which may not stamp AdminComment"
-    return Finding("rights", enough, found, right)
+    if not rights.may(level, writes=True):
+        found += ", which may not write AdminComment"
+    return Finding("rights", rights.may(level, writes=True), found, right)
 
 
 def _state_dir(path: Path, user: str) -> Finding:

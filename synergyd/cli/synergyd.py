@@ -23,7 +23,7 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
     """Decide each epoch how many GPUs every #SYNERGY job gets, and with which plan; resize jobs through Slurm.
 
     Settings are `#SYNERGY Key=Value` lines of slurm.conf: `synergyctl config check` shows them all. Run it as root, SlurmUser, or a
-    user with AdminLevel=Operator (AdminLevel=Admin to stamp AdminComment). One daemon leads; others on the same database stand by.
+    user with AdminLevel=Admin (a dry run: Operator). One daemon leads; others on the same database stand by.
 
     Shell completion: eval "$(_SYNERGYD_COMPLETE=bash_source synergyd)"
     """

@@ -67,7 +67,8 @@ def remove_plan(state_dir: Path, job_id: int) -> None:
     path = plan_file.plan_path(state_dir, job_id)
     try:
         path.unlink(missing_ok=True)
-        path.with_suffix(".sh").unlink(missing_ok=True)
+        for end in (".sh", ".key"):
+            path.with_suffix(end).unlink(missing_ok=True)
         plan_file.fresh_path(state_dir, job_id).unlink(missing_ok=True)
     except OSError as error:
         log.warning("plan of job %d can't be removed: %s", job_id, error.strerror)

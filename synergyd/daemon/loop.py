@@ -37,6 +37,7 @@ from synergyd.daemon.day_time import DayTime
 from synergyd.daemon.executor import Executor
 from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.heartbeat import Heartbeat, grace_of
+from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.link_members import members_of
 from synergyd.daemon.observer import Observer
@@ -76,6 +77,7 @@ class Daemon:
             self._put_off,
             names=self.registry.names,
         )
+        self.keys = JobKeys(settings.state_dir)
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
         self.executor = Executor(
             tools.store, self.actuator, settings.state_dir, tools.clock, self.observer.beyond_limits
@@ -200,6 +202,7 @@ class Daemon:
             links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
         if acts:
             jobs = [j for j in snapshot.jobs if self.registry.known[j.job_id].directive is not None]
+            self.keys.keep(self.observer.rows[j.job_id] for j in jobs)
             self.adoption.adopt(self.controller.jobs[j.job_id].lifecycle for j in jobs)
             for job_id, forecast in forecasts.items():
                 self._run(BatchReviewed(job_id, forecast.cells))

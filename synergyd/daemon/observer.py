@@ -31,6 +31,7 @@ from synergyd.slurm.observe import (
     cluster_of,
     crowded,
     held_to_asked,
+    is_in,
     job_of,
     launch_failed,
     leaks,
@@ -112,7 +113,7 @@ class Observer:
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
-        ours = [r for r in rows if not self.settings.partitions or r.partition in self.settings.partitions]
+        ours = [r for r in rows if is_in(r, self.settings.partitions)]
         newly_plain = self.registry.learn(ours, self._gpu_types)
         known = self.registry.known
         self._nodes, self.everybodys = nodes, rows

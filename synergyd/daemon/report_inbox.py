@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,13 +13,15 @@ from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.refusals import Refusals
 from synergyd.errors import SynergyError, UsageError
 from synergyd.job_report import Report
-from synergyd.wire import munge
+from synergyd.wire import job_key, munge
+from synergyd.wire.job_key import JobKey
 from synergyd.wire.report import MAX_BYTES, Told, answer_line, from_json
 
 log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
 MAX_WAITING_USER = 10_000
 MAX_WAITING_JOB = 64  # of one user about one job
+MAX_MARKS, MAX_LIVES = 128, 10_000  # signatures remembered of one incarnation, and incarnations
 MAX_OPEN = 1000  # connections at a time
 MAX_SOURCE = 128  # of them, from one address
 
@@ -37,15 +40,17 @@ class ReportInbox:
     `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is.
     """
 
-    def __init__(self, host: str, port: int, munge_socket: str = "") -> None:
-        """Raises UsageError when the port can't be had."""
+    def __init__(self, host: str, port: int, munge_socket: str = "", secret: bytes = b"") -> None:
+        """`secret` of job_key: b"" takes none but munge's. Raises UsageError when the port can't be had."""
         self._lock = threading.Lock()
         self._waiting: list[ReceivedReport] = []
         self._of_job: Counter[tuple[int, int]] = Counter()  # of those that wait, by (uid, job id)
         self._of_user: Counter[int] = Counter()
         self.arrived = threading.Event()
         self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
-        self._munge_socket = munge_socket
+        self._munge_socket, self._secret = munge_socket, secret
+        # signatures of the latest lines by job and incarnation, so that none counts twice
+        self._seen: dict[tuple[int, int], deque[str]] = {}
         self._refusals = Refusals(log, "report")
         bounds = ServerBounds(max_bytes=2 * MAX_BYTES, max_open=MAX_OPEN, max_source=MAX_SOURCE)
         try:
@@ -76,22 +81,46 @@ class ReportInbox:
 
     def _answer(self, line: bytes, source: str) -> bytes:
         """The answer to one report; b"" to one that is refused, which its sender keeps for later."""
+        key = None
         try:
-            credential = munge.decode(line.decode("ascii", "replace").strip(), self._munge_socket)
+            text = line.decode("ascii", "replace").strip()
+            if text.startswith(job_key.PREFIX):
+                key, payload = self._opened(text)
+                uid = key.uid
+            else:
+                credential = munge.decode(text, self._munge_socket)
+                payload, uid = credential.payload, credential.uid
         except SynergyError as error:
             self._refusals.add("credential", source, str(error))
             return b""
         try:
-            received = ReceivedReport(from_json(credential.payload), credential.uid)
+            received = ReceivedReport(from_json(payload), uid)
+            if key is not None and (received.report.job_id, received.report.restarts) != (key.job_id, key.restarts):
+                raise UsageError("report", f"is signed with the key of job {key.job_id}, restart {key.restarts}")
         except SynergyError as error:
-            self._refusals.add("report", source, f"of uid {credential.uid}: {error}")
+            self._refusals.add("report", source, f"of uid {uid}: {error}")
             return b""
         if not self._keep(received):
             self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
             return b""
         life = received.report.job_id, received.report.restarts
-        uid, told = self.answers.get(life, (None, None))
-        return _answer(told if uid == received.uid else None, life, self._munge_socket)
+        owner, told = self.answers.get(life, (None, None))
+        return _answer(told if owner == received.uid else None, life, self._munge_socket, key)
+
+    def _opened(self, text: str) -> tuple[JobKey, bytes]:
+        """Raises UsageError."""
+        found = job_key.opened(text, self._secret, time.time())
+        life = found[0].job_id, found[0].restarts
+        mark = text.rpartition(":")[0][-64:]
+        with self._lock:
+            marks = self._seen.pop(life, None) or deque(maxlen=MAX_MARKS)
+            self._seen[life] = marks  # the newest last
+            if len(self._seen) > MAX_LIVES:
+                del self._seen[next(iter(self._seen))]
+            if mark in marks:
+                raise UsageError("report", "was sent before")
+            marks.append(mark)
+        return found
 
     def _keep(self, received: ReceivedReport) -> bool:
         key = received.uid, received.report.job_id
@@ -109,10 +138,10 @@ class ReportInbox:
         return True
 
 
-def _answer(told: Told | None, life: tuple[int, int], munge_socket: str) -> bytes:
+def _answer(told: Told | None, life: tuple[int, int], munge_socket: str, key: JobKey | None) -> bytes:
     """The answer to a report that was taken; what can't be signed is said at a later one."""
     try:
-        return answer_line(told, *life, munge_socket)
+        return answer_line(told, *life, munge_socket, key)
     except SynergyError as error:
         log.warning("answer to job %d without what it is told: %s", life[0], error)
         return answer_line(None)

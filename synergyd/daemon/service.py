@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from synergyd.daemon import heartbeat
@@ -30,6 +31,7 @@ from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
+from synergyd.wire import job_key
 
 _COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
@@ -71,7 +73,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
 
     metrics = PrometheusMetrics(settings.metrics_port)
     metrics.tell_leading(leads)
-    inbox = ReportInbox("", settings.report_port) if settings.report_port and not settings.dry_run else None
+    inbox = _inbox(settings)
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
@@ -102,7 +104,8 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _loop(daemon, keeper, metrics, stop, once, on_epoch)
+        may = partial(writer.demand_rights, writes=not settings.dry_run)
+        return _loop(daemon, keeper, metrics, stop, once, on_epoch, may)
     finally:
         if leads():
             heartbeat.remove(settings.state_dir)
@@ -119,6 +122,18 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
             signal.signal(number, handler)
 
 
+def _inbox(settings: Settings) -> ReportInbox | None:
+    """Where jobs report, if they may. Raises UsageError."""
+    if not settings.report_port or settings.dry_run:
+        return None
+    try:
+        secret = job_key.secret(settings.state_dir)
+    except OSError as error:  # a full disk, for example
+        log.warning("jobs without munge can't report: %s: %s", error.filename, error.strerror)
+        secret = b""
+    return ReportInbox("", settings.report_port, secret=secret)
+
+
 def _link_arbiter(settings: Settings) -> LinkProcess | None:
     """The link arbiter where it is wanted. Raises UsageError."""
     if not settings.link_arbiter_port or settings.dry_run:
@@ -130,7 +145,9 @@ def _link_arbiter(settings: Settings) -> LinkProcess | None:
 def prepare(settings: Settings) -> None:
     """Makes the state folder; raises UsageError where it can't be used."""
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        if not settings.state_dir.exists():
+            settings.state_dir.mkdir(parents=True, exist_ok=True)
+            settings.state_dir.chmod(0o755)
         plans = settings.state_dir / "plans"
         plans.mkdir(exist_ok=True)
         plans.chmod(0o755)  # jobs read their plans as their own users, whatever the umask of this daemon
@@ -154,7 +171,9 @@ def _loop(
     stop: threading.Event,
     once: bool,
     on_epoch: Callable[[Daemon], None] | None,
+    may: Callable[[], None] = lambda: None,
 ) -> int:
+    """`may` raises DeniedError where Slurm will not let this daemon do its work, SlurmError where Slurm is away."""
     settings, failures, next_epoch_s, pruned_s = daemon.settings, 0, 0.0, -PRUNE_EVERY_S
     # makes the default database, and tells of a wrong URL at once
     if not daemon.tools.store.refresh() and once:
@@ -175,6 +194,8 @@ def _loop(
             if now_s >= next_epoch_s or daemon.hurries:
                 if not settings.dry_run and not leads:
                     log.info("standing by: %s", keeper.problem or "another synergyd leads")
+                if not epochs:
+                    may()
                 record = daemon.epoch()
                 keeper.epoch_completed()
                 metrics.epoch(record, daemon)

@@ -11,7 +11,7 @@ from synergyd.control.tracked import Tracked
 from synergyd.control.usage_ledger import Holding
 from synergyd.daemon.forecast import CellsOrWhy
 from synergyd.records import Action, Cell, Decision, Job, JobState
-from synergyd.slurm.observe import state_of
+from synergyd.slurm.observe import is_in, state_of
 from synergyd.slurm.rows import JobRow, gpu_items
 
 
@@ -26,7 +26,7 @@ def holdings(
     decided = {d.job_id: d for d in decisions}
     for row in rows:
         state = state_of(row)
-        if partitions and row.partition not in partitions:
+        if not is_in(row, partitions):
             continue
         if state is JobState.PENDING and not row.restarts:
             continue  # most of a queue

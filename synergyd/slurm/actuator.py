@@ -31,6 +31,7 @@ from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directive import directive_words
 from synergyd.slurm.job_forms import is_rest, name_of, whole_of
 from synergyd.slurm.observe import Known, launch_failed, not_resizable, state_of
+from synergyd.slurm.owner_file import write_for
 from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.wire import admin_comment, plan_file
 
@@ -126,11 +127,7 @@ class Actuator:
             shown = render(request)
         except UsageError:
             return  # no synergy-launch line, or more than is rendered
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
-            file.write(shown)
-        if os.geteuid() == 0:
-            os.chown(path, row.uid, -1)
+        write_for(path, shown, row.uid)
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
         plan_file.write(self._told(job_id, known, plan), self.state_dir)

@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from synergyd.errors import UsageError
 from synergyd.slurm.client import SlurmError, SlurmReader
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.pyslurm_reader import PyslurmReader
+from synergyd.slurm.pyslurm_process import PyslurmProcess
+from synergyd.slurm.rows import JobRow, NodeRow
 
 PREFERENCES = ("auto", "pyslurm", "command line")
-PROBE_TIMEOUT_S = 30.0
-_PROBE = "import json, pyslurm; print(json.dumps([pyslurm.__version__, list(pyslurm.slurm_api_version())]))"
-# libslurm takes these from the process's own environment only
-_PROCESS_WIDE = ("SLURM_", "MUNGE_")
+log = logging.getLogger("synergyd")
+T = TypeVar("T")
+
+
+class Fallback:
+    """Reads through `first` until a read of it fails for good, then through `second`; logged once. A Slurm that is away stays
+    `first`'s."""
+
+    def __init__(self, first: PyslurmProcess, second: CommandLine) -> None:
+        self._first, self._second = first, second
+        self.name = first.name
+        self.problem = ""  # why the first is read through no more
+
+    def close(self) -> None:
+        """Ends the first's process."""
+        self._first.close()
+
+    def version(self) -> str:
+        return self._read(lambda reader: reader.version())
+
+    def jobs(self) -> tuple[JobRow, ...]:
+        return self._read(lambda reader: reader.jobs())
+
+    def nodes(self) -> tuple[NodeRow, ...]:
+        return self._read(lambda reader: reader.nodes())
+
+    def _read(self, call: Callable[[SlurmReader], T]) -> T:
+        if not self.problem:
+            try:
+                return call(self._first)
+            except SlurmError as error:
+                if error.transient:
+                    raise
+                self.problem = f"the command line, since {error}"
+                log.warning("reads through %s from now on", self.problem)
+                self._first.close()
+                self.name = self._second.name
+        return call(self._second)
 
 
 def open_reader(environment: Mapping[str, str], prefer: str = "auto") -> tuple[SlurmReader, str]:
@@ -33,52 +66,49 @@ def open_reader(environment: Mapping[str, str], prefer: str = "auto") -> tuple[S
     command_line = CommandLine(environment)
     if prefer == "command line":
         return command_line, "the command line was asked for"
-    why_not = _why_not(environment, command_line)
-    if not why_not:
-        try:
-            reader = PyslurmReader()
-            return reader, f"pyslurm imports and is made for Slurm {reader.version()}, which is installed"
-        except SlurmError as error:
-            why_not = str(error)
+    pyslurm = PyslurmProcess(environment)
+    why, fits = _fits(pyslurm, command_line)
+    if fits:
+        return (pyslurm if prefer == "pyslurm" else Fallback(pyslurm, command_line)), why
+    pyslurm.close()
     if prefer == "pyslurm":
-        raise UsageError("backend pyslurm", why_not, "make it right, or ask for the command line")
-    return command_line, f"the command line, since {why_not}"
+        raise UsageError("backend pyslurm", why, "make it right, or ask for the command line")
+    return command_line, f"the command line, since {why}"
 
 
-def _why_not(environment: Mapping[str, str], command_line: CommandLine) -> str:
-    """Why pyslurm can't be used for the Slurm that `command_line` is of; '' when it can."""
+def reads(environment: Mapping[str, str]) -> tuple[str, str]:
+    """(the backend that a daemon would read through, why): as `open_reader` chooses, and a first read of jobs and nodes shows.
+    Raises SlurmError where Slurm can't be read."""
+    reader, why = open_reader(environment)
+    if not isinstance(reader, Fallback):
+        return reader.name, why
+    try:
+        reader.jobs()
+        reader.nodes()
+    finally:
+        reader.close()
+    return reader.name, reader.problem or why
+
+
+def _fits(pyslurm: PyslurmProcess, command_line: CommandLine) -> tuple[str, bool]:
+    """(why pyslurm can be used for the Slurm that `command_line` is of, or why not; whether it can)."""
     if importlib.util.find_spec("pyslurm") is None:
-        return "pyslurm is not installed"
-    for key, value in environment.items():
-        if key.startswith(_PROCESS_WIDE) and os.environ.get(key) != value:
-            return f"pyslurm reads only the cluster of this process's own {key}"
+        return "pyslurm is not installed", False
     try:
         installed = command_line.version()
     except SlurmError as error:
-        return f"Slurm's release is not known ({error})"
-    # in a process of its own: where libslurm finds no configuration it ends the process that imports it
+        return f"Slurm's release is not known ({error})", False
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            env={**os.environ, **environment},
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"pyslurm was not imported within {PROBE_TIMEOUT_S:g} s"
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"pyslurm can't be imported: {last or f'exit {done.returncode}'}"
+        made_for, library = pyslurm.made_for()
+    except SlurmError as error:
+        return f"pyslurm can't be used: {error.what}", False
     try:
-        made_for, library = json.loads(done.stdout.decode().strip().rpartition("\n")[2])
-        theirs = {major_minor(made_for), major_minor(".".join(str(x) for x in library))}
-    except (ValueError, TypeError, AttributeError):
-        return "pyslurm does not say which Slurm it is made for"
+        theirs = {major_minor(made_for), major_minor(library)}
+    except ValueError:
+        return "pyslurm does not say which Slurm it is made for", False
     if theirs != {major_minor(installed)}:
-        return f"pyslurm {made_for} is not made for Slurm {installed}, which is installed"
-    return ""
+        return f"pyslurm {made_for} is not made for Slurm {installed}, which is installed", False
+    return f"pyslurm imports and is made for Slurm {library}, which is installed", True
 
 
 def major_minor(version: str) -> tuple[int, int]:

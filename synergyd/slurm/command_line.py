@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -11,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from synergyd.slurm.accounting import owners_token, read_rules
+from synergyd.slurm.admin_comments import NO_JOB, AdminComments
 from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
@@ -27,8 +27,10 @@ from synergyd.slurm.columns import (
 )
 from synergyd.slurm.commands import Commands
 from synergyd.slurm.owners import TIMEOUT_S, Owners
+from synergyd.slurm.pace import pace_of
 from synergyd.slurm.partitions import partition_rows
 from synergyd.slurm.past_runs import read_mail, read_past_runs
+from synergyd.slurm.rights import demand_rights
 from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 from synergyd.usage import PastRun
 
@@ -38,13 +40,9 @@ SIGNAL_TIMEOUT_S = (
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
-FEW = 4  # new jobs whose AdminComment is read one by one; a read of the whole queue as JSON costs as much as an epoch's own
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
-NO_JOB = re.compile(r"Invalid job id|already completing or completed", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
-_RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)  # of `scontrol show job`
-_ADMIN_COMMENT = re.compile(r"^   AdminComment=(.*)", re.MULTILINE)
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
 _STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
@@ -70,6 +68,7 @@ class CommandLine(Commands):
         super().__init__(environment, timeout_s)
         self._writing = writing
         self._owners = Owners()
+        self._comments = AdminComments(self.run)
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
@@ -78,6 +77,11 @@ class CommandLine(Commands):
     def version(self) -> str:
         words = self.run("scontrol", "--version").decode(errors="replace").split()
         return words[-1] if words else ""
+
+    def demand_rights(self, *, writes: bool) -> None:
+        """Raises DeniedError where this user has too few. From then on Slurm's limit on requests is kept to."""
+        config = demand_rights(self.run, writes=writes)
+        self.pace = pace_of(config)
 
     def jobs(self) -> tuple[JobRow, ...]:
         return self._jobs()
@@ -162,38 +166,10 @@ class CommandLine(Commands):
         return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
-        """Of a few jobs one by one. Of more one read of the whole queue as JSON: 22.05's squeue has no field for AdminComment."""
-        if len(job_ids) > FEW:
-            return self._all_admin_comments(job_ids)
-        found = {}
-        for job_id in job_ids:
-            try:
-                found[job_id] = self.admin_comment(job_id)
-            except SlurmError as error:
-                if not NO_JOB.search(error.what):
-                    raise
-        return {i: text for i, text in found.items() if text}
-
-    def _all_admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
-        wanted = set(job_ids)
-        try:
-            data = json.loads(self.run("squeue", "-a", "--json").decode(errors="replace"))
-            rows = [(int(j["job_id"]), j.get("admin_comment") or "") for j in data["jobs"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise SlurmError("squeue --json", f"answer not understood ({error})", transient=True) from None
-        return {i: str(text) for i, text in rows if i in wanted and text}
+        return self._comments.of(job_ids)
 
     def admin_comment(self, job_id: int) -> str:
-        """From `scontrol show job`, cheap however long the queue is: an array's id shows all of its tasks. A line end in another
-        field may make a line like one of its: then the whole queue is read as JSON."""
-        text = self.run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
-        if not _ADMIN_COMMENT.search(text):
-            return ""
-        records = [r for r in _RECORD.split(text) if r.startswith(f"JobId={int(job_id)} ")]
-        found = [x for r in records for x in _ADMIN_COMMENT.findall(r)]
-        if len(records) != 1 or len(found) != 1:
-            return self._all_admin_comments([job_id]).get(job_id, "")
-        return str(found[0]).rstrip(" ")
+        return self._comments.of_one(job_id)
 
     def batch_script(self, job_id: int) -> str | None:
         try:

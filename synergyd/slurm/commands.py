@@ -16,6 +16,7 @@ from time import perf_counter
 from synergyd.slurm.accounting import owner_process
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.owners import NoAnswerError
+from synergyd.slurm.pace import Pace
 
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
@@ -24,10 +25,11 @@ TOOK = 10_000  # calls whose times wait to be told
 TRANSIENT = re.compile(
     r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
     r"authentication|temporarily|Job is in the process of|being set|try again|busy|Unexpected message|not responding|"
-    r"completing|backup",
+    r"completing|backup|Rate limit exceeded",
     re.IGNORECASE,
 )
-_BAD_FORMAT = re.compile(r"Invalid \w+ format", re.IGNORECASE)
+# what Slurm says and ends with exit code 0 all the same (22.05)
+_BAD_FORMAT = re.compile(r"Invalid \w+ format|job script retrieval failed", re.IGNORECASE)
 
 
 class Commands:
@@ -39,6 +41,7 @@ class Commands:
         self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
         self._timeout_s = timeout_s
         self.calls = 0
+        self.pace: Pace | None = None  # where Slurm limits the requests of this user
         self.took: deque[tuple[str, float]] = deque(maxlen=TOOK)  # (command, seconds) of the latest calls
 
     def table(
@@ -82,6 +85,8 @@ class Commands:
         """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user; `token`: as
         the user whose it is, for Slurm alone."""
         self.calls += 1
+        if self.pace is not None:
+            self.pace.take()
         timeout_s = min(timeout_s, self._timeout_s)
         began_s = perf_counter()
         try:

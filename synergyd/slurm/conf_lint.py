@@ -112,8 +112,8 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
     (
         "AccountingStorageType",
         lambda conf: not conf.get("AccountingStorageType").lower().endswith("/slurmdbd"),
-        "without slurmdbd no user can be an Operator, so synergyd must run as root or SlurmUser",
-        "set AccountingStorageType=accounting_storage/slurmdbd and give synergyd's user AdminLevel=Operator",
+        "without slurmdbd no user has an AdminLevel, so synergyd must run as root or SlurmUser",
+        "set AccountingStorageType=accounting_storage/slurmdbd and give synergyd's user AdminLevel=Admin",
     ),
     (
         "PriorityType",

@@ -142,6 +142,11 @@ def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
     return Shape(kind, max(1, row.num_nodes), count)
 
 
+def is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
+    """Does the job run in one of these partitions (all, where none is named), or wait for several of which one is here?"""
+    return not partitions or not set(partitions).isdisjoint(row.partition.split(","))
+
+
 def not_resizable(row: JobRow, directive: Directive) -> str:
     """Why this job keeps the size it asked for, or ''."""
     if not directive.resize:

@@ -1,7 +1,7 @@
-"""Bulk reads through pyslurm 22.5.x, the same rows as the command line's without starting a process for each.
+"""Bulk reads through pyslurm, the same rows as the command line's without starting a process for each.
 
-Only its `job().get()` and `node().get()` are used: `Jobs.load()` leaves out what a job asks for (TRES), `Nodes.load()`
-the GPUs in use. It never writes: `Job.modify` ignores fields and `Job.hold` ends the process.
+Of its old classes `job` (22.5 to 25.5) and `node` (22.5 to 24.11) `get()`, which tells all; where they are gone `Jobs.load()` and
+`Nodes.load()`, see pyslurm_objects. It never writes: `Job.modify` ignores fields and `Job.hold` ends the process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pwd
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from synergyd.slurm import pyslurm_objects
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import count, node_names, nodes_and_cpus, tres_counts
 from synergyd.slurm.commands import TRANSIENT
@@ -52,8 +53,7 @@ class PyslurmReader:
     """Reads of the cluster that this process's own SLURM_CONF names: libslurm reads it once, when pyslurm is imported.
 
     An import where Slurm has no configuration ends the process, and a call holds the interpreter until slurmctld has
-    answered or Slurm's MessageTimeout is over: `backends.open_reader` says when this one fits. Calls are counted
-    in `calls`.
+    answered or Slurm's MessageTimeout is over: so pyslurm_process runs it. Calls are counted in `calls`.
     Raises SlurmError from every method, and from the constructor when pyslurm can't be imported.
     """
 
@@ -70,10 +70,19 @@ class PyslurmReader:
         """libslurm's release; no call to slurmctld."""
         return release(self._read("version", self._pyslurm.slurm_api_version))
 
+    def made_for(self) -> tuple[str, str]:
+        """(pyslurm's own version, libslurm's); empty where it does not say."""
+        try:
+            return str(self._pyslurm.__version__), release(self._pyslurm.slurm_api_version())
+        except (AttributeError, TypeError, ValueError):
+            return "", ""
+
     def jobs(self) -> tuple[JobRow, ...]:
         """One RPC."""
 
         def rows() -> tuple[JobRow, ...]:
+            if not hasattr(self._pyslurm, "job"):
+                return tuple(_new_row(j) for j in self._pyslurm.Jobs.load().values() if j.state not in _GONE)
             found = self._pyslurm.job().get()
             users: dict[int, str] = {}
             return tuple(_job_row(j, users) for j in found.values() if j["job_state"] not in _GONE)
@@ -81,9 +90,14 @@ class PyslurmReader:
         return self._read("jobs", rows)
 
     def nodes(self) -> tuple[NodeRow, ...]:
-        """All nodes that are in a partition, as sinfo has it. pyslurm sends three RPCs: nodes, partitions, settings."""
+        """All nodes that are in a partition, as sinfo has it. Up to three RPCs: nodes, partitions, settings."""
 
         def rows() -> tuple[NodeRow, ...]:
+            if not hasattr(self._pyslurm, "node"):
+                if not pyslurm_objects.counts_gpus(self._pyslurm.slurmctld.Config.load()):
+                    what = "it tells GPUs in use only where AccountingStorageTRES has gres/gpu"
+                    raise SlurmError("pyslurm nodes", what, transient=False)
+                return tuple(pyslurm_objects.node_row(n) for n in self._pyslurm.Nodes.load().values() if n.partitions)
             found = self._pyslurm.node().get()
             return tuple(_node_row(n) for n in found.values() if n["partitions"])
 
@@ -96,9 +110,19 @@ class PyslurmReader:
             return read()
         except SlurmError:
             raise
-        except Exception as error:  # ValueError(text, errno) of an RPC; a KeyError of another pyslurm than ours
-            text = str(error.args[0]) if isinstance(error, ValueError) and error.args else repr(error)
+        except (
+            Exception
+        ) as error:  # ValueError(text, errno) or RPCError(text) of an RPC; a KeyError of another pyslurm than ours
+            rpc = isinstance(error, ValueError) or type(error).__name__ == "RPCError"
+            text = str(error.args[0]) if rpc and error.args else repr(error)
             raise SlurmError(f"pyslurm {what}", text, transient=bool(TRANSIENT.search(text))) from None
+
+
+def _new_row(j: Any) -> JobRow:
+    try:
+        return pyslurm_objects.job_row(j)
+    except (IndexError, TypeError, ValueError) as error:
+        raise SlurmError("pyslurm jobs", f"job {j.id} can't be read ({error!r})", transient=False) from None
 
 
 def release(version: tuple[int, int, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
@@ -12,8 +13,9 @@ from typing import Any
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
 from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import ModelSpec, Plan
-from synergyd.wire import munge
+from synergyd.wire import job_key, munge
 from synergyd.wire.codec import Checks, decode, encode
+from synergyd.wire.job_key import JobKey
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
@@ -173,32 +175,38 @@ class Told:
     order: int = 0
 
 
-def answer_line(told: Told | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "") -> bytes:
+def answer_line(
+    told: Told | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "", key: JobKey | None = None
+) -> bytes:
     """What the daemon says to a report it took: `ok`, and what this incarnation is told.
 
-    That is said in a munge credential, so that whoever else listens on the port can say nothing but `ok`, which
-    changes nothing; most answers have none and cost nothing. Raises UnavailableError.
+    That is said in a munge credential, or signed with the key that the report was signed with, so that whoever else listens on the
+    port can say nothing but `ok`, which changes nothing; most answers have none and cost nothing. Raises UnavailableError.
     """
     if told is None:
         return b"ok\n"
-    return b"ok " + munge.encode(_words(told, job_id, restarts).encode(), munge_socket).encode() + b"\n"
+    words = _words(told, job_id, restarts).encode()
+    return f"ok {key.sign(words, time.time()) if key else munge.encode(words, munge_socket)}\n".encode()
 
 
-def told_by(line: bytes, to: Report, by: int | None) -> Told | None:
+def told_by(line: bytes, to: Report, by: int | None, key: JobKey | None = None) -> Told | None:
     """What an answer to the report `to` tells, where munge vouches that the daemon's user `by`, or root, said it to this very
-    incarnation; None for anything else."""
+    incarnation, or where it is signed with the `key` that signed the report; None for anything else."""
     word, _, text = line.decode("ascii", "replace").strip().partition(" ")
-    if word != "ok" or not text.startswith("MUNGE:"):
+    if word != "ok" or not text.startswith(job_key.PREFIX if key else "MUNGE:"):
         return None
     try:
-        credential = munge.decode(text)
-        said = credential.payload.decode("ascii")
+        if key:
+            payload, trusted = job_key.answered(text, key), True
+        else:
+            credential = munge.decode(text)
+            payload, trusted = credential.payload, credential.uid in (0, by)
+        said = payload.decode("ascii")
         words = said.split(" ")
         number = words[3] if words[0] == _RESTART and len(words) == 5 and len(words[3]) < 8 else "0"
         told = Told(plan_from_text(words[-1], "answer"), int(number) if number.isdecimal() else 0)
     except (SynergyError, UnicodeDecodeError):
         return None
-    trusted = credential.uid in (0, by)
     return told if trusted and said == _words(told, to.job_id, to.restarts) else None
 
 
@@ -212,10 +220,11 @@ def send(report: Report, address: str, by: int | None = None, timeout_s: float =
     """Sends one report to `host:port`; what the daemon tells the job, if anything.
 
     `by`: the daemon's uid; only it and root are believed. A report is delivered when the daemon has answered `ok`, within
-    `timeout_s` of the call. Raises UnavailableError where it is not; the job never depends on it.
+    `timeout_s` of the call. Raises UnavailableError where it is not; the job never depends on it. Without munge it is signed with
+    the key that this incarnation was handed.
     """
     host, _, port = address.rpartition(":")
-    line = munge.encode(to_json(report)).encode() + b"\n"
+    line, key = _vouched(report)
     deadline_s = time.monotonic() + timeout_s
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
@@ -232,4 +241,15 @@ def send(report: Report, address: str, by: int | None = None, timeout_s: float =
     if answer.partition(b"\n")[0].split()[:1] != [b"ok"]:
         heard = repr(answer[:40]) if answer else "nothing"
         raise UnavailableError(f"daemon at {address}", f"report not delivered (answered {heard} in place of ok)")
-    return told_by(answer, report, by)
+    return told_by(answer, report, by, key)
+
+
+def _vouched(report: Report) -> tuple[bytes, JobKey | None]:
+    """The report as a line that says whose it is, and the key that signed it where munge did not. Raises UnavailableError."""
+    try:
+        return munge.encode(to_json(report)).encode() + b"\n", None
+    except UnavailableError:
+        key = job_key.find(report.job_id, report.restarts, os.environ)
+        if key is None:
+            raise
+        return key.sign(to_json(report), time.time()).encode() + b"\n", key

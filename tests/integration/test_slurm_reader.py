@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.slurm.backends import open_reader
+from synergyd.slurm.backends import Fallback, open_reader
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
 from tests.integration.test_slurm_backends import BACKENDS, SLEEP, available, read, read_raw
+from tests.paths import python_path
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
+from tests.unit.slurm.fake_pyslurm import module
 
 pytestmark = [
     pytest.mark.slurm,
@@ -119,6 +121,29 @@ def test_a_warning_is_no_failure(small: SlurmCluster, tmp_path: Path) -> None:
     assert [j.job_id for j in line.jobs()] == [job] and len(line.nodes()) == 1
 
 
+def test_a_slurm_without_json(small: SlurmCluster, tmp_path: Path) -> None:
+    """Its AdminComments are the same, through scontrol."""
+    fake = tmp_path / "squeue"
+    fake.write_text(
+        '#!/bin/sh\ncase "$*" in *--json*) echo "squeue: unrecognized option \'--json\'" >&2; exit 1;; esac\n'
+        f'exec {shutil.which("squeue")} "$@"\n'
+    )
+    fake.chmod(0o755)
+    jobs = [small.sbatch(SLEEP, "--hold", f"--job-name=plain{i}") for i in range(4)]
+    forging = f"x\nJobId={jobs[0]} JobName=forged\n   AdminComment=forged"
+    jobs.append(small.sbatch(SLEEP, "--hold", f"--job-name={forging}", "--comment=a\n   AdminComment=b"))
+    array = small.sbatch(SLEEP, "--hold", "--array=1-3")
+    for i in (*jobs, array):
+        small.run("scontrol", "update", f"JobId={i}", f"AdminComment=of {i} = a,b")
+    wanted = [*jobs, array, 4_000_000]
+    found = CommandLine(small.env).admin_comments(wanted)
+    assert found == {i: f"of {i} = a,b" for i in (*jobs, array)}
+    line = CommandLine({**small.env, "PATH": f"{tmp_path}:{small.env['PATH']}"})
+    # the job that forges has none of its own, and takes nobody else's
+    assert line.admin_comments(wanted) == {i: text for i, text in found.items() if i != jobs[-1]}
+    assert [line.admin_comment(i) for i in jobs[:2]] == [found[i] for i in jobs[:2]]
+
+
 # -- the choice ----------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +163,7 @@ def test_choice_by_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
+    ("text", "says"),
     [
         ("import os, sys\nprint('fatal: Could not establish a configuration source', file=sys.stderr)\nos._exit(1)\n",
          "configuration source"),
@@ -149,11 +174,11 @@ def test_choice_by_word() -> None:
     ids=["ends the process", "other Slurm", "no version", "broken"],
 )  # fmt: skip
 def test_a_pyslurm_that_does_not_fit(
-    own: SlurmCluster, module: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: SlurmCluster, text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pyslurm.py").write_text(module)
+    (tmp_path / "pyslurm.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     reader, why = open_reader({})
     assert reader.name == "command line" and says in why and "\n" not in why
     assert [n.name for n in reader.nodes()] == ["n1"]
@@ -161,12 +186,18 @@ def test_a_pyslurm_that_does_not_fit(
         open_reader({}, "pyslurm")
 
 
-def test_another_cluster_than_this_processes_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyslurm.py").write_text("raise RuntimeError('not to be imported')\n")
+def test_another_cluster_than_this_processes_own(
+    small: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyslurm's process is given the cluster's SLURM_CONF."""
+    says = f"import os\nassert os.environ['SLURM_CONF'] == '{small.conf}'"
+    (tmp_path / "pyslurm.py").write_text(module("old", first=says))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
-    reader, why = open_reader({"SLURM_CONF": "/elsewhere/slurm.conf"})
-    assert reader.name == "command line" and "SLURM_CONF" in why
+    reader, why = open_reader({**small.env, "PYTHONPATH": python_path(tmp_path)})
+    assert isinstance(reader, Fallback) and reader.name == "pyslurm", why
+    assert reader.jobs()
+    reader.close()
 
 
 def test_without_slurms_commands(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.throwaway.accounting import DBD_PORT, SQL_PORT, Accounting
 from tests.throwaway.accounting import missing_programs as missing_for_accounting
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sinfo", "sbatch", "srun", "scancel")
+BACKUP_HOST = "backup"
 PORT_FIRST, PORT_LAST, PORT_BLOCK = 20000, 31900, 100
 
 
@@ -77,6 +78,8 @@ class SlurmCluster:
     park_cred_expire_s: int = 120
     slurmd_timeout_s: int = 20
     accounting: Accounting | None = None  # a slurmdbd of its own
+    backup: bool = False  # a second slurmctld may be started, which takes over from the first (`start_backup`)
+    slurm_user: str = field(default_factory=lambda: _user_name())  # another than root is for root alone
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -110,6 +113,9 @@ class SlurmCluster:
         for name in ("state", "log", "spool", "synergy", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
         (self.folder / "tmp").chmod(0o1777)
+        if self.slurm_user != _user_name():
+            for name in ("state", "synergy"):
+                shutil.chown(self.folder / name, self.slurm_user)
         self.port = self._take_ports()
         self._write_files()
         self.start_munged()
@@ -162,6 +168,14 @@ class SlurmCluster:
         if not wait:
             return
         self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 60, "slurmctld to answer")
+
+    def start_backup(self) -> None:
+        """The second slurmctld: a host of its own as far as its name and address go."""
+        command = f"hostname {BACKUP_HOST}; exec {shutil.which('slurmctld', path=self._path())} -D -f {self.conf}"
+        self.spawn("unshare", ["--uts", "sh", "-c", command], key=BACKUP_HOST)
+        self.wait_for(
+            lambda: f"{BACKUP_HOST} is UP" in self.run("scontrol", "ping", check=False).stdout, 30, "the backup"
+        )
 
     def start_node(self, name: str) -> None:
         """The slurmd of node `name`."""
@@ -289,6 +303,7 @@ class SlurmCluster:
 
     def _write_files(self) -> None:
         host, d, user = socket.gethostname().split(".")[0], self.folder, _user_name()
+        own = d if self.slurm_user == user else d / "state"  # slurmctld gives root's rights up
         nodes, gres, first = [], [], 1
         for g in self.groups:
             last = first + g.nodes - 1
@@ -309,15 +324,25 @@ class SlurmCluster:
         lines = [
             "ClusterName=throwaway",
             f"SlurmctldHost={host}(127.0.0.1)",
+            *(
+                # each listens at its own address
+                [
+                    f"SlurmctldHost={BACKUP_HOST}(127.0.0.2)",
+                    "CommunicationParameters=NoCtldInAddrAny",
+                    "SlurmctldTimeout=3",
+                ]
+                if self.backup
+                else []
+            ),
             f"SlurmctldPort={self.port}",
             f"SlurmdPort={self.port + 1}",
-            f"SlurmUser={user}",
+            f"SlurmUser={self.slurm_user}",
             f"SlurmdUser={user}",
             f"StateSaveLocation={d}/state",
             f"SlurmdSpoolDir={d}/spool/%n",
-            f"SlurmctldPidFile={d}/slurmctld.pid",
+            f"SlurmctldPidFile={own}/slurmctld.pid",
             f"SlurmdPidFile={d}/slurmd-%n.pid",
-            f"SlurmctldLogFile={d}/log/slurmctld.log",
+            f"SlurmctldLogFile={own if own != d else d / 'log'}/slurmctld.log",
             f"SlurmdLogFile={d}/log/slurmd-%n.log",
             "AuthType=auth/munge",
             f"AuthInfo=socket={self.munge_socket},cred_expire={self.park_cred_expire_s}",

@@ -42,14 +42,20 @@ def make_cluster(
 
 
 class Synergyd:
-    """A daemon process of the cluster."""
+    """A daemon process of the cluster. `by`: words before its own, such as those that make it another user's."""
 
-    def __init__(self, cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        by: Sequence[str] = (),
+    ) -> None:
         self.cluster = cluster
         self.log = cluster.folder / "log" / "synergyd.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["synergyd", *options], env={**cluster.env, **(environment or {})}, stdout=log, stderr=log
+                [*by, "synergyd", *options], env={**cluster.env, **(environment or {})}, stdout=log, stderr=log
             )
 
     def kill(self) -> None:
@@ -71,9 +77,11 @@ class Synergyd:
 
 
 @contextmanager
-def synergyd(cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None) -> Iterator[Synergyd]:
+def synergyd(
+    cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None, by: Sequence[str] = ()
+) -> Iterator[Synergyd]:
     """A running daemon; its port for reports is the cluster's own."""
-    daemon = Synergyd(cluster, *options, environment=environment)
+    daemon = Synergyd(cluster, *options, environment=environment, by=by)
     try:
         yield daemon
     finally:

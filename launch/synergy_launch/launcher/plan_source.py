@@ -10,9 +10,8 @@ from pathlib import Path
 from synergy_launch.launcher.allocation import slurm_name
 from synergyd.errors import UsageError
 from synergyd.wire import plan_file
+from synergyd.wire.job_key import STATE_DIR
 from synergyd.wire.plan_file import PlanFile
-
-DEFAULT_STATE_DIR = "/var/lib/synergy"
 
 
 def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[PlanFile | None, str]:
@@ -23,7 +22,7 @@ def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[
     named = environment.get("SYNERGY_PLAN", "")
     if job_id is None:
         return (plan_file.read(Path(named), 0), "") if named else (None, "")
-    state_dir = Path(environment.get("SYNERGY_STATE_DIR", DEFAULT_STATE_DIR))
+    state_dir = Path(environment.get("SYNERGY_STATE_DIR", STATE_DIR))
     path = Path(named) if named else plan_file.plan_path(state_dir, job_id)
     remark = ""
     if _may_exist(path):

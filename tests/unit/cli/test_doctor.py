@@ -183,14 +183,16 @@ def test_an_older_schema_is_named(put: Put, tmp_path: Path) -> None:
         ("root", "", True),
         ("slurm", "", True),
         ("mina", "None", False),
-        ("mina", "Operator", True),
+        ("mina", "Operator", False),
+        ("other", "Administrator", False),
         ("mina", "Administrator", True),
     ],
 )
 def test_rights(put: Put, user: str, level: str, ok: bool) -> None:
-    put("sacctmgr", f"echo 'root|Administrator'; echo 'mina|{level}'")
+    record = "UserName={}(1000) DefAccount=chem DefWckey=(null) AdminLevel={}"
+    put("scontrol", f"echo '{record.format('root', 'Administrator')}'; echo '{record.format('mina', level)}'")
     finding = first_start._rights(user, {"SlurmUser": "slurm(64030)"})
-    assert finding.ok is ok and (ok or "sacctmgr modify user mina" in finding.right)
+    assert finding.ok is ok and (ok or f"sacctmgr modify user {user} set adminlevel=Admin" in finding.right)
 
 
 def test_the_key_of_slurms_tokens(tmp_path: Path) -> None:

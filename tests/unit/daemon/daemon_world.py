@@ -41,6 +41,9 @@ class FakeCluster(FakeSlurm):
     def version(self) -> str:
         return "22.05.8"
 
+    def demand_rights(self, *, writes: bool) -> None:
+        """All rights."""
+
     def past_runs(self, from_s: float, to_s: float) -> tuple[()]:
         """Without slurmdbd."""
         return ()

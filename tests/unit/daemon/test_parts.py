@@ -384,7 +384,8 @@ def test_jobs_can_read_their_plans_whatever_the_umask(tmp_path: Path) -> None:
         service.prepare(Settings(state_dir=tmp_path / "a"))
     finally:
         os.umask(before)
-    assert (tmp_path / "a" / "plans").stat().st_mode & 0o777 == 0o755
+    for folder in (tmp_path / "a", tmp_path / "a" / "plans"):
+        assert folder.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_state_folder_that_can_not_be_is_one_line(tmp_path: Path) -> None:

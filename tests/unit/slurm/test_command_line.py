@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from synergyd.slurm.client import SlurmError
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import JOB_FIELDS, NODE_FIELDS
 from tests.unit.slurm.shell_world import WIDE, Shell, cut
 from tests.unit.slurm.test_columns import JOB, NODE
@@ -164,6 +164,27 @@ def test_admin_comments_of_few_jobs_do_not_read_the_whole_queue(shell: Shell) ->
         shell.backend.admin_comments([7])
 
 
+def test_without_json_admin_comments_come_from_scontrol(shell: Shell) -> None:
+    """Job 8's name holds a record of job 9 and takes its own comment's place; 10's Comment holds an AdminComment."""
+    queue = (
+        b"JobId=7 JobName=x\n   AdminComment=of 7 \n   StdErr=/a\n\n"
+        b"JobId=8 JobName=y\nJobId=9 JobName=forged\n   AdminComment=of 8 \n\n"
+        b"JobId=9 JobName=z\n   AdminComment=of 9 \n\nJobId=10 JobName=w\n   AdminComment=of 10 \n   Comment=a\n   AdminComment=forged\n"
+    )
+    shell.answers("squeue", error="squeue: unrecognized option '--json'\n", code=1)
+    singly = (
+        'case $3 in --all) ;; 9) printf "JobId=9 JobName=z\\n   AdminComment=of 9 \\n"; exit;; '
+        '*) exec /bin/sed -n "/^JobId=10 /,\\$p" scontrol.out;; esac'
+    )
+    shell.answers("scontrol", queue, first=singly)
+    assert shell.backend.admin_comments([7, 8, 9, 10, 11]) == {7: "of 7", 9: "of 9"}
+    with pytest.raises(SlurmError, match="job 10: its AdminComment can't be told") as error:
+        shell.backend.admin_comment(10)
+    assert not error.value.transient
+    assert shell.backend.admin_comments([7, 8, 9, 11, 12]) == {7: "of 7", 9: "of 9"}
+    assert [c[0] for c in shell.calls].count("squeue") == 1  # it is not asked again
+
+
 @pytest.mark.parametrize(
     "out", [b"", b"{", b"[]", b"{}", b'{"jobs":[{}]}', b'{"jobs":[{"job_id":"x"}]}', b'{"jobs":7}', b'{"jobs":[7]}']
 )
@@ -222,6 +243,10 @@ def test_batch_script(shell: Shell) -> None:
     assert shell.backend.batch_script(7) is None
     shell.answers("scontrol", error="job script retrieval failed: Job script not specified", code=1)
     assert shell.backend.batch_script(7) is None
+    # 22.05 ends with exit code 0: not to be taken for an empty script
+    shell.answers("scontrol", error="job script retrieval failed: Invalid user id")
+    with pytest.raises(DeniedError, match="may not manage jobs"):
+        shell.backend.batch_script(7)
     for error in ("Socket timed out on send/recv operation", "Invalid Protocol Version", "what nobody has seen before"):
         shell.answers("scontrol", error=error, code=1)
         with pytest.raises(SlurmError, match=error):

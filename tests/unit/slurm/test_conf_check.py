@@ -31,7 +31,7 @@ def test_a_good_slurm_conf_has_no_lint(folder: Path) -> None:
         ("GresTypes=gpu", "GresTypes=nic", "gpu is not a GresTypes"),
         ("ClusterName", "jobrequeue=0\nClusterName", "JobRequeue=0 takes the right"),
         ("JobFileAppend=1", "", "without JobFileAppend=1"),
-        ("accounting_storage/slurmdbd", "accounting_storage/none", "without slurmdbd no user can be an Operator"),
+        ("accounting_storage/slurmdbd", "accounting_storage/none", "without slurmdbd no user has an AdminLevel"),
         ("ClusterName", "PriorityType=priority/basic\nClusterName", "priority/basic puts a job"),
         ("ClusterName", "KillWait=5 ClusterName", "a short KillWait"),
         ("ClusterName", "PreemptMode=CANCEL\nClusterName", "PreemptMode=CANCEL ends jobs"),

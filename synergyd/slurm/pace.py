@@ -1,0 +1,53 @@
+"""Slurm's limit on the requests of one user (rl_enable, from 23.02 on), kept to by waiting before a call.
+
+Beyond it slurmctld refuses, and Slurm's commands sleep 1, 2, 3 ... s by themselves, which would be taken for a Slurm that hangs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+# slurm.conf(5), SlurmctldParameters: tokens that a user has at first, and how many come back each so many seconds
+BUCKET, REFILL, PERIOD_S = 30, 2, 1
+OURS = 0.5  # of the limit for the daemon's main loop: its other threads, and the user's own commands, are counted by Slurm too
+_PARAMETERS = re.compile(r"^SlurmctldParameters\s*=\s*(.*)$", re.MULTILINE)
+
+
+class Pace:
+    """Tokens that come back with time. `take` waits until there is one."""
+
+    def __init__(
+        self,
+        bucket: float,
+        refill_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bucket, self._refill_per_s = max(1.0, bucket), refill_per_s
+        self._clock, self._sleep = clock, sleep
+        self._left, self._at_s = self._bucket, clock()
+
+    def take(self) -> None:
+        now_s = self._clock()
+        self._left = min(self._bucket, self._left + (now_s - self._at_s) * self._refill_per_s) - 1.0
+        self._at_s = now_s
+        if self._left < 0:
+            self._sleep(-self._left / self._refill_per_s)
+
+
+def pace_of(config: str) -> Pace | None:
+    """What `scontrol show config` allows a user other than root and SlurmUser; None where nothing is limited."""
+    found = _PARAMETERS.search(config)
+    words = [word.strip().lower() for word in found[1].split(",")] if found else []
+    if "rl_enable" not in words:
+        return None
+    said = dict(word.partition("=")[::2] for word in words)
+
+    def number(key: str, usual: int) -> int:
+        text = said.get(key, "")
+        return int(text) if text.isdecimal() and len(text) < 10 and int(text) else usual
+
+    per_s = number("rl_refill_rate", REFILL) / number("rl_refill_period", PERIOD_S)
+    return Pace(OURS * number("rl_bucket_size", BUCKET), OURS * per_s)

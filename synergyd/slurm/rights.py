@@ -1,0 +1,55 @@
+"""May a user do to jobs what the daemon does? By what slurmctld goes by: SlurmUser, and AdminLevel in its own copy of slurmdbd's users."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Callable
+
+from synergyd.slurm.client import DeniedError
+
+USERS = ("scontrol", "show", "assoc_mgr", "flags=users")
+ENOUGH = "run synergyd as root, SlurmUser, or with AdminLevel=Admin"
+_SLURM_USER = re.compile(r"^SlurmUser\s*=\s*(\S*)\((\d+)\)\s*$", re.MULTILINE)
+_LEVEL = re.compile(r"^UserName=(\S*)\((\d+)\) .*\bAdminLevel=([^\n]*?)\s*$", re.MULTILINE)
+
+
+def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
+    """By `run(*argv)`, for this process's user; a daemon that `writes` needs more than one that looks (and reads scripts).
+    `scontrol show config` where Slurm treats this user like others, else "". Raises DeniedError, and what `run` raises."""
+    uid = os.geteuid()
+    config = "" if uid == 0 else run("scontrol", "show", "config").decode(errors="replace")
+    if uid == 0 or slurm_user(config)[1] == uid:
+        return ""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = ""  # slurmctld knows no level of such a user either
+    level = admin_level(run(*USERS, f"users={name}").decode(errors="replace"), uid) if name else ""
+    if not may(level, writes=writes):
+        needs = "" if writes else ", nor read their scripts"
+        what = f"it may not write to jobs{needs}: it is neither root nor SlurmUser and has AdminLevel={level or 'None'}"
+        raise DeniedError(f"user {name or uid}", what, ENOUGH)
+    return config
+
+
+def slurm_user(config: str) -> tuple[str, int]:
+    """(name, uid) out of `scontrol show config`; root's where it does not say."""
+    found = _SLURM_USER.search(config)
+    return (found[1], int(found[2])) if found else ("root", 0)
+
+
+def admin_level(users: str, user: int | str) -> str:
+    """That of a user (a uid, or a name) out of `scontrol show assoc_mgr flags=users`; "" where slurmctld knows of none."""
+    key = 1 if isinstance(user, int) else 0
+    for name, uid, level in _LEVEL.findall(users):
+        if (name, int(uid))[key] == user:
+            return "" if level in ("Not Set", "None") else str(level)
+    return ""
+
+
+def may(level: str, *, writes: bool) -> bool:
+    """AdminComment, where each plan is noted, takes an Admin; reading others' scripts an Operator."""
+    low = level.lower()
+    return low.startswith("admin") or (not writes and low.startswith("operator"))

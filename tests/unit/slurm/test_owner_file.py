@@ -1,0 +1,57 @@
+"""What is written for one user's eyes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synergyd.slurm.owner_file import write_for
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Others can't enter pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def reads(uid: int, path: Path) -> bool:
+    done = subprocess.run(["cat", path], user=uid, group=uid, extra_groups=[], capture_output=True, check=False)
+    return done.stdout == b"a plan\n"
+
+
+@pytest.mark.parametrize("writer", [0, 65534])
+def test_its_owner_alone_reads_it(open_folder: Path, writer: int) -> None:
+    os.chown(open_folder, writer, writer)
+    path = open_folder / "7.sh"
+    child = os.fork()
+    if child == 0:
+        os.setgid(writer)
+        os.setuid(writer)
+        try:
+            for _ in range(2):  # it replaces what is there
+                write_for(path, "a plan\n", 5)
+        finally:
+            os._exit(not path.exists())
+    assert os.waitpid(child, 0)[1] == 0
+    assert reads(5, path) and not reads(6, path)
+
+
+def test_nothing_is_left_where_it_can_not_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+
+    def refused(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    with pytest.raises(OSError, match="not supported"):
+        write_for(tmp_path / "7.sh", "a plan\n", 5)
+    assert not list(tmp_path.iterdir())
