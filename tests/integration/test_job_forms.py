@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon_site import Shim, explain, row_of, sizes, status, until_beat, until_steps
+from tests.integration.daemon_site import Shim, explain, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import Synergyd, make_cluster
 
 pytestmark = pytest.mark.slurm
