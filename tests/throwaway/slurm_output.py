@@ -28,7 +28,7 @@ def release() -> tuple[int, int]:
 
 def queue(cluster: SlurmCluster) -> list[dict[str, Any]]:
     """All jobs as squeue's JSON has them. From 23.11 it has lists and {set, infinite, number}."""
-    rows = json.loads(cluster.run("squeue", "-t", "all", "--json").stdout)["jobs"]
+    rows = json.loads(cluster.run("squeue", "-t", "all", "--json", errors="replace").stdout)["jobs"]
     return [{key: _plain(key, value) for key, value in row.items()} for row in rows]
 
 
@@ -37,9 +37,9 @@ def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
     return next(r for r in queue(cluster) if r["job_id"] == job_id)
 
 
-def plain_gres(text: str) -> str:
-    """`gres/gpu:a100:2`, of 23.11 and later, as `gres:gpu:a100:2`."""
-    return text.replace("gres/", "gres:")
+def gres(text: str) -> str:
+    """A job's `gpu:a100:2` as squeue prints it."""
+    return f"{'gres/' if release() >= (23, 11) else 'gres:'}{text}"
 
 
 def _plain(key: str, value: Any) -> Any:
