@@ -20,27 +20,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.paths import ROOT
-from tests.throwaway.debian_root import CACHE, DebianRoot
+from tests.throwaway.debian_root import CACHE, MAKING_S, DebianRoot
 from tests.throwaway.slurm_build import build
 
 SUITES = {"24.11": "trixie", "26.05": "forky"}  # Debian's releases by their Slurm
-PACKAGES = (
-    "slurm-wlm", "munge", "slurmdbd", "mariadb-server", "slurm-wlm-jwt-plugin", "lua5.3", "python3", "procps", "iproute2", "postgresql",
-)  # fmt: skip
+FEW = ("slurm-wlm", "munge", "python3", "procps")  # python3: its libraries are this Python's too
+PACKAGES = (*FEW, "slurmdbd", "mariadb-server", "slurm-wlm-jwt-plugin", "lua5.3", "iproute2", "postgresql")
 SHARED = ("/tmp", "/dev", "/proc", "/sys")  # locks of ports lie in /tmp
 OF_THE_HOST = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/localtime")
 
 
-def why_not(release: str) -> str:
+def why_not(release: str, root: DebianRoot, making_s: float) -> str:
     """What keeps the Slurm of `release` from being had here, in one line; makes its root. "" if it is there."""
-    root = DebianRoot(SUITES[release], PACKAGES)
     if reason := root.why_not():
         return reason
     if not root.made():
-        print(f"== Debian {root.suite} in {root.folder.relative_to(ROOT)} (some minutes, once; about 1 GB)", flush=True)
+        print(f"== Debian {root.suite} in {root.folder.relative_to(ROOT)} (some minutes, once)", flush=True)
     try:
-        root.make()
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        root.make(making_s)
+    except subprocess.TimeoutExpired:
+        return f"no Debian {root.suite} within {making_s:g} s"
+    except RuntimeError as error:
         return f"no Debian {root.suite}: {' '.join(str(error).split())[-300:]}"
     has = version_in(root.folder)
     return "" if has.startswith(f"{release}.") else f"Debian {root.suite} has Slurm {has} now, not {release}"
@@ -99,9 +99,11 @@ def steps(root: DebianRoot, command: list[str]) -> list[str]:
 def main() -> None:
     """Runs the command in its place: its exit code is this one's."""
     parser = argparse.ArgumentParser(description="Run a command with another Slurm.", usage="%(prog)s [-h] "
-                                     "(RELEASE | --source FOLDER) [--or-pass] COMMAND...")  # fmt: skip
+                                     "[--or-pass] [--few] [--making-s S] (RELEASE | --source FOLDER) COMMAND...")  # fmt: skip
     parser.add_argument("--source", type=Path, metavar="FOLDER", help="of a Slurm that is built below build/slurm")
     parser.add_argument("--or-pass", action="store_true", help="where it is not to be had, say so and end with 0")
+    parser.add_argument("--few", action="store_true", help="without slurmdbd and the databases")
+    parser.add_argument("--making-s", type=float, default=MAKING_S, help="for debootstrap, default %(default)s")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=f"RELEASE ({', '.join(SUITES)}) and COMMAND")
     options = parser.parse_args()
     words: list[str] = options.words
@@ -114,9 +116,10 @@ def main() -> None:
         release = words.pop(0) if words else ""
         if release not in SUITES or not words:
             parser.error(f"{release!r}: expected one of {', '.join(SUITES)}, and a command")
-        reason = why_not(release)
+        root = DebianRoot(SUITES[release], FEW if options.few else PACKAGES)
+        reason = why_not(release, root, options.making_s)
         if not reason:
-            script = " && ".join(steps(DebianRoot(SUITES[release], PACKAGES), words))
+            script = " && ".join(steps(root, words))
             os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script])
     print(f"== no other Slurm here: {reason}", file=sys.stderr)
     sys.exit(0 if options.or_pass else 1)
