@@ -1,6 +1,8 @@
 # Everything this project needs on a fresh Debian 12 machine is set up by these targets; each says what it installs.
 #   make demo     the main job end to end on a throwaway Slurm cluster
 #   make test     all tests (real Slurm, PostgreSQL, torchrun)
+#   make test SLURM=24.11                 those of Slurm with another release's, of Debian's mirror; as root. 26.05 too
+#   make test SLURM_SOURCE=FOLDER         the same with a Slurm that is built from its source
 #   make check    fast tests, ruff, mypy
 #   make coverage lines that the unit tests reach, in htmlcov
 #   make venv     .venv alone; another Python: PYTHON=python3.13 VENV=.venv313 make check
@@ -18,15 +20,23 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 MEGATRON ?= megatron-core==0.16.1
 TORCH_INDEX ?=
+SLURM ?=
+SLURM_SOURCE ?=
+OTHER_SLURM = $(BIN)/python -m tests.throwaway.other_slurm $(if $(SLURM_SOURCE),--source '$(SLURM_SOURCE)',$(SLURM))
 
 .PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs deb test-deb
 
 demo: system venv
 	$(BIN)/python -m tests.demo
 
+ifeq ($(SLURM)$(SLURM_SOURCE),)
 test: system venv lint
 	$(BIN)/python -m pytest tests/unit -q -n 2
 	$(BIN)/python -m pytest tests/integration -q -n 2 --dist loadfile
+else
+test: system venv
+	$(OTHER_SLURM) $(BIN)/python -m pytest tests/unit tests/integration -q -n 2 --dist loadfile -m slurm
+endif
 
 # Of the unit tests only: it makes them three times slower, and most of the others' time passes in processes of their own.
 coverage: venv

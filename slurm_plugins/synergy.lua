@@ -441,13 +441,20 @@ local function one_request(tres)
   return number and #number < 6 and tonumber(number) > 0 and {kind = kind, count = tonumber(number)} or nil
 end
 
+-- What each task asks for but its CPUs: from 23.11 on -c2 is "cpu=2" in there too, which cpus_per_task says as well.
+local function per_task(job_desc)
+  local tres = job_desc.tres_per_task
+  if type(tres) ~= "string" then return tres end
+  return (("," .. tres):gsub(",cpu=%d+", ""):gsub("^,", ""))
+end
+
 local function given(number)
   return type(number) == "number" and number > 0 and number < UNSET and number or nil
 end
 
 -- What a script may read that says something else once the job has one task a node; and what starts tasks.
 local TASK_VARIABLES = {
-  "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_PER", "SLURM_GPUS[^_%w]",
+  "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER", "SLURM_GPUS_PER", "SLURM_GPUS[^_%w]",
 }
 local STARTERS = {"synergy%-launch", "srun", "mpirun", "mpiexec"}
 -- What must not stand before synergy-launch: a word that is no option; quotes; options of srun that one task a node would need
@@ -508,12 +515,14 @@ end
 -- that names anything besides one GPU request is left alone: asking by node would lose the rest.
 local function even_shape(job_desc)
   local node, job, task =
-    one_request(job_desc.tres_per_node), one_request(job_desc.tres_per_job), one_request(job_desc.tres_per_task)
-  local function lost(field, request)
-    return not request and (job_desc[field] or "") ~= ""
+    one_request(job_desc.tres_per_node), one_request(job_desc.tres_per_job), one_request(per_task(job_desc))
+  local function lost(tres, request)
+    return not request and (tres or "") ~= ""
   end
-  if lost("tres_per_node", node) or lost("tres_per_job", job) or lost("tres_per_task", task) then return nil end
-  if lost("tres_per_socket", nil) then return nil end
+  if lost(job_desc.tres_per_node, node) or lost(job_desc.tres_per_job, job) or lost(per_task(job_desc), task) then
+    return nil
+  end
+  if lost(job_desc.tres_per_socket, nil) then return nil end
   if given(job_desc.ntasks_per_socket) or given(job_desc.ntasks_per_core) then return nil end
   local nodes = nodes_of(job_desc, node, job, task)
   if not nodes then return nil end
@@ -564,9 +573,11 @@ local function ask_by_node(job_desc, shape)
   job_desc.min_nodes, job_desc.max_nodes = shape.nodes, shape.nodes
   if given(job_desc.ntasks_per_tres) then job_desc.ntasks_per_tres = UNSET end
   local kind = shape.kind ~= "" and shape.kind .. ":" or ""
-  job_desc.tres_per_node = "gres:gpu:" .. kind .. integer(shape.gpus)
+  local old = (job_desc.tres_per_node or "") .. (job_desc.tres_per_job or "") .. (per_task(job_desc) or "")
+  -- "gres:" up to 23.02, "gres/" from 23.11 on: neither takes the other's
+  job_desc.tres_per_node = (old:find("gres/", 1, true) and "gres/gpu:" or "gres:gpu:") .. kind .. integer(shape.gpus)
   for _, field in ipairs({"tres_per_job", "tres_per_task"}) do
-    if gpu_requests(job_desc[field]) > 0 then job_desc[field] = "" end
+    if (job_desc[field] or "") ~= "" then job_desc[field] = "" end
   end
   -- sbatch wrote them for srun, and no later size would meet them; with one task synergy-launch starts the others itself
   for _, name in ipairs({"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}) do
@@ -653,6 +664,12 @@ local function stamp_job(job_desc, found, stamp, grace)
     -- sbatch's own words for srun, which a smaller size would not meet: empty, a step takes the GPUs that the job has
     for _, name in ipairs({"SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"}) do
       set_environment(job_desc, name, "")
+    end
+    -- from 23.11 on; CPUs of a task stand in SLURM_CPUS_PER_TASK too
+    for name, word in pairs({SLURM_TRES_PER_TASK = "gpu", SLURM_TRES_BIND = "per_task"}) do
+      pcall(function()
+        if job_desc.environment[name]:find(word, 1, true) then job_desc.environment[name] = "" end
+      end)
     end
   end
   if put_off then job_desc.begin_time = now + grace end

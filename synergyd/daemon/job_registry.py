@@ -144,7 +144,7 @@ class JobRegistry:
         tasks = [r for r in rows if r.array]
         self.names.clear()
         self.names.update({r.job_id: name_of(r) for r in tasks})
-        said = {r.array_job_id: throttle_of(r) for r in tasks if is_rest(r)}
+        said = {r.array_job_id: throttle_of(r) for r in tasks if is_rest(r) and not r.merged}
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
         for r in tasks:

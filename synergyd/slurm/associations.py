@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _QOS = re.compile(r"QOS=(.+)\(\d+\)\s*\Z")
-_PARENT = re.compile(r" +ParentAccount=(.*)\(\d+\) Lft=\d+ ")
+_PARENT = re.compile(r" +ParentAccount=(.*)\(\d+\) (?:Lft=\d+ |Lineage=/)")  # Lineage from 23.11 on
 _RECORD = re.compile(r"\n(?=\S)")
 _NAMED = re.compile(r".*\((\d{1,10})\)\Z|(\d{1,10})\Z")  # `mina(1000)`, or `1000`
 _PAIR = re.compile(r"\b([A-Za-z]+)=(\S*)")

@@ -41,8 +41,10 @@ NODE_FIELDS: tuple[tuple[str, int], ...] = (
     ("PartitionName", 64), ("Reason", REASON_BYTES + 4), ("CPUsState", 44), ("Memory", 16), ("AllocMem", 16),
     ("Threads", 8), ("Disk", 16),
 )  # fmt: skip
-# hidden partitions too; memory in MiB, not rounded to G; pending array tasks that have become jobs are rows of their own
-JOB_OPTIONS = ("-a", "--noconvert", "--array-unique")
+# Further columns by the first release that has them; any is an error to those before.
+JOB_FIELDS_FROM = {(26, 5): (("Exclusive", 8),)}
+# hidden partitions too; memory in MiB, not rounded to G
+JOB_OPTIONS = ("-a", "--noconvert")
 # Columns that mean something else when they are cut: rows that fill one are read again with these widths.
 JOB_WIDE = {
     "UserName": 256, "Partition": 4096, "Account": 256, "QOS": 256, "Feature": 4096, "Reservation": 1024,
@@ -51,6 +53,11 @@ JOB_WIDE = {
 }  # fmt: skip
 NODE_WIDE = {"NodeList": 256, "Gres": 8192, "GresUsed": 8192, "Features": 8192, "PartitionName": 256}
 _SIGNED = re.compile(r"-?[0-9]{1,10}\Z")
+
+
+def job_fields(release: tuple[int, int]) -> tuple[tuple[str, int], ...]:
+    """The columns to ask squeue of `release` for."""
+    return JOB_FIELDS + tuple(x for since, fields in JOB_FIELDS_FROM.items() if release >= since for x in fields)
 
 
 def count(text: str) -> int:
@@ -74,7 +81,9 @@ def job_row(f: Mapping[str, str]) -> JobRow:
     if not (f["JobID"].isdecimal() and f["UserID"].isdecimal()):
         raise SlurmError("squeue", f"answer not understood (job {f['JobID']!r}, user {f['UserID']!r})", transient=False)
     job_id = int(f["JobID"])
-    min_memory, memory = mib_of(f["MinMemory"]), mib_of(tres_counts(f["tres-alloc"]).get("mem", ""))
+    # some releases show memory of a GPU there too
+    min_memory = 0 if per_gpu(f["mem-per-tres"]) else mib_of(f["MinMemory"])
+    memory = mib_of(tres_counts(f["tres-alloc"]).get("mem", ""))
     sockets, cores, threads = (f["SCT"].split(":") + ["*"] * 3)[:3]
     array, het = value(f["ArrayTaskID"]) != "", value(f["HetJobID"]) != ""
     per = (value(f[k]) for k in ("tres-per-job", "tres-per-socket", "tres-per-task"))
@@ -119,7 +128,7 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         tmp_disk_mib=mib_of(f["MinTmpDisk"]),
         max_nodes=count(f["MaxNodes"]),
         req_nodes=node_names(value(f["ReqNodes"]), job_id),
-        oversubscribe=f["OverSubscribe"],
+        oversubscribe=_sharing(f),
         contiguous=f["Contiguous"] == "1",
         core_spec=count(f["CoreSpec"]),
         licenses=value(f["Licenses"]),
@@ -135,6 +144,13 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         tres_gpus=count(tres_counts(f["tres-alloc"]).get("gres/gpu", "")),
         nice=int(f["Nice"]) if _SIGNED.match(f["Nice"]) else 0,
     )
+
+
+def _sharing(f: Mapping[str, str]) -> str:
+    """`JobRow.oversubscribe`. From 26.05 the words for whole nodes are a column of their own, and OverSubscribe=NO says less."""
+    if "Exclusive" not in f:
+        return f["OverSubscribe"]
+    return {"NODE": "NO", "TOPO": "NO", "NO": "OK"}.get(f["Exclusive"], f["Exclusive"])
 
 
 def tres_counts(tres: str) -> dict[str, str]:

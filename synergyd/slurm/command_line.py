@@ -11,15 +11,17 @@ from typing import Any
 
 from synergyd.slurm.accounting import owners_token, read_rules
 from synergyd.slurm.admin_comments import NO_JOB, AdminComments
+from synergyd.slurm.array_rows import MERGES_TASKS, TASK_FIELDS, apart, may_hide
 from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
-    JOB_FIELDS,
     JOB_OPTIONS,
     JOB_WIDE,
     NODE_FIELDS,
     NODE_WIDE,
+    count,
     expanded,
+    job_fields,
     job_row,
     node_names,
     node_row,
@@ -40,6 +42,7 @@ SIGNAL_TIMEOUT_S = (
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
+HIDDEN_IDS = 5000  # of one read of array tasks that other rows stood for
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
@@ -54,6 +57,7 @@ class CommandLine(Commands):
 
     `environment` is added to the daemon's own (tests name a throwaway cluster by SLURM_CONF). Calls are counted in `calls`.
     `writing` is entered around the start of each call that changes jobs, and may raise SlurmError instead.
+    `slurm_release`: (22, 5) of Slurm 22.05, where it is known.
     Raises SlurmError from every method, and DeniedError where Slurm does not let this user read scripts or change jobs.
     """
 
@@ -64,11 +68,13 @@ class CommandLine(Commands):
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        slurm_release: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(environment, timeout_s)
         self._writing = writing
         self._owners = Owners()
         self._comments = AdminComments(self.run)
+        self._slurm_release = slurm_release
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
@@ -131,13 +137,19 @@ class CommandLine(Commands):
         return self.run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
-        """One call: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""
+        """One call or two: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""
+        found = self._node_lists(job_ids)
+        # an array's record stands for its pending tasks from 23.02 on (`array_rows`), unless it is not asked for
+        left = [i for i in job_ids if i not in found]
+        return {**found, **self._node_lists(left)} if found and left else found
+
+    def _node_lists(self, job_ids: Sequence[int]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
         found = {}
         for i in range(0, len(job_ids), WIDE_IDS):
             ids = ",".join(str(int(n)) for n in job_ids[i : i + WIDE_IDS])
             fields = (("%A", 12), ("%n", NODE_LIST_BYTES), ("%x", NODE_LIST_BYTES))
             try:
-                rows = self.table("squeue", fields, "-a", "--array-unique", "-j", ids)
+                rows = self.table("squeue", fields, "-a", "-j", ids)
             except SlurmError as error:
                 if NO_JOB.search(error.what):
                     continue
@@ -274,24 +286,44 @@ class CommandLine(Commands):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _jobs(self, *options: str) -> tuple[JobRow, ...]:
-        cut: list[str] = []
+        fields = job_fields(self._own_release())
+        rows = self._rows(fields, *options)
+        if self._own_release() >= MERGES_TASKS and may_hide(rows):
+            rows, hidden = apart(rows, [f for f, _ in self.table("squeue", TASK_FIELDS, "-a", "-r", *options)])
+            rows += self._rows_of(hidden, fields, HIDDEN_IDS)
+        return tuple(rows)
+
+    def _rows(self, fields: Sequence[tuple[str, int]], *options: str) -> list[JobRow]:
+        cut: list[int] = []
         rows: list[JobRow] = []
-        for f, full in self.table("squeue", JOB_FIELDS, *JOB_OPTIONS, *options):
-            if full & JOB_WIDE.keys():
-                cut.append(f["JobID"])
+        wide = _widened(fields, JOB_WIDE)
+        for f, full in self.table("squeue", fields, *JOB_OPTIONS, *options):
+            if full & JOB_WIDE.keys() and wide != fields:
+                cut.append(count(f["JobID"]))
             else:
                 rows.append(job_row(f))
-        for i in range(0, len(cut), WIDE_IDS):
-            ids = cut[i : i + WIDE_IDS]
+        return rows + self._rows_of(cut, wide, WIDE_IDS)
+
+    def _rows_of(self, job_ids: Sequence[int], fields: Sequence[tuple[str, int]], at_once: int) -> list[JobRow]:
+        rows: list[JobRow] = []
+        for i in range(0, len(job_ids), at_once):
+            ids = job_ids[i : i + at_once]
             try:
-                again = self.table("squeue", _widened(JOB_FIELDS, JOB_WIDE), *JOB_OPTIONS, "-j", ",".join(ids))
+                found = self._rows(fields, "-j", ",".join(map(str, ids)))
             except SlurmError as error:
                 if NO_JOB.search(error.what):  # it has left in between
                     continue
                 raise
             # an id of an array or a heterogeneous job names its other parts too
-            rows.extend(job_row(f) for f, _ in again if f["JobID"] in ids)
-        return tuple(rows)
+            rows.extend(row for row in found if row.job_id in ids)
+        return rows
+
+    def _own_release(self) -> tuple[int, int]:
+        """(22, 5) of 22.05.8. Asked of Slurm once."""
+        if self._slurm_release is None:
+            first, second = re.findall(r"\d+", f"{self.version()} 0 0")[:2]
+            self._slurm_release = int(first), int(second)
+        return self._slurm_release
 
 
 def _named(job: int | str) -> str:

@@ -38,7 +38,8 @@ class Commands:
     def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
         outer = {k: v for k, v in os.environ.items() if k in _OURS or not k.startswith(_FOREIGN)}
         # seconds since 1970 in every time field, and messages in the language that TRANSIENT knows
-        self._environment = {**outer, **(environment or {}), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+        own = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8", "SQUEUE_ARRAY_UNIQUE": "1"}  # the last for `array_rows`
+        self._environment = {**outer, **(environment or {}), **own}
         self._timeout_s = timeout_s
         self.calls = 0
         self.pace: Pace | None = None  # where Slurm limits the requests of this user

@@ -32,6 +32,7 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
     for word in cluster.get("JobDefaults", "").split(","):
         per_gpu.setdefault(*word.partition("=")[::2])
     defaults, most = _memory("Def", f, cluster), _memory("Max", f, cluster)
+    exclusive = f.get("Exclusive", "")  # from 26.05, in place of OverSubscribe=EXCLUSIVE and ExclusiveUser
     return PartitionRow(
         name=f["PartitionName"],
         state=f.get("State", "UP"),
@@ -52,7 +53,7 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
         deny_qos=_names(f.get("DenyQos", "")),
         allow_groups=_names(f.get("AllowGroups", "")),
         oversubscribe=f.get("OverSubscribe", "NO"),
-        exclusive_user=f.get("ExclusiveUser", "NO") == "YES",
+        exclusive_user=f.get("ExclusiveUser", "NO") == "YES" or exclusive == "USER",
         preempt_mode=f.get("PreemptMode", "OFF"),
         grace_s=float(_number(f.get("GraceTime", "")) or 0),
         nodes=_nodes(f.get("Nodes", "")),
@@ -61,7 +62,9 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
         qos="" if f.get("QoS", "") in _NONE else f["QoS"],
         priority_tier=_number(f.get("PriorityTier", "")) or 0,
         counts_memory="MEMORY" in select,
-        whole_nodes=f.get("OverSubscribe", "") == "EXCLUSIVE" or cluster.get("SelectType", "") == "select/linear",
+        whole_nodes=f.get("OverSubscribe", "") == "EXCLUSIVE"
+        or exclusive in ("NODE", "TOPO")
+        or cluster.get("SelectType", "") == "select/linear",
         whole_cores=not any(x.startswith("CR_CPU") for x in select.split(",")),
     )
 

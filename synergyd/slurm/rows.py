@@ -76,6 +76,9 @@ class JobRow:
     het_job_id: int = 0  # 0: not heterogeneous
     het_offset: int = 0
     nice: int = 0
+    merged: bool = (
+        False  # its record was shown with other tasks' in it: `array_task` has no throttle, whether there is one or not
+    )
     tres_gpus: int = 0  # of all nodes, as Slurm counts them (AccountingStorageTRES); 0: it does not
 
 

@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from tests.paths import ROOT
+from tests.throwaway.debian_root import DebianRoot
 
-SUITE = "bookworm"
-PACKAGES = "systemd,python3,slurm-wlm,munge"
-CACHE = ROOT / "build" / "debian" / SUITE
-MIRROR = "http://deb.debian.org/debian"
+DEBIAN = DebianRoot("bookworm", ("systemd", "python3", "slurm-wlm", "munge"))
+PROGRAMS = ("unshare", "nsenter", "chroot", "dpkg-deb", "ip")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def why_not() -> str:
-    """What keeps a fresh Debian from being made here, in one line; "" if nothing does."""
-    if os.geteuid() != 0:
-        return "a chroot needs root"
-    lacks = [name for name in ("unshare", "nsenter", "chroot", "dpkg-deb", "ip") if shutil.which(name) is None]
-    if not (CACHE / ".ready").exists() and shutil.which("debootstrap") is None:
-        lacks.append("debootstrap")
-    if lacks:
-        return f"{', '.join(lacks)} not installed here"
-    probe = ["unshare", "--mount", "--net", "--pid", "--fork", "true"]
-    done = subprocess.run(probe, capture_output=True, text=True, check=False)
-    return f"no namespaces here: {done.stderr.strip()}" if done.returncode else ""
-
-
-def make_cache() -> None:
-    """Three minutes, once: CACHE holds a Debian that is never written to afterwards. Raises RuntimeError."""
-    if (CACHE / ".ready").exists():
-        return
-    part = CACHE.with_name(f".{SUITE}.{os.getpid()}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        # its mounts of /proc and /sys end with the namespace: none is left below `part` for rmtree
-        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "debootstrap", "--variant=minbase"]
-        command += [f"--include={PACKAGES}", SUITE, str(part), MIRROR]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-        if done.returncode:
-            raise RuntimeError(f"debootstrap failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
-        shutil.rmtree(CACHE, ignore_errors=True)
-        part.replace(CACHE)
-        (CACHE / ".ready").touch()
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
 class FreshDebian:
-    """A running copy of CACHE, as a context manager; everything in it ends with it."""
+    """A running copy of DEBIAN's folder, as a context manager; everything in it ends with it."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="synergy-debian-"))
@@ -65,7 +28,7 @@ class FreshDebian:
     def __enter__(self) -> FreshDebian:
         for folder in (self.root, self._upper, self._folder / "work"):
             folder.mkdir()
-        layers = f"lowerdir={CACHE},upperdir={self._upper},workdir={self._folder / 'work'}"
+        layers = f"lowerdir={DEBIAN.folder},upperdir={self._upper},workdir={self._folder / 'work'}"
         steps = (
             f"mount -t overlay overlay -o {layers} {self.root}",
             f"cd {self.root}",

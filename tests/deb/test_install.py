@@ -20,7 +20,7 @@ import pytest
 from deb.build import PACKAGES, SITE, build
 from synergyd import __version__
 from synergyd.store import schema
-from tests.deb.fresh_debian import FreshDebian, make_cache, why_not
+from tests.deb.fresh_debian import DEBIAN, PROGRAMS, FreshDebian
 from tests.paths import ROOT
 from tests.unit.store.test_before_upgrade import database
 
@@ -62,12 +62,12 @@ srun synergy-launch --runner python /home/mina/train.py
 @pytest.fixture(scope="module")
 def packages() -> list[Path]:
     """Those of `make deb`; skips where no fresh Debian can be made."""
-    if reason := why_not():
+    if reason := DEBIAN.why_not(PROGRAMS):
         pytest.skip(reason)
     found = [BUILT / f"{p.name}_{__version__}_{p.architecture}.deb" for p in PACKAGES.values()]
     if missing := [path.name for path in found if not path.exists()]:
         pytest.skip(f"no {', '.join(missing)} in build/deb: make deb")
-    make_cache()
+    DEBIAN.make()
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -88,13 +87,6 @@ def explain(cluster: SlurmCluster, job_id: int, url: str = "") -> dict[str, Any]
 def story(cluster: SlurmCluster, job_id: int) -> str:
     """The events that `synergyctl explain` tells of the job, a line each."""
     return "\n".join(event["detail"] for event in explain(cluster, job_id)["story"])
-
-
-def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
-    """The job as squeue's JSON has it."""
-    rows = json.loads(cluster.run("squeue", "-t", "all", "--json").stdout)["jobs"]
-    found: dict[str, Any] = next(r for r in rows if r["job_id"] == job_id)
-    return found
 
 
 def until_beat(cluster: SlurmCluster) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.daemon_site import ELASTIC, explain, row_of, status, until_beat
+from tests.integration.daemon_site import ELASTIC, explain, status, until_beat
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
+from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.daemon_site import row_of, until_beat, until_steps
+from tests.integration.daemon_site import until_beat, until_steps
 from tests.integration.test_walltime import squeue, told
 from tests.throwaway import light_job
 from tests.throwaway.power import cloud_settings
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
+from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [

@@ -16,7 +16,6 @@ from tests.integration.daemon_site import (
     Shim,
     explain,
     failed,
-    row_of,
     shown,
     sizes,
     status,
@@ -26,6 +25,7 @@ from tests.integration.daemon_site import (
 )
 from tests.throwaway import light_job
 from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.slurm_output import queue, row_of
 from tests.throwaway.synergy import synergyd
 
 pytestmark = pytest.mark.slurm
@@ -100,7 +100,7 @@ def test_no_write_goes_to_jobs_without_a_directive(site: SlurmCluster) -> None:
         shell.terminate()
         shell.wait(60)
     assert shim.written() == set(ours)
-    comments = {r["job_id"]: r["admin_comment"] for r in json.loads(site.run("squeue", "--json").stdout)["jobs"]}
+    comments = {r["job_id"]: r["admin_comment"] for r in queue(site)}
     assert all(not text for i, text in comments.items() if i not in ours)
 
 
@@ -126,7 +126,7 @@ def test_the_daemon_reads_directives_where_the_plugin_is_absent(bare: SlurmClust
         bare.wait_for(lambda: set(jobs) <= set(status(bare)), 60, "the jobs to be known")
         told = explain(bare, wrong)
         assert "tp='0' is not right; tp takes a whole number from 1 to 1024" in told["decision"]["why"]
-        rows = json.loads(bare.run("squeue", "--json").stdout)["jobs"]
+        rows = queue(bare)
         members = [r["job_id"] for r in rows if het <= r["job_id"] < jobs[0]]
         assert len(members) == 2
         assert "2 of its components ask for GPUs" in explain(bare, het)["decision"]["why"]

@@ -9,9 +9,10 @@ from urllib.parse import unquote
 import pytest
 
 from synergyd.wire import admin_comment
-from tests.integration.daemon_site import explain, row_of, status, until_beat
+from tests.integration.daemon_site import explain, status, until_beat
 from tests.throwaway import light_job
 from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = pytest.mark.slurm

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon_site import Shim, explain, row_of, sizes, status, until_beat, until_steps
+from tests.integration.daemon_site import Shim, explain, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.slurm_output import gres, row_of
 from tests.throwaway.synergy import Synergyd, make_cluster
 
 pytestmark = pytest.mark.slurm
@@ -111,11 +112,11 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
 
 
 REQUESTS = (
-    (("-N1", "-n4", "-c2", "--gpus-per-task=1"), "gres:gpu:4"),
-    (("-N2", "--ntasks-per-node=4", "--gpus=8"), "gres:gpu:4"),
-    (("-N1", "--gpus=3"), "gres:gpu:3"),
-    (("-N2", "-n4", "--gpus-per-node=cpu:2", "--cpus-per-gpu=3"), "gres:gpu:cpu:2"),
-    (("-N1", "--ntasks-per-gpu=1", "--gpus-per-node=4"), "gres:gpu:4"),
+    (("-N1", "-n4", "-c2", "--gpus-per-task=1"), "gpu:4"),
+    (("-N2", "--ntasks-per-node=4", "--gpus=8"), "gpu:4"),
+    (("-N1", "--gpus=3"), "gpu:3"),
+    (("-N2", "-n4", "--gpus-per-node=cpu:2", "--cpus-per-gpu=3"), "gpu:cpu:2"),
+    (("-N1", "--ntasks-per-gpu=1", "--gpus-per-node=4"), "gpu:4"),
 )
 
 
@@ -127,7 +128,7 @@ def test_other_requests_get_what_they_would_have_got(site: SlurmCluster) -> None
     site.wait_for(lambda: {ours for _, ours in pairs} <= status(site).keys(), 60, "the jobs to be known")
     for (plain, ours), (options, request) in zip(pairs, REQUESTS, strict=True):
         words = "squeue", "-h", "-j", str(ours), "-O", "tres-per-node:24,NumTasks:6"
-        wanted = [request, options[0][2:]]
+        wanted = [gres(request), options[0][2:]]
         site.wait_for(lambda w=words, x=wanted: site.run(*w).stdout.split() == x, 60, f"{options}: {wanted}")  # type: ignore[misc]
         site.run("synergyctl", "pause", str(ours))
         got = []

@@ -14,6 +14,7 @@ import pytest
 
 from synergyd.daemon import heartbeat
 from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import PLUGINS, hook, make_cluster
 
 pytestmark = pytest.mark.slurm
@@ -64,13 +65,6 @@ def refused(cluster: SlurmCluster, text: str | bytes, *options: str, **kwargs: A
     return lines
 
 
-def job(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
-    """The job as squeue's JSON has it: unlike scontrol's text, no name or comment can imitate another field."""
-    rows = json.loads(cluster.run("squeue", "-t", "all", "--json").stdout)["jobs"]
-    found: dict[str, Any] = next(r for r in rows if r["job_id"] == job_id)
-    return found
-
-
 def starts_at_once(cluster: SlurmCluster, job_id: int) -> None:
     cluster.wait_for(lambda: cluster.state(job_id) in ("RUNNING", "COMPLETING", "COMPLETED"), 120, "the job to start")
 
@@ -78,7 +72,7 @@ def starts_at_once(cluster: SlurmCluster, job_id: int) -> None:
 def waits(cluster: SlurmCluster, job_id: int) -> float:
     """The job is pending until its begin time; returns the seconds from its submission to that."""
     time.sleep(1.5)  # several rounds of this cluster's scheduler
-    row = job(cluster, job_id)
+    row = row_of(cluster, job_id)
     assert (row["job_state"], row["state_reason"]) == ("PENDING", "BeginTime"), row
     return float(row["eligible_time"] - row["submit_time"])
 
@@ -130,7 +124,7 @@ def test_jobs_that_could_not_be_resized_are_refused(slurm: SlurmCluster, options
 
 def test_resize_no_admits_them(slurm: SlurmCluster) -> None:
     job_id = slurm.sbatch(script("#SYNERGY resize=no\n"), "--no-requeue", "--ntasks-per-node=2")
-    row = job(slurm, job_id)
+    row = row_of(slurm, job_id)
     assert (row["admin_comment"], row["requeue"]) == ("synergy:1 resize=no", False)
 
 
@@ -140,7 +134,7 @@ def test_resize_no_admits_them(slurm: SlurmCluster) -> None:
 def test_stamp_requeue_state_folder_and_comment(slurm: SlurmCluster) -> None:
     out = slurm.folder / "environment"
     job_id = slurm.sbatch(script(GOOD, "env\n"), "--comment", '{"reaper": 1} synergy:1', f"--output={out}")
-    row = job(slurm, job_id)
+    row = row_of(slurm, job_id)
     assert row["admin_comment"] == "synergy:1 min_gpus=1 max_gpus=4"
     assert row["comment"] == '{"reaper": 1} synergy:1'
     assert row["requeue"] is True
@@ -151,7 +145,7 @@ def test_stamp_requeue_state_folder_and_comment(slurm: SlurmCluster) -> None:
 
 def test_a_plain_users_job_is_stamped_and_refused_alike(slurm: SlurmCluster) -> None:
     as_nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": slurm.folder}
-    row = job(slurm, slurm.sbatch(script(GOOD), **as_nobody))
+    row = row_of(slurm, slurm.sbatch(script(GOOD), **as_nobody))
     assert row["user_id"] == NOBODY
     assert row["admin_comment"] == "synergy:1 min_gpus=1 max_gpus=4"
     assert refused(slurm, script("#SYNERGY tp=0\n"), **as_nobody) == [
@@ -160,7 +154,7 @@ def test_a_plain_users_job_is_stamped_and_refused_alike(slurm: SlurmCluster) -> 
     # and can't forge it afterwards
     done = slurm.run("scontrol", "update", f"JobId={row['job_id']}", "AdminComment=x", check=False, **as_nobody)
     assert done.returncode == 1
-    assert job(slurm, row["job_id"])["admin_comment"] == "synergy:1 min_gpus=1 max_gpus=4"
+    assert row_of(slurm, row["job_id"])["admin_comment"] == "synergy:1 min_gpus=1 max_gpus=4"
 
 
 def test_right_cases_are_stamped(slurm: SlurmCluster) -> None:
@@ -172,7 +166,7 @@ def test_right_cases_are_stamped(slurm: SlurmCluster) -> None:
         tried += 1
         given = f"#!/bin/sh\n{text}\n" if not text.startswith("#!") else text
         options = ("--hold", "--ntasks-per-node=1", "--gres=gpu:1")
-        row = job(slurm, slurm.sbatch(given, *options))
+        row = row_of(slurm, slurm.sbatch(given, *options))
         assert row["admin_comment"] == case["stamp"], case["name"]
     assert tried > 12
 
@@ -188,7 +182,7 @@ def test_jobs_without_a_directive_are_untouched(slurm: SlurmCluster) -> None:
     requeues = []
     for job_id in plain:
         starts_at_once(slurm, job_id)
-        row = job(slurm, job_id)
+        row = row_of(slurm, job_id)
         assert (row["admin_comment"], row["comment"]) == ("", "mine")
         assert row["eligible_time"] == row["submit_time"]
         requeues.append(row["requeue"])
@@ -226,7 +220,7 @@ def test_without_a_fresh_heartbeat_the_job_is_a_plain_one(slurm: SlurmCluster, w
     try:
         job_id = slurm.sbatch(script(GOOD))
         starts_at_once(slurm, job_id)
-        row = job(slurm, job_id)
+        row = row_of(slurm, job_id)
         assert (row["admin_comment"], row["eligible_time"]) == ("", row["submit_time"])
     finally:
         if path.is_dir():
@@ -289,6 +283,6 @@ def test_a_broken_plugin_refuses_synergy_jobs_and_lets_others_pass(broken: Slurm
         assert said == [LOAD]
     plain = broken.sbatch(script(""))
     starts_at_once(broken, plain)
-    assert job(broken, plain)["admin_comment"] == ""
+    assert row_of(broken, plain)["admin_comment"] == ""
     install(broken, PLUGINS)
-    assert job(broken, broken.sbatch(script(GOOD)))["admin_comment"] == "synergy:1 min_gpus=1 max_gpus=4"
+    assert row_of(broken, broken.sbatch(script(GOOD)))["admin_comment"] == "synergy:1 min_gpus=1 max_gpus=4"

@@ -20,6 +20,7 @@ from synergyd.slurm.pyslurm_reader import DIFFERENCES
 from synergyd.slurm.rows import NAME_BYTES, JobRow, NodeRow, gpus_of, shown
 from tests.paths import ROOT, python_path
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
+from tests.throwaway.slurm_output import gres, queue
 
 pytestmark = [
     pytest.mark.slurm,
@@ -217,6 +218,9 @@ def make_jobs(c: SlurmCluster) -> tuple[dict[str, int], set[int]]:
     )
     submit("array of one", "--hold", "--array=5")
     submit("array running", "--array=0-1%1", "-w", "n3")
+    apart = submit("array apart", "--hold", "--array=0-5%2", "--exclude=n2")
+    for task in (3, 4):  # pending tasks with job ids of their own
+        c.run("scontrol", "update", f"JobId={apart}_{task}", "TimeLimit=5")
     submit("het", "-n1", "--hold", "--gres=gpu:1", ":", "-n2", "--hold")
     for key, name in HOSTILE.items():
         submit(f"name {key}", "--hold", f"--job-name={name}")
@@ -257,19 +261,23 @@ def test_which(world: World, got: Read, request: pytest.FixtureRequest) -> None:
     )
 
 
+def records(world: World, key: str) -> list[int]:
+    """Job ids of all records of the array."""
+    return [row["job_id"] for row in queue(world.cluster) if row["array_job_id"] == world.ids[key]]
+
+
 def test_exactly_the_jobs_of_the_queue(world: World, got: Read) -> None:
     expected = set(world.ids.values()) | {world.ids["het"] + 1}
-    tasks = world.cluster.run("squeue", "-a", "-h", "-j", str(world.ids["array running"]), "-o", "%A").stdout.split()
-    assert set(got.jobs) == expected | {int(t) for t in tasks}
+    assert set(got.jobs) == expected | set(records(world, "array running")) | set(records(world, "array apart"))
     assert not world.left & set(got.jobs)
 
 
 STATES: dict[str, Callable[[JobRow], bool]] = {
     "running typed": lambda j: (
-        (j.state, j.tres_per_node, j.tres_other, j.node_names) == ("RUNNING", "gres:gpu:a100:2", "", ("n1",))
+        (j.state, j.tres_per_node, j.tres_other, j.node_names) == ("RUNNING", gres("gpu:a100:2"), "", ("n1",))
         and j.batch and j.requeue and j.priority > 0 and j.restarts == 0 and j.start_s is not None
     ),
-    "running by job": lambda j: (j.state, j.tres_per_node, j.tres_other) == ("RUNNING", "", "gres:gpu:1"),
+    "running by job": lambda j: (j.state, j.tres_per_node, j.tres_other) == ("RUNNING", "", gres("gpu:1")),
     "suspended": lambda j: (j.state, j.node_names, j.partition) == ("SUSPENDED", ("n2",), "second"),
     "two nodes": lambda j: (j.node_names, j.num_nodes, j.num_tasks) == (("n1", "n2"), 2, 2),
     "completing": lambda j: (j.state, j.node_names) == ("COMPLETING", ("n5",)),
@@ -285,17 +293,18 @@ STATES: dict[str, Callable[[JobRow], bool]] = {
     ),
     "no requeue": lambda j: not j.requeue,
     "begin": lambda j: (
-        (j.state, j.reason, j.tres_per_node) == ("PENDING", "BeginTime", "gres:gpu")
+        (j.state, j.reason, j.tres_per_node) == ("PENDING", "BeginTime", gres("gpu"))
         and j.eligible_s is not None and 3500 < j.eligible_s - j.submit_s < 3700
     ),
     "too big": lambda j: j.state == "PENDING" and j.num_nodes == 6 and len(j.reason) > 3,
     "many partitions": lambda j: j.partition == ",".join(LONG),
-    "by task": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:1"),
-    "by socket": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:v100:1"),
-    "by job": lambda j: (j.tres_per_node, j.tres_other) == ("", "gres:gpu:a100:2"),
+    "by task": lambda j: (j.tres_per_node, gpus_of(j.tres_other)) == ("", ("", 1)),
+    "by socket": lambda j: (j.tres_per_node, j.tres_other) == ("", gres("gpu:v100:1")),
+    "by job": lambda j: (j.tres_per_node, j.tres_other) == ("", gres("gpu:a100:2")),
     "array": lambda j: j.array and not j.het and (j.array_job_id, j.array_task) == (j.job_id, "0-3%2"),
     "array of one": lambda j: j.array and j.array_task == "5",
     "array running": lambda j: j.array,
+    "array apart": lambda j: j.array and j.array_task == ("0-2,5" if j.merged else "0-2,5%2") and j.time_limit_s != 300,
     "het": lambda j: j.het and not j.array and (j.het_job_id, j.het_offset) == (j.job_id, 0),
     "node options": lambda j: (
         (j.req_nodes, j.tasks_per_node, j.cpus_per_task, j.min_cpus, j.num_cpus) == (("n2", "n3"), 2, 4, 8, 16)
@@ -327,10 +336,10 @@ def test_second_part_of_a_heterogeneous_job(world: World, got: Read) -> None:
 
 
 def test_tasks_of_an_array(world: World, got: Read) -> None:
-    first = world.ids["array running"]
-    ids = world.cluster.run("squeue", "-h", "-j", str(first), "-o", "%A").stdout.split()
-    states = sorted(got.jobs[int(i)].state for i in ids)
-    assert states == ["PENDING", "RUNNING"]
+    assert sorted(got.jobs[i].state for i in records(world, "array running")) == ["PENDING", "RUNNING"]
+    first = world.ids["array apart"]
+    own = [got.jobs[i] for i in records(world, "array apart") if i != first]
+    assert sorted((j.array_job_id, j.array_task, j.time_limit_s) for j in own) == [(first, "3", 300), (first, "4", 300)]
 
 
 @pytest.mark.parametrize("key", HOSTILE)
@@ -382,7 +391,16 @@ def test_backends_agree(world: World) -> None:
 
 def test_command_line_single_jobs(world: World) -> None:
     line = CommandLine(world.cluster.env)
-    for key in ("running typed", "array", "het", "many partitions", "name newline", "resized", "completing"):
+    for key in (
+        "running typed",
+        "array",
+        "array apart",
+        "het",
+        "many partitions",
+        "name newline",
+        "resized",
+        "completing",
+    ):
         job_id = world.ids[key]
         assert line.job(job_id) == world.reads["command line"].jobs[job_id]
     for gone in (*world.left, 4_000_000):
@@ -394,6 +412,8 @@ def test_command_line_single_jobs(world: World) -> None:
         chosen: (("n2", "n3"), ("n1",)),
         world.ids["held"]: ((), ()),
     }
+    tasks = records(world, "array apart")
+    assert line.node_lists(tasks) == {i: ((), ("n2",)) for i in tasks} and len(tasks) == 3
 
 
 def test_partitions(world: World) -> None:

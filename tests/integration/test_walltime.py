@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from synergyd.errors import UsageError
-from tests.integration.daemon_site import explain, row_of, until_beat, until_steps
+from tests.integration.daemon_site import explain, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import Synergyd, make_cluster, synergyd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

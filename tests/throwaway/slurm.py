@@ -24,6 +24,7 @@ from types import TracebackType
 
 from tests.throwaway.accounting import DBD_PORT, SQL_PORT, Accounting
 from tests.throwaway.accounting import missing_programs as missing_for_accounting
+from tests.throwaway.slurm_output import release
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sinfo", "sbatch", "srun", "scancel")
 BACKUP_HOST = "backup"
@@ -380,7 +381,8 @@ class SlurmCluster:
         ]
         self.conf.write_text("\n".join(lines) + "\n")
         (d / "gres.conf").write_text("\n".join(gres) + "\n")
-        (d / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        # by itself slurmd looks for a mounted one; 22.05 can't do without
+        (d / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if release() >= (23, 11) else "CgroupAutomount=no\n")
 
     def spawn(self, program: str, args: Sequence[str], key: str = "") -> None:
         log = (self.folder / "log" / f"{key or program}.log").open("ab")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +41,9 @@ def shared(found: SlurmLimits, slurm: str, unit: str = "GPUs") -> dict[str, floa
     return {f"{x.kind} {x.name}": x.most for x in found.shared if (x.slurm, x.unit) == (slurm, unit)}
 
 
-def test_what_is_left_of_an_account_and_of_those_above_it() -> None:
-    found = limits(WAITS)
+@pytest.mark.parametrize("text", [SHOWN, re.sub(r"Lft=\d+ ", "Lineage=/science/chem/ ", SHOWN)], ids=["22.05", "23.11"])
+def test_what_is_left_of_an_account_and_of_those_above_it(text: str) -> None:
+    found = limits(WAITS, text=text)
     assert shared(found, "GrpTRES") == {"account chem": 6, "account science": 14}
     assert shared(found, "GrpTRES", "CPUs") == {"account chem": 97}
     assert shared(found, "GrpTRES", "nodes") == {"account science": 7}

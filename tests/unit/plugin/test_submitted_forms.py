@@ -145,7 +145,10 @@ ONE = {"min_nodes": 1.0, "max_nodes": 1.0}
         ({"tres_per_job": "gres:gpu:4", **ONE}, 1, "gres:gpu:4", None),
         ({"tres_per_job": "gres:gpu:1"}, 1, "gres:gpu:1", None),
         ({"tres_per_job": "gres:gpu:a100:8", **TWO}, 2, "gres:gpu:a100:4", None),
-        ({"tres_per_job": "gres/gpu:a100:8", **TWO}, 2, "gres:gpu:a100:4", None),
+        ({"tres_per_job": "gres/gpu:a100:8", **TWO}, 2, "gres/gpu:a100:4", None),  # 23.11 and later
+        ({"tres_per_task": "gres/gpu=1", "num_tasks": 2.0, **ONE}, 1, "gres/gpu:2", 2),
+        ({"tres_per_task": "cpu=2,gres/gpu:a100=1", "num_tasks": 4.0, "cpus_per_task": 2.0, **ONE}, 1, "gres/gpu:a100:4", 8),
+        ({"tres_per_task": "cpu=3", "tres_per_node": "gres/gpu:2", "num_tasks": 2.0, "cpus_per_task": 3.0, **ONE}, 1, "gres/gpu:2", 6),
         ({"tres_per_job": "gres:gpu:8", "tres_per_node": "gres:gpu:a100:4"}, 2, "gres:gpu:a100:4", None),
         ({"tres_per_task": "gres:gpu:1", "num_tasks": 8.0, "cpus_per_task": 2.0, **TWO}, 2, "gres:gpu:4", 8),
         ({"tres_per_task": "gres:gpu:2", "ntasks_per_node": 2.0, "num_tasks": 4.0, **TWO}, 2, "gres:gpu:4", 2),
@@ -159,7 +162,13 @@ ONE = {"min_nodes": 1.0, "max_nodes": 1.0}
 def test_other_forms_are_rewritten_by_node_where_that_is_exact(
     slurm: Controller, fields: dict[str, Any], nodes: int, gpus: str, cpus_per_task: int | None
 ) -> None:
-    environment = {"SLURM_NTASKS": "8", "SLURM_GPUS": "8", "SLURM_GPUS_PER_TASK": "1"}
+    environment = {
+        "SLURM_NTASKS": "8",
+        "SLURM_GPUS": "8",
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1",
+    }
+    environment |= {"SLURM_TRES_BIND": "gres/gpu:per_task:1"}
     outcome = slurm.submit(SCRIPT, environment, **{"tres_per_node": None, **fields})
     assert (outcome.rc, outcome.said) == (0, [])
     job = outcome.job
@@ -167,7 +176,14 @@ def test_other_forms_are_rewritten_by_node_where_that_is_exact(
     assert (job["tres_per_node"], job.get("cpus_per_task")) == (gpus, cpus_per_task)
     assert not job.get("tres_per_job") and not job.get("tres_per_task") and job["ntasks_per_tres"] == 65534
     told = {k: v for k, v in outcome.environment.items() if k.startswith("SLURM")}
-    assert told == {"SLURM_NTASKS": "1", "SLURM_GPUS": "", "SLURM_GPUS_PER_TASK": ""}
+    emptied = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")
+    assert told == {"SLURM_NTASKS": "1", **dict.fromkeys(emptied, "")}
+
+
+def test_what_a_script_says_of_its_steps_cpus_and_of_the_nearest_gpus_is_kept(slurm: Controller) -> None:
+    environment = {"SLURM_TRES_PER_TASK": "cpu=4", "SLURM_TRES_BIND": "gres/gpu:closest"}
+    outcome = slurm.submit(SCRIPT, dict(environment), tres_per_task="cpu=4", cpus_per_task=4.0)
+    assert environment.items() <= outcome.environment.items() and outcome.job["tres_per_task"] == "cpu=4"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     for name, value in {"SQUEUE_FORMAT": "%i", "SINFO_SORT": "x", "SCANCEL_INTERACTIVE": "1", "SLURM_CLUSTERS": "all", "SLURM_JOB_ID": "5",
                         "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE", "SLURM_CONF": "/outer"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    return Shell(tmp_path, CommandLine({"SLURM_CONF": "/throwaway"}, timeout_s=5))
+    return Shell(tmp_path, CommandLine({"SLURM_CONF": "/throwaway"}, timeout_s=5, slurm_release=(22, 5)))
 
 
 @pytest.fixture

@@ -35,10 +35,11 @@ def test_the_daemon_s_own_environment_changes_nothing(shell: Shell) -> None:
     shell.answers("squeue")
     assert shell.backend.jobs() == ()
     (words,), environment = shell.calls, shell.environment
-    assert words[:6] == ["squeue", "-h", "-a", "--noconvert", "--array-unique", "-O"] and len(words) == 7
+    assert words[:5] == ["squeue", "-h", "-a", "--noconvert", "-O"] and len(words) == 6
     assert not {"SQUEUE_FORMAT", "SINFO_SORT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS", "SLURM_JOB_ID"} & set(
         environment
     )
+    assert environment["SQUEUE_ARRAY_UNIQUE"] == "1"  # to 22.05; it has no meaning from 23.02 on
     assert (environment["SLURM_TIME_FORMAT"], environment["LC_ALL"], environment["SLURM_CONF"]) == (
         "%s",
         "C.UTF-8",
@@ -78,7 +79,7 @@ def test_a_name_can_neither_shift_nor_forge_a_row(shell: Shell, name: str) -> No
 def test_no_other_text_field_can_either(shell: Shell, field: str) -> None:
     (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, field: FORGED}))
     rows = cut(JOB_FIELDS, {**JOB, field: FORGED}) + cut(JOB_FIELDS, {**JOB, "JobID": "8"})
-    shell.answers("squeue", rows, first='[ "$5" = -j ] && exec /bin/cat wide')
+    shell.answers("squeue", rows, first='[ "$4" = -j ] && exec /bin/cat wide')
     assert sorted((j.job_id, j.uid) for j in shell.backend.jobs()) == [(7, 1000), (8, 1000)]
 
 
@@ -103,11 +104,11 @@ def test_a_node_list_that_was_cut_is_read_again(shell: Shell) -> None:
     names = ",".join(f"node-with-a-long-name-{i * 7}" for i in range(60))
     (shell.folder / "wide").write_bytes(cut(WIDE, {**JOB, "NodeList": names}))
     short = cut(JOB_FIELDS, {**JOB, "NodeList": names})
-    shell.answers("squeue", short, first='[ "$5" = -j ] && exec /bin/cat wide')
+    shell.answers("squeue", short, first='[ "$4" = -j ] && exec /bin/cat wide')
     assert shell.backend.jobs()[0].node_names == tuple(names.split(","))
-    assert shell.calls[1][:7] == ["squeue", "-h", "-a", "--noconvert", "--array-unique", "-j", "7"]
+    assert shell.calls[1][:6] == ["squeue", "-h", "-a", "--noconvert", "-j", "7"]
     # ... and a job that has ended meanwhile does not spoil the others
-    shell.answers("squeue", short, first='[ "$5" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
+    shell.answers("squeue", short, first='[ "$4" = -j ] && echo "Invalid job id specified" >&2 && exit 1')
     assert shell.backend.jobs() == ()
 
 
@@ -212,7 +213,7 @@ def test_node_lists_are_one_call(shell: Shell) -> None:
 
     shell.answers("squeue", line("7", "n[2-3]", "n1") + line("8", "", "(null)") + line("9", "", "n1"))
     assert shell.backend.node_lists([7, 8]) == {7: (("n2", "n3"), ("n1",)), 8: ((), ())}
-    assert shell.calls == [["squeue", "-h", "-a", "--array-unique", "-j", "7,8", "-o", "%12A%16384n%16384x"]]
+    assert shell.calls == [["squeue", "-h", "-a", "-j", "7,8", "-o", "%12A%16384n%16384x"]]
     shell.answers("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert shell.backend.node_lists([7]) == {} == shell.backend.node_lists([])
 

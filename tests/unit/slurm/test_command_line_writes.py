@@ -123,7 +123,7 @@ def test_a_signal_that_was_given_up_is_never_sent_later(shell: Shell, monkeypatc
 
 def test_a_command_that_is_missing_is_one_clear_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(shell.folder))
-    with pytest.raises(SlurmError, match="squeue: can't be run: No such file") as error:
+    with pytest.raises(SlurmError, match="scontrol: can't be run: No such file") as error:
         CommandLine().jobs()
     assert not error.value.transient
 

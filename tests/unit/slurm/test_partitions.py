@@ -62,6 +62,10 @@ def test_what_it_does_not_say_is_the_cluster_s() -> None:
 def test_whole_nodes() -> None:
     assert row(share="EXCLUSIVE").whole_nodes and not row(share="FORCE:4").whole_nodes
     assert row("SelectType = select/linear\n").whole_nodes
+    newer = [row(share=f"NO Exclusive={word}") for word in ("NO", "NODE", "TOPO", "USER")]  # 26.05
+    assert [(p.whole_nodes, p.exclusive_user) for p in newer] == [
+        (False, False), (True, False), (True, False), (False, True),
+    ]  # fmt: skip
 
 
 def test_several_and_none() -> None:

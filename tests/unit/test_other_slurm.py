@@ -1,0 +1,68 @@
+"""The tests' way to another Slurm: what it says where there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.throwaway import other_slurm
+from tests.throwaway.slurm_build import build
+
+STATUS = """Package: slurm-wlm-doc
+Status: install ok installed
+Version: 9.9.9-1
+
+Package: slurm-wlm
+Status: install ok installed
+Architecture: amd64
+Version: 24.11.5-4
+
+Package: slurmd
+Version: 8.8.8-1
+"""
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[object, list[str]]:
+    monkeypatch.setattr(sys, "argv", ["other_slurm", *words])
+    with pytest.raises(SystemExit) as ended:
+        other_slurm.main()
+    return ended.value.code, capfd.readouterr().err.splitlines()
+
+
+def test_a_machine_that_can_not(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for options, code in (([], 1), (["--or-pass"], 0)):
+        ended, lines = ends(monkeypatch, capfd, *options, "24.11", "false")
+        assert ended == code and len(lines) == 1 and lines[0].startswith("== no other Slurm here: "), lines
+
+
+def test_no_release_and_no_source(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ended, lines = ends(monkeypatch, capfd, "21.08", "true")
+    assert ended == 2 and "'21.08': expected one of 24.11, 26.05" in lines[-1]
+    assert "it has no META with a Version" in build(tmp_path)[0]
+    ended, lines = ends(monkeypatch, capfd, "--source", str(tmp_path), "true")
+    assert ended == 1 and len(lines) == 1 and str(tmp_path) in lines[0]
+
+
+def test_the_version_in_a_root(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text(STATUS)
+    assert other_slurm.version_in(tmp_path) == "24.11.5"
+    (tmp_path / "var/lib/dpkg/status").write_text(STATUS.replace("slurm-wlm\n", "other\n"))
+    assert other_slurm.version_in(tmp_path) == "?"
+
+
+def test_a_python_of_the_system_is_named_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A virtual environment's link to /usr/bin/python3 must not lead to the root's own Python."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("python3")
+    (tmp_path / "bin/python3").symlink_to("/usr/bin/python3")
+    for name, value in (("prefix", str(tmp_path)), ("base_prefix", "/usr"), ("executable", f"{tmp_path}/bin/python")):
+        monkeypatch.setattr(sys, name, value)
+    assert tmp_path in other_slurm.python_folders()
+    links = list(other_slurm.python_links())
+    assert links[0] == Path("/usr/bin/python3")
