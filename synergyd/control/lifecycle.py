@@ -130,6 +130,7 @@ class JobLifecycle:
     hangs: Hangs = NO_HANGS
     orders: int = 0  # to restart in place, so far
     stays: bool = False  # what it is on its way to is another plan for the GPUs that it has
+    missed: int = 0  # starts that Slurm gave others the nodes of
 
 
 @dataclass(frozen=True)
