@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class Belief(Protocol):
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]: ...
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None: ...
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None: ...
+    def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None: ...
     def cells(
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> tuple[tuple[Cell, ...], str]: ...
@@ -117,6 +118,7 @@ class SynergyDirector:
         began = time.perf_counter()
         self.belief.learn_prior(self.controller.shared_profiles.programs())
         believed = self.controller.believed(snapshot.jobs)
+        self.belief.expect((world.jobs[i], job, believed[i]) for i, job in jobs.items())
         cells = {i: self._cells(world.jobs[i], job, believed[i], snapshot.cluster) for i, job in jobs.items()}
         decisions = decide(
             self.controller.deciding(snapshot),
