@@ -153,6 +153,7 @@ class OracleBelief:
     """The truth of each job's present stage as Cells, and what is left of it."""
 
     learns: bool = False
+    lengths: bool = True
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
