@@ -88,8 +88,8 @@ class AllocationSettings:
             "ShortFirst",
             number(0, 2, "a number from 0 (length does not count) to 2, such as 0.5"),
             "Short jobs weigh more: a job's weight is multiplied by (median time left / its own time left) to this power, at "
-            "most by three and at least by a third. A job whose reports do not say how far it is counts as typical of those "
-            "that have ended.",
+            "most by three and at least by a third. A job whose reports do not say how far it is counts by what like jobs have "
+            "taken (Gittins' index); until one of these has ended, as typical of those that have.",
         ),
     )
     deadlines: bool = field(

@@ -65,7 +65,7 @@ from synergyd.control.lifecycle import (
     ResizeTimes,
 )
 from synergyd.control.power_up import PowerUps, wakes
-from synergyd.control.progress import progress_of
+from synergyd.control.progress import progress_of, with_likely
 from synergyd.control.restart_account import followed
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_time import put_off_until_s
@@ -79,6 +79,7 @@ from synergyd.job_report import Report
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Job, JobState, Plan, Profile, Snapshot
 from synergyd.scheduler.problem.records import Progress
+from synergyd.task.likely_lengths import LearntLengths
 from synergyd.task.shared_profiles import SharedProfiles
 from synergyd.words import size_words
 
@@ -96,6 +97,7 @@ class Controller:
     learns: bool = True
     jobs: dict[int, Tracked] = field(default_factory=dict)
     durations: JobDurations = field(default_factory=JobDurations)
+    lengths: LearntLengths = field(default_factory=LearntLengths)
     shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
     failed_plans: FailedPlans = field(default_factory=FailedPlans)
     power_ups: PowerUps = field(default_factory=PowerUps)
@@ -123,8 +125,9 @@ class Controller:
 
     def progress(self, jobs: Iterable[Job]) -> dict[int, Progress]:
         """By job id: how far each has come, by its reports as far as its own steps do not refute them."""
+        jobs = tuple(jobs)
         refuted = frozenset(i for i, t in self.jobs.items() if t.claim is not None and t.claim.refuted)
-        return progress_of(jobs, self.reports, self.attained_gpu_s, refuted)
+        return with_likely(progress_of(jobs, self.reports, self.attained_gpu_s, refuted), jobs, self.lengths)
 
     @property
     def in_transit(self) -> list[int]:
@@ -205,9 +208,9 @@ class Controller:
                 return []
             case Reported():
                 return self._reported(event, now_s)
-            case GpuTimeKnown(job_id=job_id, gpu_s=gpu_s):
+            case GpuTimeKnown(job_id=job_id, gpu_s=gpu_s, tells=tells):
                 if job_id in self.jobs:
-                    self.jobs[job_id].attained_gpu_s = gpu_s
+                    self.jobs[job_id].attained_gpu_s, self.jobs[job_id].tells = gpu_s, tells
                 return []
             case CheckpointTaken():
                 return self._checkpoint_taken(event.job_id, event.restarts, event.count, now_s)
@@ -253,6 +256,7 @@ class Controller:
             job_id, again = lifecycle.job_id, replace(read_back(lifecycle, now_s, self.times), sent_s=0.0)
             if job_id not in self.jobs:
                 self._track(job_id, again)
+                self.jobs[job_id].before_s = max(0.0, now_s - first_s) if (first_s := again.restart.first_s) else 0.0
         for job_id in profiles.keys() | reports.keys():
             kept = self.jobs.get(job_id) or self._unseen.setdefault(
                 job_id, Tracked(lifecycle=JobLifecycle(job_id, 0.0))
@@ -306,7 +310,8 @@ class Controller:
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
-                tracked.attained_gpu_s += tracked.job.shape.gpus * max(0.0, event.passed_s)
+                tracked.attained_gpu_s += tracked.job.shape.gpus * (max(0.0, event.passed_s) + tracked.before_s)
+                tracked.before_s = 0.0
                 tracked.ran_on = tracked.job
         found = [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
         return [*found, *self.watch.look(self._cluster.nodes, now_s)]
@@ -415,19 +420,21 @@ class Controller:
             )
         changed = step.life != before or step.story
         outputs = [Remember(step.life, before.state, type(event).__name__, step.story)] if changed else []
-        if step.life.state is ResizeState.GONE:
-            self._forget(tracked)
-        return [*outputs, *step.instructions]
+        learnt = self._forget(tracked) if step.life.state is ResizeState.GONE else {}
+        return [*outputs, *([Learnt(None, now_s, learnt)] if learnt else []), *step.instructions]
 
-    def _forget(self, tracked: Tracked) -> None:
-        """It has left the queue; what it has taught stays."""
-        job_id = tracked.lifecycle.job_id
+    def _forget(self, tracked: Tracked) -> dict[str, Profile]:
+        """It has left the queue; what it has taught stays. Returns what of it is to be stored."""
+        job_id, learnt = tracked.lifecycle.job_id, {}
         if tracked.job is not None:
             self.durations.ended(tracked.attained_gpu_s, tracked.job.asked.gpus)
+        if tracked.tells is False and (job := tracked.job or tracked.ran_on) is not None:
+            learnt = self.lengths.ended(job, tracked.attained_gpu_s)
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
         self.restarts.costs.forget(job_id)
         del self.jobs[job_id]
+        return learnt
 
     def _of_jobs(self, value: Callable[[Tracked], _Value | None]) -> dict[int, _Value]:
         """By job id, of the jobs that have one."""

@@ -192,6 +192,8 @@ class GpuTimeKnown:
 
     job_id: int
     gpu_s: float
+    #: it says how much is left to do
+    tells: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from synergyd.job_report import Report
 from synergyd.records import Job
 from synergyd.scheduler.problem.records import Progress
+from synergyd.task.likely_lengths import LearntLengths
 
 
 def progress_of(
@@ -30,3 +32,14 @@ def progress_of(
                 left = float(round(report.total - done))
         found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), left, done)
     return found
+
+
+def with_likely(found: Mapping[int, Progress], jobs: Iterable[Job], lengths: LearntLengths) -> dict[int, Progress]:
+    """`found`, by job id; for those that do not tell what is left, how much it likely is."""
+    likely = dict(found)
+    for job in jobs:
+        one = found[job.job_id]
+        if one.remaining is None and not one.refuted and job.directive is not None:
+            index = lengths.index_gpu_s(job, one.attained_gpu_s)
+            likely[job.job_id] = one if index is None else replace(one, likely_gpu_s=index)
+    return likely

@@ -52,9 +52,9 @@ class ParkAgain:
 
 @dataclass(frozen=True)
 class Learnt:
-    """Keep the job's latest report, which came at `heard_s`, and what was learnt from it, by key of the store."""
+    """Keep the job's latest report (None: it has left), which came at `heard_s`, and what was learnt, by key of the store."""
 
-    report: Report
+    report: Report | None
     heard_s: float
     profiles: Mapping[str, Profile]
 
@@ -94,6 +94,10 @@ class Tracked:
     checkpoints: tuple[int, int] = (0, 0)
     #: since this controller looks
     attained_gpu_s: float = 0.0
+    #: since it first ran, of a job that was there before this controller: on as many GPUs as when it is first seen to run
+    before_s: float = 0.0
+    #: its reports tell how much is left to do; None: there is none so far
+    tells: bool | None = None
     #: by neighbours on shared links, as the latest decisions have it
     slowdown: float = 1.0
     #: of the latest epoch, while others still hold its GPUs
@@ -151,6 +155,7 @@ class Tracked:
         self.take_idle(report, heard_s)
         low = self.job.directive.global_batch if self.job is not None and self.job.directive is not None else None
         self.claim = follow(self.claim, report, low[0] if low else None, heard_s)
+        self.tells = bool(self.tells) or (report.done is not None and report.total is not None)
         self.report, self.heard_s = report, heard_s
         self.count_checkpoints(report.restarts, report.checkpoint_requests)
 

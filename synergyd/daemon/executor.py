@@ -56,7 +56,8 @@ class Executor:
             case Remember():
                 self._remember(output)
             case Learnt(report=report, heard_s=heard_s, profiles=profiles):
-                self.store.put_reports([StoredReport(report, heard_s)])
+                if report is not None:
+                    self.store.put_reports([StoredReport(report, heard_s)])
                 self.store.put_profiles(profiles, heard_s)
             case TellBatch(job_id=job_id, restarts=restarts, plan=plan):
                 self.batches[job_id, restarts] = Told(plan)

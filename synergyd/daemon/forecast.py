@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.daemon import user_models
 from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.job_report import Report
-from synergyd.records import Cell, Cluster, Job, JobState, Measurement, ModelSpec, Plan, Profile
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
 from synergyd.task.batch_advice import advise
 from synergyd.task.fit.population import prior_of
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.job_planner import JobPlanner
-from synergyd.task.learning import coarse
+from synergyd.task.learning import CoarseProfiles
 from synergyd.task.model.hardware import GpuFigures, figures
-from synergyd.task.model.throughput import PRIOR
+from synergyd.task.model.throughput import PRIOR, ThroughputPrior, fit_ahead
 from synergyd.task.shapes import kinds
 
 _LIKE = 1024
@@ -40,6 +41,21 @@ class CellsOrWhy:
     advice: str | None = ""
 
 
+class _Asked(NamedTuple):
+    """What a job's Cells depend on."""
+
+    directive: Directive | None
+    asked: Shape
+    shape: Shape
+    partition: str
+    state: JobState
+    kinds: object
+    profile: Profile
+    present: Plan | None
+    bans: Bans
+    prior: ThroughputPrior
+
+
 class Forecast:
     """Caches by job; the answers are those of pure functions. Raises UsageError for a Profile that can't be read."""
 
@@ -47,7 +63,8 @@ class Forecast:
         self._settings = settings
         self._predictor = read_profile(settings.profile) if settings.profile else None
         self._figures: dict[str, GpuFigures] = {}
-        self._kept: dict[int, tuple[object, CellsOrWhy]] = {}
+        self._kept: dict[int, tuple[_Asked, CellsOrWhy]] = {}
+        self._coarse = CoarseProfiles()
         self._like: dict[object, CellsOrWhy] = {}  # what like jobs have been given, the latest last
         self._models: dict[tuple[str, int], ModelSpec] = {}
         self._prior = PRIOR
@@ -63,12 +80,24 @@ class Forecast:
         self._all_figures(cluster)
         self._prior = prior_of(programs, lambda gpu_type: self._figures.get(gpu_type) or figures(gpu_type))
 
+    def expect(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
+        """The Cells of `jobs` are about to be asked for: fits what has changed of those whose model is not known, all together."""
+        wanted, known = [], self._all_figures(cluster)
+        for job in jobs:
+            profile = profiles[job.job_id]
+            if profile.measured and profile.model is None and not (job.directive and job.directive.model):
+                coarsened, kept = self._coarse.of(job.job_id, profile), self._kept.get(job.job_id)
+                if kept is None or (kept[0].profile, kept[0].prior) != (coarsened, self._prior):
+                    wanted.append(JobPlanner(job, coarsened, None, known, prior=self._prior).to_fit())
+        fit_ahead(one for one in wanted if one is not None)
+
     def cells(
         self, job: Job, profile: Profile, present: Plan | None, cluster: Cluster, bans: Bans = NO_BANS
     ) -> CellsOrWhy:
         """All Cells of one job on this cluster that `bans` allow; `present` is the plan it runs with."""
-        profile = coarse(profile)  # each report moves it a little: Cells are made anew only when it is worth it
-        key = (
+        # each report moves it a little: Cells are made anew only when it is worth it
+        profile = self._coarse.of(job.job_id, profile)
+        key = _Asked(
             job.directive,
             job.asked,
             job.shape,
@@ -160,6 +189,7 @@ class Forecast:
     def forget(self, job_id: int) -> None:
         """Of a job that is gone."""
         self._kept.pop(job_id, None)
+        self._coarse.forget(job_id)
         self._faults = {fault for fault in self._faults if fault[0] != job_id}
 
     def _own_fault(self, job_id: int, what: str, error: Exception) -> str:

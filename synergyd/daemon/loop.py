@@ -187,6 +187,7 @@ class Daemon:
         plans, believed = self.controller.plans(), self.controller.believed(jobs)
         self.forecast.begin()
         self.forecast.learn_prior(self.controller.shared_profiles.programs(), snapshot.cluster)
+        self.forecast.expect(jobs, believed, snapshot.cluster)
         bans, cells = self.controller.failed_plans.of, self.forecast.cells
         found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
         for job_id, offered in found.items():

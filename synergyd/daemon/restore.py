@@ -34,6 +34,7 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
     controller.shared_profiles.load(remembered.profiles)
     controller.failed_plans.load(remembered.profiles)
     controller.restarts.costs.load(remembered.profiles)
+    controller.lengths.load(remembered.profiles)
     controller.restore(
         lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}, now_s
     )

@@ -36,6 +36,7 @@ from synergyd.scheduler.problem.gpu_limits import (
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import (
     disbelief,
+    likely_words,
     objective_of,
     weights,
     with_claims,
@@ -141,7 +142,8 @@ def decide(
             decisions.append(replace(left, why=left.why + job.barred_why))
             continue
         found = told.decision(job.job_id)
-        note = disbelief(job, known_progress.get(job.job_id, _UNKNOWN), settings)
+        how_far = known_progress.get(job.job_id, _UNKNOWN)
+        note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
         decisions.append(replace(found, why=found.why + note) if note else found)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from synergyd.errors import UsageError
 from synergyd.job_report import Report
@@ -17,15 +18,27 @@ from synergyd.sim.records import TraceJob, placed_on
 from synergyd.sim.world import Live
 from synergyd.task.fit.population import prior_of
 from synergyd.task.job_planner import JobPlanner
-from synergyd.task.learning import coarse
+from synergyd.task.learning import CoarseProfiles
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.spec import load_model
-from synergyd.task.model.throughput import PRIOR, ThroughputPrior
+from synergyd.task.model.throughput import PRIOR, ThroughputPrior, fit_ahead
 from synergyd.task.shapes import job_shapes
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
 _AT_MOST = 12  # of one pace: more of them teach nothing more
 REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
+
+
+class _Asked(NamedTuple):
+    """What a job's Cells depend on."""
+
+    directive: Directive | None
+    asked: Shape
+    shape: Shape
+    profile: Profile
+    present: Plan | None
+    kinds: tuple[object, ...]
+    prior: ThroughputPrior
 
 
 @dataclass
@@ -37,7 +50,8 @@ class LearntBelief:
     lengths: bool = True  # do jobs tell how far they are, of how much?
     learns: bool = True
     prior: ThroughputPrior = PRIOR
-    _cells: dict[int, tuple[object, tuple[Cell, ...], str]] = field(default_factory=dict)
+    _cells: dict[int, tuple[_Asked, tuple[Cell, ...], str]] = field(default_factory=dict)
+    _coarse: CoarseProfiles = field(default_factory=CoarseProfiles)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
     _reported_s: dict[int, float] = field(default_factory=dict)
 
@@ -79,12 +93,24 @@ class LearntBelief:
     def _noisy(self) -> float:
         return math.exp(self._random.gauss(0.0, REPORT_NOISE))
 
+    def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None:
+        """The Cells of `jobs` are about to be asked for: fits what has changed, of all together."""
+        wanted = []
+        for live, job, profile in jobs:
+            if profile.measured:
+                coarsened = self._coarse.of(job.job_id, profile)
+                kept = self._cells.get(job.job_id)
+                if kept is None or (kept[0].profile, kept[0].prior) != (coarsened, self.prior):
+                    task = JobPlanner(job, coarsened, self._model(live.job), self.figures, prior=self.prior)
+                    wanted.append(task.to_fit())
+        fit_ahead(one for one in wanted if one is not None)
+
     def cells(
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
-        profile = coarse(profile)
-        key = (job.directive, job.asked, job.shape, profile, present, _kinds(cluster), self.prior)
+        profile = self._coarse.of(job.job_id, profile)
+        key = _Asked(job.directive, job.asked, job.shape, profile, present, _kinds(cluster), self.prior)
         kept = self._cells.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1], kept[2]
@@ -106,6 +132,7 @@ class LearntBelief:
 
     def forget(self, job_id: int) -> None:
         self._cells.pop(job_id, None)
+        self._coarse.forget(job_id)
         self._reported_s.pop(job_id, None)
 
     def _all(self, gpu_type: str) -> Mapping[str, GpuFigures]:
@@ -126,6 +153,7 @@ class OracleBelief:
     """The truth of each job's present stage as Cells, and what is left of it."""
 
     learns: bool = False
+    lengths: bool = True
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
@@ -134,6 +162,9 @@ class OracleBelief:
 
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
         """It knows."""
+
+    def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None:
+        """It fits nothing."""
 
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
         return None

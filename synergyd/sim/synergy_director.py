@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from synergyd.control.events import (
 from synergyd.control.lifecycle import times_of
 from synergyd.control.move_limits import caps_beside, settled
 from synergyd.control.node_health import DrainNode, RememberNodes
+from synergyd.control.progress import with_likely
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Snapshot
@@ -49,10 +50,12 @@ class Belief(Protocol):
     """What the jobs report and what is made of it: `belief.LearntBelief` or `belief.OracleBelief`."""
 
     learns: bool
+    lengths: bool
 
     def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]: ...
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None: ...
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None: ...
+    def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None: ...
     def cells(
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> tuple[tuple[Cell, ...], str]: ...
@@ -95,7 +98,7 @@ class SynergyDirector:
             self._run(world, Reported(reports, live.restarts, predicted, job.shape))
 
     def finished(self, world: World, live: Live) -> None:
-        self._run(world, GpuTimeKnown(live.job_id, live.gpu_s))
+        self._run(world, GpuTimeKnown(live.job_id, live.gpu_s, tells=self.belief.lengths))
         self._run(world, JobObserved(live.job_id, live.job.submit_s, Observed("GONE")))
         del self._submitted[live.job_id]
         self.belief.forget(live.job_id)
@@ -117,6 +120,7 @@ class SynergyDirector:
         began = time.perf_counter()
         self.belief.learn_prior(self.controller.shared_profiles.programs())
         believed = self.controller.believed(snapshot.jobs)
+        self.belief.expect((world.jobs[i], job, believed[i]) for i, job in jobs.items())
         cells = {i: self._cells(world.jobs[i], job, believed[i], snapshot.cluster) for i, job in jobs.items()}
         decisions = decide(
             self.controller.deciding(snapshot),
@@ -126,7 +130,11 @@ class SynergyDirector:
             {live.job_id: live.plan for live in world.running() if live.plan is not None},
             self.controller.ages_s(world.now_s),
             self.policy,
-            {i: self._progress(world, live) for i, live in world.jobs.items()},
+            with_likely(
+                {i: self._progress(world, live) for i, live in world.jobs.items()},
+                jobs.values(),
+                self.controller.lengths,
+            ),
             self.controller.durations.typical_s,
             caps=caps_beside(self.controller.jobs, self.settings, world.now_s),
             restarts=self.controller.restarts.of(jobs.values(), self.controller.jobs, world.now_s),
@@ -156,7 +164,8 @@ class SynergyDirector:
     def _progress(self, world: World, live: Live) -> Progress:
         progress = self.belief.progress(live)
         running_s = world.now_s - live.granted_s if live.grant else 0.0
-        return replace(progress, attained_gpu_s=progress.attained_gpu_s + live.gpus * running_s)
+        had = progress.attained_gpu_s + live.gpus * running_s
+        return replace(progress, attained_gpu_s=had)
 
     def _job(self, world: World, live: Live) -> Job:
         world.sync(live)

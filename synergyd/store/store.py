@@ -345,7 +345,7 @@ class Store:
                 break
         with self._writing() as connection:
             live = reads.lifecycles(connection)
-            passing = or_(*(ProfileRow.key.startswith(kind) for kind in ("job:", "like:", "failed:")))
+            passing = or_(*(ProfileRow.key.startswith(kind) for kind in ("job:", "like:", "failed:", "length:")))
             old_profiles = (passing, ProfileRow.updated_s < older_than_s)
             keys = connection.execute(select(ProfileRow.key).where(*old_profiles)).scalars().all()
             stale = [k for k in keys if not (k[:4] == "job:" and k[4:].isdecimal() and int(k[4:]) in live)]

@@ -65,6 +65,10 @@ class JobPlanner:
             result += found
         return tuple(result)
 
+    def to_fit(self) -> throughput.FitOf | None:
+        """What `cells` asks `throughput.fit` for; None where it needs none."""
+        return self._to_fit() if self._model is None and self.profile.measured else None
+
     def best_plan(self, shape: Shape) -> Cell | None:
         """The Cell of best goodput on `shape`, whether or not the job's bounds allow that size; None if no plan
         fits."""
@@ -100,7 +104,7 @@ class JobPlanner:
             return float(step_time(model, self._refined(shape.gpu_type), plans).total[0]) / speed
         if not measured:
             return bare[0] / self._believed(shape.gpu_type)[0]
-        learnt = throughput.fitted(measured, tuple(self._figures(m.shape.gpu_type) for m in measured), self.prior)
+        learnt = throughput.fit(*self._to_fit()).model
         return learnt.step_s(self._figures(shape.gpu_type), shape, plan.dp, plan.micro_batch, plan.micro_batches)
 
     def why_no_cell(self, cluster: Cluster) -> str:
@@ -147,6 +151,10 @@ class JobPlanner:
 
     def _figures(self, gpu_type: str) -> GpuFigures:
         return self.figures.get(gpu_type) or figures(gpu_type)
+
+    def _to_fit(self) -> throughput.FitOf:
+        measured = self.profile.measured
+        return measured, tuple(self._figures(m.shape.gpu_type) for m in measured), self.prior
 
     def _refined(self, gpu_type: str) -> GpuFigures:
         """The type's figures, moved by what the job's plans have measured on it."""
@@ -247,8 +255,6 @@ class JobPlanner:
         # a fixed batch has one efficiency for all plans: it counts as 1
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
-            measured = profile.measured
-            known = tuple(self._figures(m.shape.gpu_type) for m in measured)
             return unknown_model.cells(
                 gpu,
                 shapes,
@@ -257,9 +263,9 @@ class JobPlanner:
                 noise_scale=noise,
                 smallest_batch=self._smallest_batch(),
                 present_batch=self._batch(),
-                fit=throughput.fit(measured, known, self.prior),
+                fit=throughput.fit(*self._to_fit()),
                 # the fit to the measurements has the level in it
-                speed=1.0 if measured else speed,
+                speed=1.0 if profile.measured else speed,
             )
         best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
         on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)

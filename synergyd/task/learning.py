@@ -84,10 +84,29 @@ def coarse(profile: Profile) -> Profile:
         memory=_rounded(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
         noise_scale=_rounded(math.log(noise)) if noise is not None and _positive(noise) else noise,
         samples=_power_of_two(profile.samples),
-        measured=tuple(
-            replace(m, step_s=_rounded(math.log(m.step_s)), samples=_power_of_two(m.samples)) for m in profile.measured
-        ),
+        measured=tuple(_coarse(m) for m in profile.measured),
     )
+
+
+def _coarse(m: Measurement) -> Measurement:
+    step_s, samples = _rounded(math.log(m.step_s)), _power_of_two(m.samples)
+    return m if (step_s, samples) == (m.step_s, m.samples) else replace(m, step_s=step_s, samples=samples)
+
+
+class CoarseProfiles:
+    """`coarse` of each job's profile, worked out once for as long as it is the same object."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Profile, Profile]] = {}
+
+    def of(self, job_id: int, profile: Profile) -> Profile:
+        known = self._known.get(job_id)
+        if known is None or known[0] is not profile:
+            known = self._known[job_id] = profile, coarse(profile)
+        return known[1]
+
+    def forget(self, job_id: int) -> None:
+        self._known.pop(job_id, None)
 
 
 def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:

@@ -33,6 +33,7 @@ _LEAST_S = 0.05  # a phase that takes less counts as this
 _SHARES = (8 / 30, 2 / 30, 20 / 30)
 _GROW = ("checkpoint_s", "start_s")  # with the bytes per writer
 _KEPT, _PROGRAMS = 32, 10_000
+_SIZES = 256  # phases and bytes per writer of a program that are kept worked out
 _GRID = 0.02  # of the cluster's mean: finer, each restart of any job would change what is believed of all
 
 
@@ -87,6 +88,7 @@ class RestartCosts:
     def __init__(self, prior_s: float) -> None:
         self.prior_s = prior_s
         self._known: dict[str, tuple[RestartTimes, ...]] = {}
+        self._phases: dict[str, dict[tuple[str, float | None], _Phase]] = {}  # by key, then phase and bytes per writer
         self._means: dict[str, dict[str, Normal]] = {}  # by key and phase: what the program alone says of its mean
         self._cluster: dict[str, Normal] = {}  # by phase; empty: to be worked out anew
         self._coarse: tuple[Normal, ...] = ()
@@ -130,7 +132,7 @@ class RestartCosts:
     ) -> RestartCost:
         mean_s, variance_s, checkpoint = 0.0, 0.0, (0.0, 0.0)
         for phase in PHASES:
-            found = _phase(known, phase, self._setting(phase).mean, bytes_per_writer)
+            found = self._phase(key, phase, bytes_per_writer)
             others = [mean.wider(found.apart) for other, mean in found.jobs.items() if other != job_id]
             own = [mean for other, mean in found.jobs.items() if other == job_id]
             of_program = self._without(key, phase).wider(_PROGRAM).with_seen(others)
@@ -149,6 +151,16 @@ class RestartCosts:
             checkpoint_s=checkpoint[0],
             checkpoint_spread_s=checkpoint[1],
         )
+
+    def _phase(self, key: str, phase: str, bytes_per_writer: float | None) -> _Phase:
+        """What the program's restarts say; worked out once for all jobs that write as much."""
+        known = self._phases.setdefault(key, {})
+        if len(known) > _SIZES:
+            known.clear()
+        if (phase, bytes_per_writer) not in known:
+            usual = self._setting(phase).mean
+            known[phase, bytes_per_writer] = _phase(self._known.get(key, ()), phase, usual, bytes_per_writer)
+        return known[phase, bytes_per_writer]
 
     def _setting(self, phase: str) -> Normal:
         """With the mean in seconds that the setting says, at the usual spread."""
@@ -181,6 +193,7 @@ class RestartCosts:
 
     def _keep(self, key: str, restarts: tuple[RestartTimes, ...]) -> None:
         self._known.pop(key, None)
+        self._phases.pop(key, None)
         self._known[key] = restarts
         means = {}
         for phase in PHASES:
@@ -192,6 +205,7 @@ class RestartCosts:
         while len(self._known) > _PROGRAMS:
             oldest = next(iter(self._known))
             del self._known[oldest], self._means[oldest]
+            self._phases.pop(oldest, None)
 
 
 def _phase(known: Iterable[RestartTimes], phase: str, usual: float, bytes_per_writer: float | None) -> _Phase:

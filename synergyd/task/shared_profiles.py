@@ -36,7 +36,7 @@ def likeness(job: Job, profile: Profile) -> str | None:
     return PREFIX + program(job.uid, job.name, *batches)
 
 
-@lru_cache(maxsize=16_384)  # asked of every job in every epoch
+@lru_cache(maxsize=32_768)  # asked of every job in every epoch, for what it measured and for how long it takes
 def program(uid: int, name: str, *said: object) -> str:
     """A mark of runs of the same program: of one user, under one name but for a number at its end, that say the same."""
     stem = name.rstrip("0123456789")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,12 +42,11 @@ def cells(
     asked_replicas = max(1, asked_gpus // (tp * pp))
     most = limits.micro_batch or limits.max_micro_batch or max(1, -(-present_batch // asked_replicas))
     rows: list[tuple[int, ...]] = []  # index of the shape, GPUs, nodes, replicas, micro-batch, passes
-    points = batch_points(limits.low, limits.high, limits.points)
     for index, shape in enumerate(shapes):
         replicas, rest = divmod(shape.gpus, tp * pp)
         if not rest and replicas:
-            splits = {split for point in points for split in _splits(float(point), replicas, most, limits)}
-            rows += [(index, shape.gpus, shape.nodes, replicas, micro, passes) for micro, passes in sorted(splits)]
+            splits = _all_splits(replicas, most, limits)
+            rows += [(index, shape.gpus, shape.nodes, replicas, micro, passes) for micro, passes in splits]
     if not rows:
         return []
     counts = np.array(rows, dtype=np.int64).T
@@ -75,6 +75,13 @@ def cells(
         )
         for index, row in best.items()
     ]
+
+
+@lru_cache(maxsize=16_384)
+def _all_splits(replicas: int, most: int, limits: PlanLimits) -> tuple[tuple[int, int], ...]:
+    """(micro-batch, passes) that are next to any of the batches that are looked at, ascending."""
+    points = batch_points(limits.low, limits.high, limits.points)
+    return tuple(sorted({split for point in points for split in _splits(float(point), replicas, most, limits)}))
 
 
 def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[tuple[int, int]]:

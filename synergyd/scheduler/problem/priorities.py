@@ -85,6 +85,16 @@ def disbelief(job: Job, progress: Progress, settings: Settings) -> str:
     return note
 
 
+def likely_words(progress: Progress, settings: Settings) -> str:
+    """A sentence on how much is likely left of a job that does not tell; "" where that does not count."""
+    left = progress.likely_gpu_s
+    if left is None or settings.short_first <= 0:
+        return ""
+    size, unit = (left / 3600, "GPU hours") if left >= 3600 else (left / 60, "GPU minutes")
+    words = f"{float(f'{size:.1g}'):g} {unit}"  # coarse: it moves a little in each epoch
+    return f" It does not tell how much is left: by what like jobs have taken it counts as about {words} from its end."
+
+
 def with_claims(
     jobs: Sequence[JobRequest],
     nodes: Sequence[NodeCapacity],
@@ -103,7 +113,7 @@ def with_claims(
         length_known = job.progress.done is not None or job.progress.remaining is not None
         if (length_known or terms.reference == "share") and id(job.cells) not in shares:
             shares[id(job.cells)] = equal_share(job.cells, capacity, len(jobs))
-    short = _short(jobs, shares, settings.short_first, typical_s)
+    short = _short(jobs, shares, settings.short_first, typical_s, sum(capacity.values()) / max(1, len(jobs)))
     requests, fairness = [], {}
     for job in jobs:
         share = shares.get(id(job.cells), 0.0)
@@ -131,14 +141,19 @@ def with_claims(
 
 
 def _short(
-    jobs: Sequence[JobRequest], shares: Mapping[int, float], exponent: float, typical_s: float | None
+    jobs: Sequence[JobRequest],
+    shares: Mapping[int, float],
+    exponent: float,
+    typical_s: float | None,
+    share_gpus: float,
 ) -> dict[int, float]:
     """By job id: (median time left / own time left)^exponent, at an equal share; 1 for those of which nothing is known.
 
     The mean completion time falls when short jobs go first (heSRPT: Berg, Vesilo, Harchol-Balter 2020, allocates GPUs so for
-    known lengths and concave speed-ups). A job of unknown length counts as `typical_s` from its end, the median of jobs that
-    have ended: the known lengths of the present jobs are no measure, since long jobs are present for longer. Once it has
-    trained for more than that, it counts as half done.
+    known lengths and concave speed-ups). A job of unknown length counts by Gittins' index over what like jobs have taken; where
+    no such job has ended, as `typical_s` from its end, the median of jobs that have: the known lengths of the present jobs are no
+    measure, since long jobs are present for longer. Once it has trained for more than that, it counts as half done.
+    `share_gpus`: GPUs of an equal share.
     """
     if exponent <= 0:
         return {}
@@ -149,6 +164,8 @@ def _short(
             continue
         if left is not None and share > 0:
             times[job.job_id] = left / share
+        elif left is None and job.progress.likely_gpu_s is not None and share_gpus > 0:
+            times[job.job_id] = job.progress.likely_gpu_s / share_gpus
         elif left is None and typical_s is not None:
             cells = CellIndex.of(job.cells)
             at = next((c for c in (job.current, job.asked) if c is not None), cells.smallest)

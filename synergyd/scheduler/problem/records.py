@@ -98,6 +98,8 @@ class Progress:
     done: float | None = None
     #: what it said of its length was not so: it counts as the longest
     refuted: bool = False
+    #: of a job that does not tell: GPU seconds left, as Gittins' index over what like jobs have taken
+    likely_gpu_s: float | None = None
 
 
 @dataclass(frozen=True)

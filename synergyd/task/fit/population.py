@@ -19,7 +19,7 @@ import numpy as np
 
 from synergyd.records import Measurement
 from synergyd.task.model.hardware import GpuFigures
-from synergyd.task.model.throughput import NOISE, PRIOR, ThroughputFit, ThroughputPrior, fit
+from synergyd.task.model.throughput import NOISE, PRIOR, ThroughputFit, ThroughputPrior, fit, fit_ahead
 
 _SHARED = 0.5  # part of the built-in prior's variance that is the cluster's: not known, so as much as the job's own
 _PROGRAMS = 32  # the latest so many teach
@@ -31,8 +31,9 @@ _SIGMA_GRID = 0.05
 def prior_of(programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str], GpuFigures]) -> ThroughputPrior:
     """The prior after what each of `programs` measured (the latest last); `figures` by GPU type. PRIOR where none has."""
     known = [some for some in programs if some][-_PROGRAMS:]
-    fits = [fit(some, tuple(figures(m.shape.gpu_type) for m in some)) for some in known]
-    return learnt(fits)
+    wanted = [(some, tuple(figures(m.shape.gpu_type) for m in some), PRIOR) for some in known]
+    fit_ahead(wanted)
+    return learnt(fit(*one) for one in wanted)
 
 
 def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:

@@ -11,15 +11,17 @@ priors first, then the most probable values after its measured steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
-from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
 from synergyd.records import Measurement, Shape
 from synergyd.task.model.arrays import Floats, Ints
 from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.most_probable import ToFit, log_slopes, most_probable
 
 _EFFICIENCY = 0.3  # of peak, for code that is not tuned
 NOISE = 0.03  # one sigma of a measured step, relative
@@ -27,7 +29,6 @@ NOISE = 0.03  # one sigma of a measured step, relative
 # median error of 9 % after 16 steps of bert, imagenet and ncf (benchmark calibration, which scores the other kinds), over 0.67
 _MISFIT, _MISFIT_STEPS = 0.12, 3.0
 _ODD = 3.0  # sigmas beyond which a step's error counts as this
-_ITERATIONS, _DAMPED = 100, 1e8  # of the fit: steps at most, and the damping at which none helps
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
@@ -149,11 +150,8 @@ class ThroughputFit:
 
 
 def _log_slopes(theta: Floats, terms: Floats) -> Floats:
-    """(N, 7): change of the logarithm of each step with each constant's."""
-    step = 1e-4
-    further = np.vstack([theta, theta + step * np.eye(len(theta))])
-    at = np.log(_steps(further.T[..., None], terms))
-    return np.asarray(((at[1:] - at[0]) / step).T)
+    """(N, 7), see `log_slopes`."""
+    return log_slopes(_steps, theta, terms).T
 
 
 def fitted(
@@ -163,7 +161,11 @@ def fitted(
     return fit(measured, gpus, prior).model
 
 
-@lru_cache(maxsize=2048)
+FitOf = tuple[tuple[Measurement, ...], tuple[GpuFigures, ...], ThroughputPrior]  # the arguments of a fit
+_KEPT = 2048  # fits, the latest asked for
+_fits: dict[FitOf, ThroughputFit] = {}
+
+
 def fit(
     measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...], prior: ThroughputPrior = PRIOR
 ) -> ThroughputFit:
@@ -172,19 +174,44 @@ def fit(
     Most probable values: normal priors on the logarithms, and a robust loss on log(measured / predicted), so that an odd
     measurement moves them little. Without measurements the priors. What is left open of them is Laplace's approximation there.
     """
-    points = [
-        (gpu, m.shape, m.plan.dp, m.plan.micro_batch, m.plan.micro_batches)
-        for m, gpu in zip(measured, gpus, strict=True)
-        if m.step_s > 0 and m.plan.micro_batches > 0
-    ]
+    key = measured, gpus, prior
+    if (known := _fits.pop(key, None)) is not None:
+        return _keep(key, known)
+    points = _points(measured, gpus)
+    if points:
+        job = _to_fit(measured, points, prior)
+        return _keep(key, _around(most_probable([job], _steps, NOISE)[0], job, points))
     start, sigma = np.array(prior.mean), np.array(prior.sigma)
-    if not points:
-        model = _PRIOR if prior == PRIOR else _model(start)
-        return ThroughputFit(model, start, np.diag(sigma**2), np.zeros((len(start), len(start))), _MISFIT)
-    terms = _terms(points)
-    wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
+    model = _PRIOR if prior == PRIOR else _model(start)
+    empty = np.zeros((len(start), len(start)))
+    return _keep(key, ThroughputFit(model, start, np.diag(sigma**2), empty, _MISFIT))
 
-    theta = _most_probable(terms, wanted, start, sigma)
+
+def fit_ahead(wanted: Iterable[FitOf]) -> None:
+    """Makes each `fit` that is about to be asked for, all at once: in a third of the time that one after another takes. One that
+    fails is left to its own `fit`."""
+    jobs: dict[FitOf, tuple[ToFit, list[_Configuration]]] = {}
+    for one in islice((key for key in dict.fromkeys(wanted) if key not in _fits), _KEPT // 2):
+        measured, gpus, prior = one
+        with suppress(ArithmeticError, ValueError):  # what a job says may be anything
+            if points := _points(measured, gpus):
+                jobs[one] = _to_fit(measured, points, prior), points
+    with suppress(np.linalg.LinAlgError):
+        found = most_probable([job for job, _ in jobs.values()], _steps, NOISE)
+        for (key, (job, points)), theta in zip(jobs.items(), found, strict=True):
+            _keep(key, _around(theta, job, points))
+
+
+def _keep(key: FitOf, made: ThroughputFit) -> ThroughputFit:
+    _fits[key] = made
+    for oldest in list(_fits)[: len(_fits) - _KEPT] if len(_fits) > _KEPT else ():  # another thread may do so too
+        _fits.pop(oldest, None)
+    return made
+
+
+def _around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> ThroughputFit:
+    """The fit of the most probable constants, with what the measurements leave open of them."""
+    terms, wanted, _, sigma = job
     off = np.log(_steps(theta, terms)) - wanted
     jacobian = _log_slopes(theta, terms)
     misfit, precision = _MISFIT, np.diag(1 / sigma**2)
@@ -201,33 +228,17 @@ def fit(
     return ThroughputFit(_model(theta), theta, covariance, information, misfit, known)
 
 
-def _most_probable(terms: Floats, wanted: Floats, start: Floats, sigma: Floats) -> Floats:
-    """The constants of least cost, (7,), by Levenberg and Marquardt's steps: soft-L1 of the measurements, the priors quadratic."""
-    precision = 1 / sigma**2
+def _points(measured: Sequence[Measurement], gpus: Sequence[GpuFigures]) -> list[_Configuration]:
+    return [
+        (gpu, m.shape, m.plan.dp, m.plan.micro_batch, m.plan.micro_batches)
+        for m, gpu in zip(measured, gpus, strict=True)
+        if m.step_s > 0 and m.plan.micro_batches > 0
+    ]
 
-    def cost(theta: Floats) -> tuple[float, Floats]:
-        with np.errstate(over="ignore", invalid="ignore"):  # a step too far, which is not taken
-            off = (np.log(_steps(theta, terms)) - wanted) / NOISE
-        return float(2 * np.sum(np.sqrt(1 + off**2) - 1) + precision @ (theta - start) ** 2), off
 
-    theta, damping = start, 1e-2
-    best, off = cost(theta)
-    for _ in range(_ITERATIONS):
-        slopes = _log_slopes(theta, terms) / NOISE
-        weight = 1 / np.sqrt(1 + off**2)
-        normal = (slopes * weight[:, None]).T @ slopes + np.diag(precision)
-        gradient = slopes.T @ (weight * off) + precision * (theta - start)
-        before = best
-        while damping < _DAMPED:
-            trial = theta - np.linalg.solve(normal + damping * np.diag(normal.diagonal()), gradient)
-            value, there = cost(trial)
-            if np.isfinite(value) and value < best:
-                theta, best, off, damping = trial, value, there, max(damping / 9, 1e-9)
-                break
-            damping *= 4
-        if before - best < 1e-7 * (1 + best):
-            break
-    return theta
+def _to_fit(measured: Sequence[Measurement], points: Sequence[_Configuration], prior: ThroughputPrior) -> ToFit:
+    wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
+    return ToFit(_terms(points), wanted, np.array(prior.mean), np.array(prior.sigma))
 
 
 def _model(theta: Floats) -> ThroughputModel:

@@ -1,12 +1,16 @@
 """What the daemon believes of how far jobs have come."""
 
+import pytest
+
 from synergyd.control.controller import Controller
-from synergyd.control.events import GpuTimeKnown, JobObserved, Observed, SnapshotTaken
+from synergyd.control.events import GpuTimeKnown, JobObserved, Observed, Reported, SnapshotTaken
 from synergyd.control.job_durations import JobDurations
-from synergyd.control.lifecycle import ResizeTimes
+from synergyd.control.lifecycle import JobLifecycle, ResizeState, ResizeTimes
 from synergyd.control.progress import progress_of
+from synergyd.control.restart_account import RestartAccount
+from synergyd.control.tracked import Learnt, Output
 from synergyd.job_report import Report
-from synergyd.records import Cluster, JobState, Snapshot
+from synergyd.records import Cluster, Job, JobState, Snapshot
 from synergyd.scheduler.problem.records import Progress
 from tests.unit.scheduler.builders import job
 
@@ -52,3 +56,38 @@ def test_typical_is_the_median_of_those_that_ended_once_they_are_enough() -> Non
     for _ in range(300):
         lengths.ended(7.0, 1)
     assert lengths.typical_s == 7.0
+
+
+def ended(controller: Controller, made: Job, gpu_s: float, report: Report | None) -> list[Output]:
+    """What the controller puts out as the job leaves after so many GPU seconds."""
+    controller.handle(JobObserved(made.job_id, 0.0, Observed("PENDING")), 0.0)
+    controller.handle(SnapshotTaken(Snapshot(5.0, Cluster(()), (made,)), 0.0), 5.0)
+    if report is not None:
+        controller.handle(Reported((report,), 0, None), 5.0)
+    controller.jobs[made.job_id].attained_gpu_s = gpu_s
+    return controller.handle(JobObserved(made.job_id, 0.0, Observed("GONE")), 9.0)
+
+
+def test_a_job_that_does_not_tell_its_length_teaches_it_by_its_end() -> None:
+    controller, waits = Controller(ResizeTimes(), 60.0), job(9)
+    told = Report(1, 0, 5, done=100.0, total=300.0)
+    # one that tells, one that never reported, and one that never trained
+    for made, gpu_s, report in ((job(1), 500.0, told), (job(2), 500.0, None), (job(3), 0.0, Report(3, 0, 5))):
+        assert not [o for o in ended(controller, made, gpu_s, report) if isinstance(o, Learnt)]
+    assert controller.progress([waits])[9].likely_gpu_s is None
+    [learnt] = [o for o in ended(controller, job(4), 500.0, Report(4, 0, 5)) if isinstance(o, Learnt)]
+    assert learnt.report is None and [p.samples for p in learnt.profiles.values()] == [1]
+    likely = controller.progress([waits])[9].likely_gpu_s
+    after = Controller(ResizeTimes(), 60.0)  # the next daemon
+    after.lengths.load(learnt.profiles)
+    assert likely is not None and after.progress([waits])[9].likely_gpu_s == pytest.approx(likely, rel=0.1)
+
+
+def test_what_a_job_had_before_this_daemon_is_taken_from_its_first_start() -> None:
+    runs = job(1, nodes=("n0",), gpus=4)
+    life = JobLifecycle(1, 0.0, state=ResizeState.RUNNING, restart=RestartAccount(first_s=100.0))
+    controller = Controller(ResizeTimes(), 60.0)
+    controller.restore([life], {}, {}, now_s=400.0)
+    for now_s, passed_s in ((401.0, 0.0), (411.0, 10.0)):
+        controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(()), (runs,)), passed_s), now_s)
+    assert controller.attained_gpu_s == {1: 4 * 310.0}

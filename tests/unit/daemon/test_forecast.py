@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from synergyd.daemon import forecast
 from synergyd.daemon.forecast import Forecast
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
+from synergyd.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 from synergyd.settings import Settings
 from synergyd.task.job_planner import JobPlanner
+from synergyd.task.model import throughput
 
 SHAPE = Shape("a100", 2, 8)
 CLUSTER = Cluster(tuple(Node(f"n{i}", "a100", 8) for i in range(4)))
@@ -40,3 +42,30 @@ def test_few_jobs_an_epoch_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert per_epoch == [2, 2, 1, 0] and sorted(asked) == [0, 1, 2, 3, 4]
     # who has no noise scale costs nothing, and takes nobody's turn
     assert offers.cells(replace(JOB, job_id=9), Profile(samples=1), plan, CLUSTER).advice == ""
+
+
+def test_what_is_expected_is_fitted_once_for_all_and_changes_no_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain jobs that have measured something; one whose model is known, and one that has measured nothing, are left out."""
+    calls: list[int] = []
+    real = vars(throughput)["most_probable"]
+
+    def count(*given: Any) -> Any:
+        calls.append(len(given[0]))
+        return real(*given)
+
+    monkeypatch.setattr(throughput, "most_probable", count)
+    monkeypatch.setattr(throughput, "_fits", {})
+    plain = replace(JOB, directive=Directive(global_batch=(64, 512)))
+    jobs = [replace(plain, job_id=i) for i in range(4)] + [replace(JOB, job_id=4)]
+    plan = Plan(dp=16, micro_batch=4, global_batch=64, zero_stage=0)
+    measured = {i: (Measurement(plan, SHAPE, 0.3 * (i + 1), 4),) for i in (0, 1, 2, 4)}
+    profiles = {i: Profile(samples=4, measured=measured.get(i, ())) for i in range(5)}
+    offers, alone = Forecast(Settings()), Forecast(Settings())
+    offers.expect(jobs, profiles, CLUSTER)
+    assert calls == [3]
+    together = [offers.cells(job, profiles[job.job_id], plan, CLUSTER) for job in jobs]
+    offers.expect(jobs, profiles, CLUSTER)  # nothing has changed
+    assert calls == [3] or calls == [3, 0]
+    monkeypatch.setattr(throughput, "_fits", {})
+    assert together == [alone.cells(job, profiles[job.job_id], plan, CLUSTER) for job in jobs]
+    assert all(found.cells for found in together)

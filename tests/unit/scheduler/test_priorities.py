@@ -345,3 +345,21 @@ def test_of_two_that_are_alike_the_one_that_ends_sooner_gets_more() -> None:
         return [d.cell.shape.gpus if d.cell else 0 for d in decide(site, Settings(), offers, {}, progress=known)]
 
     assert of(1e6, 1e3) == [2, 4] and of(1e3, 1e6) == [4, 2]
+
+
+def test_what_like_jobs_have_taken_counts_for_who_does_not_tell_and_explain_says_so() -> None:
+    """In GPU seconds over the GPUs of an equal share, beside the time left of one that tells."""
+    told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
+    untold = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(likely_gpu_s=gpu_s)) for i, gpu_s in ((2, 60.0), (3, 9e4))]
+    settings, gpus = replace(PLAIN, short_first=1.0), sum(room.free for room in ROOMS)
+    found, _ = with_claims([told, *untold], ROOMS, Objective(), settings, NOW, typical_s=1.0)
+    left = equal_share(told.cells, {"a100": gpus}, 3)
+    times = [1000.0 / left, 60.0 / (gpus / 3), 9e4 / (gpus / 3)]
+    assert [one.weight for one in found] == pytest.approx([min(max(sorted(times)[1] / t, 1 / 3), 3.0) for t in times])
+    assert [one.drag for one in found][1:] == [0.0, 0.0]  # nobody knows when it ends
+    site = snapshot([node("n0", 4)], [job(1), job(2)])
+    known = {1: Progress(likely_gpu_s=7000.0), 2: Progress(likely_gpu_s=100.0)}
+    why = {d.job_id: d.why for d in decide(site, Settings(), {i: cells(1.0) for i in (1, 2)}, {}, progress=known)}
+    assert "it counts as about 2 GPU hours from its end" in why[1] and "about 2 GPU minutes from" in why[2]
+    silent = decide(site, Settings(short_first=0.0), {i: cells(1.0) for i in (1, 2)}, {}, progress=known)
+    assert not any("like jobs" in d.why for d in silent)

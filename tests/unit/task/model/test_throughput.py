@@ -9,6 +9,7 @@ import pytest
 
 from synergyd.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 from synergyd.task.job_planner import JobPlanner
+from synergyd.task.model import throughput
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.throughput import ThroughputModel, fitted
 
@@ -98,3 +99,35 @@ def test_fitting_is_quick_and_remembered() -> None:
     first = fitted(known, (GPU,) * len(known))
     assert time.process_time() - began < 2.0
     assert fitted(known, (GPU,) * len(known)) is first
+
+
+def test_jobs_that_are_fitted_together_get_what_each_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "_fits", {})
+    wanted: list[throughput.FitOf] = []
+    for n in range(1, 7):  # 2 to 12 measurements, and as many as need two widths of padding
+        known = steps(replace(TRUE, sample_flops=n * 1e9), SHAPES[:n], batches=(8, 16, 64) if n == 6 else (16, 64))
+        wanted.append((known, (GPU,) * len(known), throughput.PRIOR))
+    odd = tuple(replace(m, step_s=m.step_s * 1e30) for m in wanted[2][0])
+    worst = (replace(odd[0], plan=Plan(1, 1, 1, 10**30, 10**30)),)  # no array holds its batch
+    throughput.fit_ahead([*wanted, (odd, (GPU,) * len(odd), throughput.PRIOR), (worst, (GPU,), throughput.PRIOR)])
+    ahead = dict(throughput._fits)
+    assert set(wanted) <= set(ahead) and (worst, (GPU,), throughput.PRIOR) not in ahead
+    monkeypatch.setattr(throughput, "_fits", {})
+    for one in wanted:
+        alone = throughput.fit(*one)
+        assert (alone.theta == ahead[one].theta).all() and (alone.covariance == ahead[one].covariance).all()
+        assert throughput.fit(*one) is alone
+    with pytest.raises(OverflowError):
+        throughput.fit(worst, (GPU,))
+
+
+def test_fits_that_nobody_asks_for_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "_fits", {})
+    monkeypatch.setattr(throughput, "_KEPT", 4)
+    wanted = [(steps(replace(TRUE, overhead_s=n / 100), SHAPES[:1]), (GPU,) * 2, throughput.PRIOR) for n in range(1, 8)]
+    for one in wanted[:4]:
+        throughput.fit(*one)
+    first = throughput.fit(*wanted[0])  # asked for again: it stays
+    throughput.fit_ahead(wanted[4:])
+    assert list(throughput._fits) == [wanted[3], wanted[0], wanted[4], wanted[5]]  # half of them at most are made ahead
+    assert throughput.fit(*wanted[0]) is first

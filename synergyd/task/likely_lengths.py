@@ -1,0 +1,164 @@
+"""How much a job that does not tell its length has likely left: Gittins' index over what like jobs have taken. Pure.
+
+Work is counted in GPU seconds. Jobs are alike by levels, each within the next: the same program (user, name, batches), the same user,
+model and batches, the same size asked for, all. What the jobs of a level took spreads each around its own logarithm by a normal
+kernel, and the next level's distribution counts as `_PRIOR` jobs more (the predictive mean of a Dirichlet process); beyond all jobs
+lies 1/x, for which each length is as likely as twice that length. So few samples count little.
+
+Gittins' index of a job that has had a GPU seconds is min over d of E[min(X - a, d)] / P(X <= a + d), given X > a: the least GPU seconds
+that are spent for one end. To run the job of the least index first has the least mean completion time of all orders that know the
+distribution alone (M/G/1; Gittins 1989; Aalto, Ayesta, Righter 2009). For a known length it is what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergyd.records import Job, Profile
+from synergyd.task.shared_profiles import program
+
+Floats = NDArray[np.float64]
+
+_PRIOR = 2.0  # jobs that the next level counts for
+_LOW, _HIGH, _BINS = 10.0, 1e9, 160  # GPU seconds: one report of one GPU, and 30 years; a bin is 12 % wide
+_EDGES = np.geomspace(_LOW, _HIGH, _BINS + 1)
+_LOG_EDGES = np.log(_EDGES)
+PREFIX = "length:"  # of the keys of what is stored: `length:PROGRAM:ALIKE:GPUS:BIN`, with the number of jobs
+_KEPT, _KEPT_OF_ALL = 32, 200  # the latest jobs of a level, and of all
+_MARKS = 40_000  # levels at most: 10,000 programs
+_ALL = "all"
+_WIDEST = math.log(10.0)  # one sigma of the logarithm before jobs are seen: a factor of ten
+
+
+class Lengths:
+    """The distribution of the GPU seconds of jobs that are alike, on bins; `wider`: of the next level."""
+
+    def __init__(self, took_gpu_s: Sequence[float] = (), wider: Lengths | None = None) -> None:
+        logs = np.log(np.clip(np.asarray(took_gpu_s, dtype=np.float64), _LOW, _HIGH))
+        before = np.full(_BINS, 1.0 / _BINS) if wider is None else wider.mass
+        self.variance: float = _WIDEST**2 if wider is None else wider.variance
+        if logs.size:
+            apart = float(((logs - logs.mean()) ** 2).sum())
+            self.variance = (_PRIOR * self.variance + apart) / (_PRIOR + logs.size - 1)
+            mass = _kernels(logs, math.sqrt(self.variance) * logs.size**-0.2)  # Scott 1992's rule
+            before = (mass + _PRIOR * before) / (logs.size + _PRIOR)
+        self.mass: Floats = before
+        self._new: float | None = None  # the index of one that has had nothing: of all that wait
+        self._survival: Floats = np.concatenate([np.cumsum(before[::-1])[::-1], [0.0]])
+
+    def index_gpu_s(self, had_gpu_s: float) -> float:
+        """Gittins' index after so many GPU seconds."""
+        if had_gpu_s <= _LOW:
+            self._new = self._index(_LOW) if self._new is None else self._new
+            return self._new
+        return self._index(had_gpu_s)
+
+    def _index(self, had: float) -> float:
+        edges = np.concatenate([[0.0], _EDGES])
+        survival = np.concatenate([[1.0], self._survival / self._survival[0]])
+        now = float(np.interp(had, edges, survival))
+        ahead = edges > had
+        if now <= 0.0 or np.count_nonzero(ahead) < 2:
+            return had  # as by 1/x
+        at = np.concatenate([[had], edges[ahead]])
+        left = np.concatenate([[now], survival[ahead]])
+        spent = np.cumsum(np.diff(at) * (left[1:] + left[:-1]) / 2)
+        ended = now - left[1:]
+        possible = ended > 1e-12
+        return float(np.min(spent[possible] / ended[possible])) if possible.any() else had
+
+
+def _kernels(logs: Floats, width: float) -> Floats:
+    """The sum of normal kernels around `logs`, by bin; what lies outside of the bins counts in the last one of its side."""
+    z = (_LOG_EDGES[None, :] - logs[:, None]) / (width * math.sqrt(2.0))
+    below = 0.5 * (1.0 + _erf(z))
+    below[:, 0], below[:, -1] = 0.0, 1.0
+    return np.asarray(np.diff(below, axis=1).sum(axis=0))
+
+
+def _erf(x: Floats) -> Floats:
+    """Abramowitz and Stegun 7.1.26, to 1.5e-7."""
+    t = 1.0 / (1.0 + 0.3275911 * np.abs(x))
+    poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return np.asarray(np.sign(x) * (1.0 - poly * np.exp(-x * x)))
+
+
+class LearntLengths:
+    """What ended jobs that did not tell their length have taken, by level; `ended` returns what to store."""
+
+    def __init__(self) -> None:
+        self._took: dict[str, deque[float]] = {}  # by level
+        self._counts: dict[str, int] = {}  # by key of the store
+        self._known: dict[tuple[str, ...], Lengths] = {}
+
+    def load(self, profiles: Mapping[str, Profile]) -> None:
+        """From the store of a daemon before this one: to 12 %, and not in order."""
+        took: dict[str, list[float]] = {}
+        for key, profile in sorted(profiles.items()):
+            parts = key.removeprefix(PREFIX).split(":")
+            sound = len(parts) == 4 and parts[2].isdecimal() and parts[3].isdecimal() and profile.samples > 0
+            if not key.startswith(PREFIX) or not sound:
+                continue
+            self._counts[key] = profile.samples
+            gpu_s = float(np.sqrt(_EDGES[:-1] * _EDGES[1:])[min(int(parts[3]), _BINS - 1)])
+            for mark in (_ALL, f"size:{parts[2]}", f"alike:{parts[1]}", f"program:{parts[0]}"):
+                took.setdefault(mark, []).extend([gpu_s] * min(profile.samples, _KEPT))
+        for mark, some in took.items():
+            # of too many as many of each length as there are
+            kept = np.quantile(sorted(some), np.linspace(0, 1, min(len(some), _most(mark))), method="nearest")
+            self._took[mark] = deque(kept.tolist(), maxlen=_most(mark))
+
+    def ended(self, job: Job, gpu_s: float) -> dict[str, Profile]:
+        """The job has left after so many GPU seconds; one that never ran says nothing of its length."""
+        if gpu_s <= 0:
+            return {}
+        marks = _levels(job)
+        for mark in marks:
+            kept = self._took.pop(mark, None) or deque(maxlen=_most(mark))
+            kept.append(gpu_s)
+            self._took[mark] = kept
+        _forget_oldest(self._took)
+        self._known.clear()
+        bin_ = int(np.clip(np.searchsorted(_EDGES, gpu_s) - 1, 0, _BINS - 1))
+        alike, mark = (mark.partition(":")[2] for mark in marks[2:])
+        key = f"{PREFIX}{mark}:{alike}:{job.asked.gpus}:{bin_}"
+        self._counts[key] = self._counts.pop(key, 0) + 1
+        _forget_oldest(self._counts)
+        return {key: Profile(samples=self._counts[key])}
+
+    def index_gpu_s(self, job: Job, had_gpu_s: float) -> float | None:
+        """Gittins' index of the job, GPU seconds; None before any like it has ended."""
+        if not self._took:
+            return None
+        known: Lengths | None = None
+        marks = _levels(job)
+        for i, mark in enumerate(marks):
+            place = marks[: i + 1]
+            if place not in self._known:
+                self._known[place] = Lengths(tuple(self._took.get(mark, ())), known)
+            known = self._known[place]
+        return None if known is None else known.index_gpu_s(had_gpu_s)
+
+
+def _most(mark: str) -> int:
+    return _KEPT_OF_ALL if mark == _ALL else _KEPT
+
+
+def _forget_oldest(known: dict[str, Any]) -> None:
+    while len(known) > _MARKS:
+        del known[next(iter(known))]
+
+
+def _levels(job: Job) -> tuple[str, ...]:
+    """The marks of a job's levels, the widest first."""
+    said = job.directive
+    batches = () if said is None else (said.global_batch, said.micro_batch, said.max_micro_batch)
+    model = None if said is None else said.model
+    alike, own = program(job.uid, "", model, *batches), program(job.uid, job.name, model, *batches)
+    return _ALL, f"size:{job.asked.gpus}", f"alike:{alike}", f"program:{own}"
