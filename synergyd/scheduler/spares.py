@@ -106,6 +106,7 @@ class _Epoch:
         self._left: dict[int, tuple[Cell, tuple[str, ...]]] = {}
         self._whys: dict[int, str] = {}
         self._started: dict[int, tuple[Cell, tuple[str, ...]]] = {}
+        self._given: dict[tuple[str, bool], int] = {}  # GPUs given back so far, by the group's name and kind
 
     @cached_property
     def _capacities(self) -> dict[str, NodeCapacity]:
@@ -163,8 +164,9 @@ class _Epoch:
         want = max(fits, key=lambda i: asking.cells[i].goodput)
         back: dict[int, tuple[int, tuple[str, ...]]] = {}
         names = self._pick(want, asking, back)
+        spares = group.kept * group.each - self._given.get((group.name, group.qos), 0)
         for lender in () if names is not None else self._lenders(asking.cells[want], asking):
-            most = group.kept * group.each - sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
+            most = spares - sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
             smaller = [i for i in _smaller(lender) if self._gives(lender, i) <= most]
             for index in smaller:
                 self._lend(lender, index, back)
@@ -217,6 +219,8 @@ class _Epoch:
         why = f"Starts on {shape_words(cell.shape, names)}, as before it lost {lost}, with a spare node ({group.words()} are kept){given}."
         relative = relative_goodput(cell, asking.cells, asking.asked)
         self._started[job.job_id] = cell, names
+        kind, given_gpus = (group.name, group.qos), sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
+        self._given[kind] = self._given.get(kind, 0) + given_gpus
         self._set(job.job_id, UntouchedJob(Action.START, why, cell, _hosts(names), relative))
         for job_id, (index, kept) in back.items():
             lender = self._request(job_id)

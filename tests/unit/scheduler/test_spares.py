@@ -101,6 +101,18 @@ def test_no_more_nodes_are_given_back_than_are_spares() -> None:
     assert found[1].action is Action.WAIT and "Gives back" not in found[2].why
 
 
+def test_jobs_that_lose_nodes_at_once_get_no_more_than_are_spares_together() -> None:
+    pair: tuple[Cell, ...] = cell(4.0, 1, 4), cell(40.0, 2, 4)
+    both = [lost(1, ("n1",), WHOLE.shape), lost(2, ("n2",), WHOLE.shape)]
+    snap = snapshot(nodes(6, down=("n1", "n2")), [*both, in_gpu(3, "n3", "n4"), in_gpu(4, "n5", "n6")])
+    offers = {1: (WHOLE,), 2: (WHOLE,), 3: pair, 4: pair}
+    found = decided(snap, offers)
+    assert [found[i].action for i in (1, 2)] == [Action.START, Action.WAIT]
+    assert sum("Gives back" in found[i].why for i in (3, 4)) == 1
+    found = decided(snap, offers, replace(KEPT, spare_nodes={"gpu": 2.0}))
+    assert [found[i].action for i in (1, 2)] == [Action.START, Action.START]
+
+
 def test_two_lenders_give_together() -> None:
     pair: tuple[Cell, ...] = cell(4.0, 1, 4), cell(40.0, 2, 4)
     snap = snapshot(nodes(5, down=("n1",)), [lost(1, ("n1",), TWO.shape), in_gpu(2, "n2", "n3"), in_gpu(3, "n4", "n5")])
