@@ -59,10 +59,12 @@ from synergyd.control.resize_steps import (
 )
 from synergyd.control.start_refusal import (
     STALE_REASON_S,
+    UNSEEN_S,
     Rung,
     next_try,
     refuses,
     remembered,
+    unseen,
     waits_its_turn,
 )
 
@@ -353,6 +355,8 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             return to_requeuing(life, now_s, text)
         case _ if life.state in _SENT_AGAIN and (not life.sent_s or now_s >= life.sent_s + limits.resend_s):
             return Step(sent, awaited(life, limits))
+        case ResizeState.RELEASED if over and event.room and unseen(event.reason) and now_s < life.since_s + UNSEEN_S:
+            return Step(life)  # no other choice would start sooner
         case ResizeState.RELEASED if over and event.room and (refuses(event.reason) or waits_its_turn(event.reason)):
             return _not_started(life, event.reason, now_s, limits)
         case ResizeState.RELEASED if over and waits_its_turn(event.reason) and _as_plain(life):

@@ -19,6 +19,8 @@ from synergyd.records import Cluster, Job, Node
 
 #: Slurm's reason of before the release may stand for as long as its scheduler takes to look at the job again
 STALE_REASON_S = 5.0
+#: Slurm's main scheduler looks at the whole queue each sched_interval, 60 s by default (slurm.conf): until then a job has no reason
+UNSEEN_S = 60.0
 #: a reason that no node shows (a limit, a licence) may end unseen
 LONGEST_S = 3600.0
 #: nodes change all the time on a busy cluster: what was refused is not tried at every change
@@ -63,6 +65,11 @@ def refuses(reason: str) -> bool:
 def waits_its_turn(reason: str) -> bool:
     """Does Slurm's reason say that the job waits for GPUs, or for jobs before it?"""
     return _word(reason) in _TURN
+
+
+def unseen(reason: str) -> bool:
+    """Has Slurm not looked at the job yet?"""
+    return _word(reason) in ("", "None")
 
 
 def names_limit(reason: str) -> bool:

@@ -15,7 +15,7 @@ from synergyd.control.events import CarriedOut, NodesRead, Observed, Refused, Re
 from synergyd.control.instructions import Release, Target, Update
 from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step, times_of
 from synergyd.control.resize import advance
-from synergyd.control.start_refusal import STALE_REASON_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
+from synergyd.control.start_refusal import STALE_REASON_S, UNSEEN_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
 from synergyd.control.tracked import Tracked
 from synergyd.job_report import Report
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
@@ -104,18 +104,20 @@ def test_each_rung_is_waited_for_two_epochs() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "None", ""])
-def test_a_job_whose_turn_it_is_not_waits_like_a_plain_one(reason: str) -> None:
+def test_a_job_whose_turn_it_is_not_waits_like_a_plain_one_and_for_slurms_first_look(reason: str) -> None:
     life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)
     assert refused(life, reason, 10.0).life == life
-    life = advance(life, Tick(True, reason), LIMITS.release_timeout_s, LIMITS).life
+    waits_s = LIMITS.release_timeout_s if reason in ("Resources", "Priority") else UNSEEN_S
+    assert advance(life, Tick(True, reason), waits_s - 1, LIMITS).life == life
+    life = advance(life, Tick(True, reason), waits_s, LIMITS).life
     assert life.target == replace(PINNED, nodes=())
-    life = released(life, replace(PINNED, nodes=()), 30.0)
-    life = advance(life, Tick(True, reason), 30 + LIMITS.release_timeout_s, LIMITS).life
-    life = released(life, ASKED, 60.0)
-    step = advance(life, Tick(True, reason), 60 + LIMITS.release_timeout_s, LIMITS)
+    life = released(life, replace(PINNED, nodes=()), 100.0)
+    life = advance(life, Tick(True, reason), 100 + waits_s, LIMITS).life
+    life = released(life, ASKED, 200.0)
+    step = advance(life, Tick(True, reason), 200 + waits_s, LIMITS)
     assert step.life.left and step.life.state is ResizeState.QUEUED
     # left to Slurm for this start alone: it was not the choice that was wrong
-    assert advance(step.life, Observed("RUNNING"), 200.0, LIMITS).life.left == ""
+    assert advance(step.life, Observed("RUNNING"), 300.0, LIMITS).life.left == ""
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", ""])
