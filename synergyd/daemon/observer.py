@@ -148,7 +148,8 @@ class Observer:
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
         left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left}
-        others = crowded(self._queue, {i for i in self.rows if self.registry.known[i].directive is not None} - left)
+        decided = {i for i in self.rows if self.registry.known[i].directive is not None} - left
+        others = crowded(self._queue, decided, self.cluster.nodes)
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
@@ -186,7 +187,7 @@ class Observer:
                 job = replace(job, directive=None, directive_error=waits[job_id])
             if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self._limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
-            job = held_to_asked(job, why) if (why := others.why(job)) else job
+            job = held_to_asked(job, why, others.of_use(job)) if (why := others.why(job)) else job
             if tracked is not None:
                 job = settled(job, tracked.lifecycle.moves, self.settings, now_s, minute)
             jobs.append(job)

@@ -157,8 +157,10 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
 
 @dataclass(frozen=True)
 class Crowded:
-    """Where jobs that Synergy does not decide about wait for GPUs now. `accounts`: those whose own jobs fill a limit."""
+    """Where jobs that Synergy does not decide about wait for GPUs now: the nodes that they may use, and the partitions of these.
+    `accounts`: those whose own jobs fill a limit."""
 
+    nodes: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
     accounts: frozenset[str] = frozenset()
 
@@ -168,11 +170,15 @@ class Crowded:
             return "jobs that Synergy does not decide about wait for GPUs in its partition"
         return "jobs of its account wait for what a limit leaves to it" if job.account in self.accounts else ""
 
+    def of_use(self, job: Job) -> bool:
+        """Do they gain from what the job holds?"""
+        return job.account in self.accounts or not self.nodes.isdisjoint(job.node_names)
 
-def crowded(rows: Iterable[JobRow], ours: Container[int]) -> Crowded:
+
+def crowded(rows: Iterable[JobRow], ours: Container[int], nodes: Iterable[Node]) -> Crowded:
     """`ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody else's cost."""
     waiting = frozenset(("Resources", "Priority", "None", ""))
-    partitions, accounts = set[str](), set[str]()
+    wanted, accounts = set[tuple[str, str]](), set[str]()  # partitions and GPU type ("": any)
     for r in rows:
         if r.job_id in ours or r.state != "PENDING" or r.priority <= 0:
             continue
@@ -180,10 +186,16 @@ def crowded(rows: Iterable[JobRow], ours: Container[int]) -> Crowded:
             continue
         reason = r.reason.strip("()")
         if reason in waiting:
-            partitions.update(r.partition.split(","))
+            kind = gpus_of(r.tres_per_node)[0] or gpus_of(r.tres_other)[0]
+            wanted.update((name, kind) for name in r.partition.split(","))
         elif _filled_now(reason) and r.account:
             accounts.add(r.account)
-    return Crowded(frozenset(partitions), frozenset(accounts))
+    names, partitions = set[str](), {name for name, _ in wanted}
+    for node in nodes if wanted else ():
+        if any((p, kind) in wanted for p in node.partitions for kind in ("", node.gpu_type)):
+            names.add(node.name)
+            partitions.update(node.partitions)
+    return Crowded(frozenset(names), frozenset(partitions), frozenset(accounts))
 
 
 def _filled_now(reason: str) -> bool:
@@ -219,14 +231,17 @@ def passed_over(
     )
 
 
-def held_to_asked(job: Job, why: str) -> Job:
-    """The job, where others wait (`why`): at most the size it asked for."""
+def held_to_asked(job: Job, why: str, of_use: bool = True) -> Job:
+    """The job, where others wait (`why`): at most the size it asked for. What it has beyond that it keeps where it is of no use to
+    them."""
     if job.directive is None:
         return job
     most = max(job.asked.gpus, job.directive.min_gpus or 1)
-    gives_back = job.state is JobState.RUNNING and job.shape.gpus > most
+    beyond = job.state is JobState.RUNNING and job.shape.gpus > most
+    if beyond and not of_use:
+        most = job.shape.gpus
     directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
-    return replace(job, directive=directive, gives_back=why if gives_back else job.gives_back)
+    return replace(job, directive=directive, gives_back=why if beyond and of_use else job.gives_back)
 
 
 def job_of(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from synergyd.slurm.observe import crowded, passed_over
+from synergyd.slurm.observe import crowded, held_to_asked, passed_over
+from tests.unit.scheduler.builders import job, node
 from tests.unit.slurm.fake_slurm import row
 
 NODES = {"n1": ("a",), "n2": ("b",), "n3": ("c",), "n4": ("a", "c")}
@@ -69,6 +71,29 @@ def test_one_of_another_partition_passes_those_of_its_nodes() -> None:
 )
 def test_where_others_wait_for_gpus(changes: dict[str, Any], partitions: set[str], accounts: set[str]) -> None:
     asked = {"state": "PENDING", "priority": 5, "partition": "a,b", "account": "chem", "tres_per_node": "gres:gpu:1"}
-    found = crowded([row(1, **{**asked, **changes})], set())
+    found = crowded([row(1, **{**asked, **changes})], set(), ())
     assert (set(found.partitions), set(found.accounts)) == (partitions, accounts)
-    assert crowded([row(1, **{**asked, **changes})], {1}) == type(found)(), "Synergy decides about it"
+    assert crowded([row(1, **{**asked, **changes})], {1}, ()) == type(found)(), "Synergy decides about it"
+
+
+@pytest.mark.parametrize(
+    ("asks", "where", "nodes", "partitions"),
+    [
+        ("gres:gpu:1", "a", {"n1", "n4"}, {"a", "c"}),
+        ("gres:gpu:v100:1", "a", {"n4"}, {"a", "c"}),
+        ("gres:gpu:h100:1", "a", set(), {"a"}),
+        ("gres:gpu:1", "b,c", {"n2", "n3", "n4"}, {"a", "b", "c"}),
+    ],
+)
+def test_others_wait_for_nodes_whatever_partition_these_are_asked_in(
+    asks: str, where: str, nodes: set[str], partitions: set[str]
+) -> None:
+    cluster = [node(n, kind="v100" if n == "n4" else "a100", partitions=p) for n, p in NODES.items()]
+    waits = row(1, state="PENDING", priority=5, partition=where, tres_per_node=asks, reason="Resources")
+    found = crowded([waits], set(), cluster)
+    assert (found.nodes, found.partitions) == (nodes, partitions)
+    grown = replace(job(2, asked=2, nodes=("n3",), gpus=4), partition="c")
+    held = held_to_asked(grown, found.why(grown), found.of_use(grown)) if found.why(grown) else grown
+    assert bool(held.gives_back) == ("n3" in nodes)
+    most = held.directive.max_gpus if held.directive else None
+    assert most == (None if "c" not in partitions else 2 if "n3" in nodes else 4), "it grows onto none of them"
