@@ -61,6 +61,7 @@ from synergyd.control.start_refusal import (
     STALE_REASON_S,
     UNSEEN_S,
     Rung,
+    alike,
     next_try,
     refuses,
     remembered,
@@ -187,6 +188,8 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
         if life.state is ResizeState.RUNNING and not event.due:
             return Step(life)
         target, rung = replace(target, nodes=()), Rung.ANY_NODES
+    elif life.missed and target.nodes and life.state is ResizeState.QUEUED:
+        target, rung = replace(target, nodes=()), Rung.ANY_NODES  # whatever is free when Slurm comes to it
     aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked or life.asked)
     match life.state:
         case ResizeState.QUEUED:
@@ -365,9 +368,10 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             return to(plain, ResizeState.QUEUED, now_s, f"waits in Slurm's queue as it was submitted ({event.reason})")
         case ResizeState.RELEASED if over:
             # its GPUs went to someone else or a node is away: decide anew
-            return to(
-                replace(life, target=None), ResizeState.QUEUED, now_s, "did not start in time: waits for a new decision"
-            )
+            looked = waits_its_turn(event.reason) and not unseen(event.reason)
+            missed = life.missed + bool(looked and life.target is not None and life.target.nodes)
+            back = replace(life, target=None, missed=missed)
+            return to(back, ResizeState.QUEUED, now_s, "did not start in time: waits for a new decision")
         case _:
             return Step(life)
 
@@ -378,7 +382,7 @@ def _as_plain(life: JobLifecycle) -> bool:
         life.target is not None
         and life.asked is not None
         and not life.target.nodes
-        and life.target.shape == life.asked.shape
+        and alike(life.asked.shape, life.target.shape)
     )
 
 
@@ -386,7 +390,7 @@ def _not_started(life: JobLifecycle, reason: str, now_s: float, limits: ResizeTi
     """Slurm does not start the job as it was released: one rung down."""
     if life.target is None:
         return Step(life)
-    rung, choice = next_try(life.target, life.rung, life.origin, life.asked)
+    rung, choice = next_try(life.target, life.rung, life.origin, life.asked, reason)
     refusals = remembered(life.refusals, life.target, reason, now_s)
     down = replace(life, target=choice, rung=rung, refusals=refusals, refused=life.refused + 1)
     said = f"Slurm did not start it with {words(life.target)} (its reason: {reason or 'none'})"

@@ -45,7 +45,7 @@ def to(
 def runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
     left = "" if waits_its_turn(life.left) or names_limit(life.left) else life.left
     now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
-    now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left)
+    now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left, missed=0)
     return to(now, ResizeState.RUNNING, now_s, text)
 
 

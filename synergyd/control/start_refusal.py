@@ -9,13 +9,13 @@ otherwise, for an hour at most, and for a time that doubles with each refusal of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from synergyd.constraint import has_features
 from synergyd.control.gpus_free import has_cpus
 from synergyd.control.instructions import Target
-from synergyd.records import Cluster, Job, Node
+from synergyd.records import Cluster, Job, Node, Shape
 
 #: Slurm's reason of before the release may stand for as long as its scheduler takes to look at the job again
 STALE_REASON_S = 5.0
@@ -77,19 +77,34 @@ def names_limit(reason: str) -> bool:
     return _word(reason).startswith(("Assoc", "QOS"))
 
 
-def next_try(tried: Target, rung: Rung, origin: Target | None, asked: Target | None) -> tuple[Rung, Target | None]:
+def alike(asked: Shape, tried: Shape) -> bool:
+    """Is `tried` what the sbatch line asks for? One that names no type of GPU never has one."""
+    return asked in (tried, replace(tried, gpu_type=""))
+
+
+def next_try(
+    tried: Target, rung: Rung, origin: Target | None, asked: Target | None, reason: str = ""
+) -> tuple[Rung, Target | None]:
     """The next rung with what to release the job with; (LEFT, None) after the last.
 
-    `origin`: what it ran with before, `asked`: what its sbatch line asks for.
+    `origin`: what it ran with before, `asked`: what its sbatch line asks for. `reason`: Slurm's; where it names a limit, other
+    nodes are only tried for a limit of nodes, which may count one that two jobs share once.
     """
+    limited = names_limit(reason)
     choices = {
         Rung.ANY_NODES: Target(tried.shape, (), tried.plan),
         Rung.AS_BEFORE: Target(origin.shape, (), origin.plan) if origin is not None and origin.nodes else None,
         Rung.AS_ASKED: Target(asked.shape) if asked is not None else None,
     }
     for below, choice in choices.items():
-        if below > rung and choice is not None and (choice.shape, choice.nodes) != (tried.shape, tried.nodes):
-            return below, choice
+        if below <= rung or choice is None:
+            continue
+        same = alike(choice.shape, tried.shape)
+        if same and choice.nodes == tried.nodes:
+            continue
+        if limited and not (same and "Node" in reason) and choice.shape.gpus >= tried.shape.gpus:
+            continue
+        return below, choice
     return Rung.LEFT, None
 
 

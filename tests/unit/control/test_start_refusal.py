@@ -25,6 +25,8 @@ from tests.unit.control.resize_world import LIMITS
 PINNED = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(dp=4, global_batch=8))
 RAN = Target(Shape("a100", 1, 2), ("n1",), Plan(dp=2, global_batch=8))
 ASKED = Target(Shape("a100", 1, 4))
+UNTYPED = Target(Shape("", 1, 4))
+OTHERS = replace(PINNED, nodes=("n2", "n3"))
 NODES = tuple(Node(f"n{i}", "a100", 4) for i in (1, 2, 3))
 
 
@@ -36,8 +38,10 @@ def released(life: JobLifecycle, target: Target, now_s: float) -> JobLifecycle:
     return step.life
 
 
-def wanted(life: JobLifecycle, target: Target, now_s: float, present: Target = ASKED) -> Step:
-    return advance(life, Wanted(target, "x", present=present, asked=ASKED), now_s, LIMITS)
+def wanted(
+    life: JobLifecycle, target: Target, now_s: float, present: Target = ASKED, asked: Target = ASKED
+) -> Step:
+    return advance(life, Wanted(target, "x", present=present, asked=asked), now_s, LIMITS)
 
 
 def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
@@ -45,7 +49,8 @@ def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
 
 
 @pytest.mark.parametrize(
-    "reason", ["BadConstraints", "AssocGrpGRES", "(ReqNodeNotAvail, UnavailableNodes:n1)", "PartitionConfig"]
+    "reason",
+    ["BadConstraints", "AssocGrpGRES", "AssocGrpNodeLimit", "(ReqNodeNotAvail, UnavailableNodes:n1)", "PartitionConfig"],
 )
 def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
     life, tried, now_s = JobLifecycle(1, 0.0), [PINNED], 100.0
@@ -59,7 +64,9 @@ def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
         now_s += STALE_REASON_S
         step = refused(life, reason, now_s)
         tried += [step.life.target] if step.life.target else []
-    assert tried == [PINNED, replace(PINNED, nodes=()), ASKED]
+    # other nodes are no answer to a limit of GPUs, and what it asks for is as many
+    below = {"AssocGrpGRES": [], "AssocGrpNodeLimit": [replace(PINNED, nodes=())]}
+    assert tried == [PINNED, *below.get(reason, [replace(PINNED, nodes=()), ASKED])]
     assert step.life.state is ResizeState.QUEUED and step.life.left == reason
     assert "left to Slurm" in step.story[0] and reason in step.story[0]
     assert now_s <= 100 + 3 * STALE_REASON_S
@@ -95,8 +102,30 @@ def test_nodes_that_were_refused_are_not_pinned_again() -> None:
     assert again.target == replace(PINNED, nodes=()) and again.rung is Rung.ANY_NODES
     running = replace(life, state=ResizeState.RUNNING)
     assert wanted(running, PINNED, 50.0, RAN).life == running, "a job that runs is not stopped for them"
-    other = replace(PINNED, nodes=("n2", "n3"))
-    assert wanted(life, other, 50.0).life.target == other
+    assert wanted(life, OTHERS, 50.0).life.target == OTHERS
+
+
+def test_a_start_whose_nodes_went_to_others_is_not_bound_to_nodes_again() -> None:
+    life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)
+    timeout_s = LIMITS.release_timeout_s
+    unseen = advance(life, Tick(room=False, reason="None"), timeout_s, LIMITS).life
+    assert wanted(unseen, PINNED, 50.0).life.target == PINNED, "Slurm has not looked at it"
+    life = advance(life, Tick(room=False, reason="Priority"), timeout_s, LIMITS).life
+    assert life.state is ResizeState.QUEUED and not life.refusals and not life.left
+    again = wanted(life, OTHERS, 50.0).life
+    assert again.target == replace(OTHERS, nodes=()) and again.rung is Rung.ANY_NODES
+    runs = advance(released(again, replace(OTHERS, nodes=()), 51.0), Observed("RUNNING"), 52.0, LIMITS).life
+    assert wanted(runs, PINNED, 100.0, again.target).life.target == PINNED
+
+
+def test_a_limit_that_the_size_asked_for_is_beyond_leaves_the_job_to_slurm_at_once() -> None:
+    own = replace(PINNED, shape=ASKED.shape)
+    life = released(wanted(JobLifecycle(1, 0.0), own, 0.0, asked=UNTYPED).life, own, 0.0)
+    step = refused(life, "AssocGrpGRES", STALE_REASON_S)
+    assert step.life.state is ResizeState.QUEUED and step.life.left == "AssocGrpGRES"
+    more = Target(Shape("a100", 2, 4), ("n1", "n2"))
+    life = released(wanted(JobLifecycle(1, 0.0), more, 0.0, asked=UNTYPED).life, more, 0.0)
+    assert refused(life, "AssocGrpGRES", STALE_REASON_S).life.target == UNTYPED
 
 
 def test_each_rung_is_waited_for_two_epochs() -> None:
@@ -121,8 +150,10 @@ def test_a_job_whose_turn_it_is_not_waits_like_a_plain_one_and_for_slurms_first_
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", ""])
-def test_a_job_that_waits_its_turn_as_submitted_stays_in_slurms_queue(reason: str) -> None:
-    life = released(wanted(JobLifecycle(1, 0.0), ASKED, 0.0).life, ASKED, 0.0)
+@pytest.mark.parametrize("asked", [ASKED, UNTYPED])
+def test_a_job_that_waits_its_turn_as_submitted_stays_in_slurms_queue(reason: str, asked: Target) -> None:
+    """None of a type that its sbatch line does not name is written for it."""
+    life = released(wanted(JobLifecycle(1, 0.0), ASKED, 0.0, asked=asked).life, ASKED, 0.0)
     step = advance(life, Tick(False, reason), LIMITS.release_timeout_s, LIMITS)
     assert step.life.state is ResizeState.QUEUED and step.life.left and not step.life.refusals
     assert wanted(step.life, PINNED, 100.0).life == step.life, "nothing takes it out again"
