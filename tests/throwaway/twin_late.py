@@ -5,7 +5,8 @@ Every moment from the twin's start to its own is then one of these, in this orde
 it stood in Slurm's queue as its twin did is `knock-on`):
 
     idle     nodes that its options allow had all that it asks for, no limit, licence, dependency, throttle or reservation was in
-             its way: as a plain job it would have started. More than `grace_s` on end is a breach, whatever is said.
+             its way, and no job before it in Slurm's queue for which backfill keeps the nodes: as a plain job it would have
+             started. More than `grace_s` on end is a breach, whatever is said.
     hoarded  they would have had that if every job with a directive held no more than it asked for. More than `give_back_s`
              (`grace_s`, a checkpoint and a restart) on end is a breach, but where the job has a directive itself, one of those jobs
              has a higher weight=, and explain told it to wait.
@@ -234,9 +235,14 @@ def _fits(job: TwinJob, partition: str, now: Sequence[Run], both: Both, time_s: 
 
 
 def _free(job: TwinJob, partition: str, name: str, now: Sequence[Run], both: Both, time_s: float) -> bool:
-    here = [r for r in now if name in r.nodes]
     if both.window and name in RESERVED and time_s < both.window[1] and time_s + job.limit_s > both.window[0]:
         return False
+    return _beside(job, partition, name, now, both) and not _kept(job, partition, name, both, time_s)
+
+
+def _beside(job: TwinJob, partition: str, name: str, now: Sequence[Run], both: Both) -> bool:
+    """Does it fit on the node beside what runs there?"""
+    here = [r for r in now if name in r.nodes]
     if here and (_whole(job, partition) or any(_whole(both.jobs[r.key[0]], r.partition) for r in here)):
         return False
     gpus, cpus, memory_mib = (
@@ -244,6 +250,19 @@ def _free(job: TwinJob, partition: str, name: str, now: Sequence[Run], both: Bot
     )
     need = job.cpus_on(job.gpus), job.memory_on(job.gpus)
     return NODES[name].gpus - gpus >= job.gpus and CPUS - cpus >= need[0] and MEMORY_MIB - memory_mib >= need[1]
+
+
+def _kept(job: TwinJob, partition: str, name: str, both: Both, time_s: float) -> bool:
+    """Does Slurm's backfill keep the node for a job before it in Slurm's queue, whose start there it would delay?"""
+    for run in both.ours:
+        if name not in run.nodes or not time_s < run.start_s < time_s + job.limit_s or run.key[0] >= job.number:
+            continue
+        waits = both.submitted_s[run.key[0]] <= time_s and not both.jobs[run.key[0]].managed
+        if not waits and not any(a <= time_s <= b for a, b in _spans(both.turns.get(run.key, ()))):
+            continue
+        if not _beside(job, partition, name, [r for r in both.ours if r.at(run.start_s)], both):
+            return True
+    return False
 
 
 def _within_limits(job: TwinJob, now: Sequence[Run], jobs: Jobs) -> bool:

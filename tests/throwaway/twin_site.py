@@ -97,8 +97,9 @@ class Side:
     def runs(self) -> list[Run]:
         """All incarnations so far, by sacct -D."""
         self.cluster.run("squeue")
+        # by a time sacct leaves out tasks that were never eligible before they started: those that a throttle held back
         done = self.cluster.run(
-            "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-6hours", "-o", _FIELDS,
+            "sacct", "-a", "-D", "-X", "-n", "-P", "-j", ",".join(map(str, self.ids.values())) or "0", "-o", _FIELDS,
             env={**self.cluster.env, "SLURM_TIME_FORMAT": "%s"},
         )  # fmt: skip
         numbers, found = {i: n for n, i in self.ids.items()}, []

@@ -149,6 +149,20 @@ def test_a_job_is_not_late_where_a_limit_or_its_options_are_in_the_way() -> None
         assert late(seen)[0].spent_s["knock-on"] == 40
 
 
+@pytest.mark.parametrize(
+    ("words", "start_s", "kind"), [({}, 40, "knock-on"), ({"directive": SYNERGY}, 40, "idle"), ({}, 70, "idle")]
+)
+def test_a_node_that_backfill_keeps_for_a_job_before_it_is_not_free(
+    words: dict[str, Any], start_s: float, kind: str
+) -> None:
+    """Four GPUs for job 0 from `start_s` on, while job 2 has one until then: job 1, of a minute, would be in the way."""
+    jobs = [job(0, gpu_type="v100", gpus=4, **words), job(1, gpu_type="v100", directive=SYNERGY, max_gpus=1), job(2)]
+    ours = [run(2, 0, start_s, "n6"), run(0, start_s, start_s + 20, "n6", gpus=4), run(1, start_s + 20, 100, "n6")]
+    plain = [run(1, 0, 20, "n6"), run(2, 0, 40, "n6"), run(0, 40, 60, "n6", gpus=4)]
+    seen = both(jobs, ours, plain)
+    assert next(one for one in late(seen) if one.key == (1, 0)).spent_s[kind] >= 10
+
+
 def hoard(**words: Any) -> tuple[list[TwinJob], list[Run], list[Run]]:
     """Job 0 has four GPUs of n6 and asked for one; job 1 wants one of that type."""
     jobs = [job(0, directive=SYNERGY, max_gpus=4), job(1, submit_s=1.0, gpu_type="v100", **words)]

@@ -15,7 +15,16 @@ from synergyd.control.events import CarriedOut, NodesRead, Observed, Refused, Re
 from synergyd.control.instructions import Release, Target, Update
 from synergyd.control.lifecycle import JobLifecycle, ResizeState, Step, times_of
 from synergyd.control.resize import advance
-from synergyd.control.start_refusal import STALE_REASON_S, UNSEEN_S, Refusal, Rung, has_room, next_try, refuses, waits_its_turn
+from synergyd.control.start_refusal import (
+    STALE_REASON_S,
+    UNSEEN_S,
+    Refusal,
+    Rung,
+    has_room,
+    next_try,
+    refuses,
+    waits_its_turn,
+)
 from synergyd.control.tracked import Tracked
 from synergyd.job_report import Report
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
@@ -38,9 +47,7 @@ def released(life: JobLifecycle, target: Target, now_s: float) -> JobLifecycle:
     return step.life
 
 
-def wanted(
-    life: JobLifecycle, target: Target, now_s: float, present: Target = ASKED, asked: Target = ASKED
-) -> Step:
+def wanted(life: JobLifecycle, target: Target, now_s: float, present: Target = ASKED, asked: Target = ASKED) -> Step:
     return advance(life, Wanted(target, "x", present=present, asked=asked), now_s, LIMITS)
 
 
@@ -50,7 +57,13 @@ def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
 
 @pytest.mark.parametrize(
     "reason",
-    ["BadConstraints", "AssocGrpGRES", "AssocGrpNodeLimit", "(ReqNodeNotAvail, UnavailableNodes:n1)", "PartitionConfig"],
+    [
+        "BadConstraints",
+        "AssocGrpGRES",
+        "AssocGrpNodeLimit",
+        "(ReqNodeNotAvail, UnavailableNodes:n1)",
+        "PartitionConfig",
+    ],
 )
 def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
     life, tried, now_s = JobLifecycle(1, 0.0), [PINNED], 100.0
