@@ -256,6 +256,10 @@ class Agent:
         self.checkpointer.checkpoint(int(step))
         self.status.enter("done")
         self.status.say(f"done at step {step}, loss {'unknown' if loss is None else f'{loss:.6f}'}")
+        if signal.getsignal(signal.SIGUSR2) == self._on_usr2:
+            with contextlib.suppress(ValueError):  # not the main thread
+                # Python takes handlers away before it ends: a late request would kill the process, and fail a finished job
+                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

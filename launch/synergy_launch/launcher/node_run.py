@@ -104,6 +104,8 @@ class _NodeRun:
             self._hand_over_requests()
             reports.poll()
             time.sleep(POLL_S)
+        # nobody is left to save; Python takes handlers away before it ends, and a late request would fail the job
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if self._errors is not None:
             self._errors.join(2.0)  # a grandchild may hold the pipe
         last = status_of(self._run_dir, supervisor)

@@ -69,6 +69,21 @@ def test_signals_alone_count_requests(rig: Rig) -> None:
     assert rig.status["state"] == "waiting"
 
 
+def test_a_request_to_a_finished_job_does_not_kill_it(rig: Rig) -> None:
+    rig.start()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        rig.agent.finish()
+        assert signal.getsignal(signal.SIGUSR2) == before[signal.SIGUSR2], "not its handler"
+        rig.agent.install_signals()
+        rig.agent.finish()
+        # any other would be taken away at Python's end, with the default in its place
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_signal_with_a_file_is_one_request(rig: Rig) -> None:
     rig.start()
     rig.request(4)

@@ -94,6 +94,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_exit_codes_and_no_folder_left(bench: Bench, body: str, code: int) -> None:
     assert bench.run(body) == code
     assert not bench.run_dir.exists()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN, "a late request would fail the job"
 
 
 def test_usr2_becomes_a_request_with_its_number(bench: Bench) -> None:
