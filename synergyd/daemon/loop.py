@@ -256,7 +256,8 @@ class Daemon:
             if job_id in forms.waits and self.registry.known[job_id].directive is not None:
                 slurms = job_id in forms.slurms and not job.held and not job.paused
             else:
-                slurms = job.directive is None or (offered is not None and not offered.cells and not job.held)
+                nothing = job.shape.gpus < 1 or (offered is not None and not offered.cells)  # to decide about
+                slurms = job.directive is None or (nothing and not job.held)
             if slurms and self.registry.release_at_once(self.observer.rows[job_id], snapshot.time_s):
                 yield job_id
 

@@ -24,7 +24,15 @@ def delays(site: Site) -> list[list[str]]:
     return [call for call in site.slurm.calls if "StartTime=now+0" in call]
 
 
-@pytest.mark.parametrize("changes", [{"contiguous": True}, {"licenses": "matlab:1"}, {"stamp": "synergy:1 tp=0"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contiguous": True},
+        {"licenses": "matlab:1"},
+        {"stamp": "synergy:1 tp=0"},
+        {"tres_per_node": "", "tres_other": "gres:gpu:1", "stamp": f"{STAMP} global_batch=8 micro_batch=1"},  # --gpus=1
+    ],
+)
 def test_a_job_left_to_slurm_is_released_at_the_first_look(site: Site, changes: dict[str, Any]) -> None:
     submitted(site, **changes)
     assert "leaves" in site.epoch()[1].why or "tp=" in site.daemon.registry.known[1].error
