@@ -91,7 +91,7 @@ def test_others_wait_for_nodes_whatever_partition_these_are_asked_in(
     cluster = [node(n, kind="v100" if n == "n4" else "a100", partitions=p) for n, p in NODES.items()]
     waits = row(1, state="PENDING", priority=5, partition=where, tres_per_node=asks, reason="Resources")
     found = crowded([waits], set(), cluster)
-    assert (found.nodes, found.partitions) == (nodes, partitions)
+    assert (set(found.nodes), set(found.partitions)) == (nodes, partitions)
     grown = replace(job(2, asked=2, nodes=("n3",), gpus=4), partition="c")
     held = held_to_asked(grown, found.why(grown), found.of_use(grown)) if found.why(grown) else grown
     assert bool(held.gives_back) == ("n3" in nodes)
