@@ -120,7 +120,12 @@ def _follow(twins: Twins, say: Callable[[str], None]) -> None:
         if running or not here:
             quiet_s = now_s if running else quiet_s
         ours = {key: looks[-1] for key, looks in twins.ours.looks.items() if now_s - looks[-1][0] < 5}
-        waited_for = [key for key, (_, state, _) in ours.items() if key not in here or state != "PENDING"]
+        refused = twins.plain.refused.keys()
+        waited_for = [
+            key
+            for key, (_, state, _) in ours.items()
+            if (key not in here and key[0] not in refused) or state != "PENDING"
+        ]
         if now_s - told_s > 30:
             told_s = now_s
             say(f"[end] {', '.join(_queue(side) for side in twins.sides)}; {len(waited_for)} are to end")
@@ -155,8 +160,8 @@ def _judge(twins: Twins, jobs: Sequence[TwinJob], submitted_s: Mapping[int, floa
     findings = [*breaches(by_number, ours, twins.window), *lost(by_number, ours, plain), *worse_off(both)]
     for number in twins.ours.refused.keys() ^ twins.plain.refused.keys():
         words = twins.ours.refused.get(number) or twins.plain.refused[number]
-        if number in twins.ours.refused and not any(r.key[0] == number for r in plain):
-            continue  # Slurm looks at nodes only where no limit is in the way at that moment: the twin waits for ever
+        if not any(r.key[0] == number for r in (plain if number in twins.ours.refused else ours)):
+            continue  # Slurm looks at nodes only where no limit is in the way at that moment: the other waits for ever
         who = "only with Synergy" if number in twins.ours.refused else "only without Synergy"
         findings.append(Finding("refused", (number, 0), f"refused {who}: {words}"))
     for key in by_key(ours):
