@@ -122,6 +122,16 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
         "set PriorityType=priority/multifactor",
     ),
     (
+        "PriorityFlags",
+        lambda conf: (
+            conf.get("PriorityType").lower().endswith("/multifactor")
+            and conf.get("PriorityWeightAge").strip("0") != ""
+            and "accrue_always" not in conf.tokens("PriorityFlags")
+        ),
+        "a job that waits for Synergy's decision stands behind a start time, and gains no age before it",
+        "add ACCRUE_ALWAYS to PriorityFlags",
+    ),
+    (
         "KillWait",
         lambda conf: _below(conf, "KillWait", 30),
         "a short KillWait gives a job little time to write a checkpoint when it is requeued or runs out of time",

@@ -18,6 +18,8 @@ from tests.unit.plugin.lua_runtimes import ROOT
 from tests.unit.slurm.conf_world import GOOD, load
 from tests.unit.slurm.fake_slurm import row
 
+AGED = "PriorityType=priority/multifactor\nPriorityWeightAge=1000"
+
 
 def test_a_good_slurm_conf_has_no_lint(folder: Path) -> None:
     loaded = load(folder, GOOD)
@@ -33,6 +35,9 @@ def test_a_good_slurm_conf_has_no_lint(folder: Path) -> None:
         ("JobFileAppend=1", "", "without JobFileAppend=1"),
         ("accounting_storage/slurmdbd", "accounting_storage/none", "without slurmdbd no user can be an Operator"),
         ("ClusterName", "PriorityType=priority/basic\nClusterName", "priority/basic puts a job"),
+        ("ClusterName", f"{AGED}\nClusterName", "gains no age"),
+        ("ClusterName", f"{AGED}\nPriorityFlags=MAX_TRES,ACCRUE_ALWAYS\nClusterName", ""),
+        ("ClusterName", "PriorityType=priority/multifactor\nPriorityWeightAge=0\nClusterName", ""),
         ("ClusterName", "KillWait=5 ClusterName", "a short KillWait"),
         ("ClusterName", "PreemptMode=CANCEL\nClusterName", "PreemptMode=CANCEL ends jobs"),
         ("ClusterName", "PreemptMode=GANG,\\\nSUSPEND\nClusterName", "gang scheduling and suspension"),
