@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from synergyd.control.lifecycle import JobLifecycle
 from synergyd.control.node_paces import SLOW
+from synergyd.control.start_refusal import waits_its_turn
 from synergyd.control.tracked import Tracked
 from synergyd.control.watch import idle_of
 from synergyd.job_report import MAX_RETURNS
@@ -94,4 +95,6 @@ def _as_watched(job: Job, tracked: Tracked, now_s: float) -> Job:
 
 
 def _left(lifecycle: JobLifecycle) -> str:
+    if waits_its_turn(lifecycle.left):
+        return f"it waits in Slurm's queue as it was submitted (Slurm's reason: {lifecycle.left})"
     return f"left to Slurm, which did not start it with any size or nodes that Synergy chose (Slurm's reason: {lifecycle.left})"

@@ -40,3 +40,12 @@ def test_one_that_has_to_change_is_not_kept() -> None:
         changed = job(1, nodes=("n0",), gpus=4, restarts=1, start_s=NOW - 60, **must)
         assert fixed(changed) == "" == fixed(RESTARTED, before=changed)
     assert fixed(replace(RESTARTED, cut_s=NOW + 2 * UNMEASURED_S)) != ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("Priority", "waits in Slurm's queue as it was submitted"), ("BadConstraints", "did not start it with any size")],
+)
+def test_explain_tells_how_a_job_was_left_to_slurm(reason: str, words: str) -> None:
+    seen = as_decided_about(job(1), Tracked(lifecycle=JobLifecycle(1, 0.0, left=reason)), NOW)
+    assert seen.directive is None and words in seen.directive_error and reason in seen.directive_error
