@@ -40,7 +40,7 @@ def planned() -> dict[int, int]:
 def cluster(planned: dict[int, int]) -> Iterator[SlurmCluster]:
     with make_cluster([NodeGroup("cpu", 5, GPUS)], epoch_s=1) as cluster:
         # by its first checkpoint it knows what one takes: by then the next one may go to host memory
-        planned[0] = submit(cluster, "memory", POOR.format(GPUS) + "export CHECKPOINT_EVERY=3\n")
+        planned[0] = submit(cluster, "memory", POOR.format(GPUS) + "export CHECKPOINT_EVERY=3 SYNERGY_MEMORY_CHECKPOINTS=1\n")
         for nodes in (1, 2):
             planned[nodes] = submit(cluster, f"plan-{nodes}", POOR.format(nodes * GPUS), nodes)
         cluster.wait_for(lambda: all(cluster.state(j) == "RUNNING" for j in planned.values()), 30, "their start")
