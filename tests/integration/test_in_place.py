@@ -42,7 +42,7 @@ def cluster(planned: dict[int, int]) -> Iterator[SlurmCluster]:
     made.slurmd_timeout_s = 300  # a lost node is Slurm's business when a test says so
     with made as cluster:
         # by its first checkpoint it knows what one takes: by then the next one may go to host memory
-        planned[0] = submit(cluster, "memory", POOR.format(GPUS) + "export CHECKPOINT_EVERY=3\n")
+        planned[0] = submit(cluster, "memory", POOR.format(GPUS) + "export CHECKPOINT_EVERY=3 SYNERGY_MEMORY_CHECKPOINTS=1\n")
         for nodes in (1, 2):
             planned[nodes] = submit(cluster, f"plan-{nodes}", POOR.format(nodes * GPUS), nodes)
         cluster.wait_for(lambda: all(cluster.state(j) == "RUNNING" for j in planned.values()), 60, "their start")

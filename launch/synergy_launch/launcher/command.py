@@ -102,7 +102,7 @@ def _memory(options: LaunchOptions, allocation: JobAllocation, folder: Path | No
     """For the checkpoints of a job on one node. Megatron-LM saves by itself, to its own folder."""
     if allocation.job_id is None or len(allocation.nodes) > 1 or folder is None:
         return None
-    if os.environ.get("SYNERGY_MEMORY_CHECKPOINTS") == "0" or is_megatron(options.style, options.script[1:]):
+    if os.environ.get("SYNERGY_MEMORY_CHECKPOINTS") != "1" or is_megatron(options.style, options.script[1:]):
         return None
     return memory_folder.make(allocation.job_id, folder)
 
