@@ -175,7 +175,7 @@ class Daemon:
         self._take_reports()
         for event in self.observer.queue_events():
             self._run(event)
-        self._run(NodesRead(frozenset(n.name for n in self.observer.cluster.nodes if n.up)))
+        self._run(NodesRead(self.observer.may_take_jobs))
         kept = store.remembered
         snapshot = self.observer.snapshot(self.controller, kept.paused, now_s, kept.steering)
         before_s, self._looked_s = self._looked_s, self._monotonic()

@@ -49,6 +49,7 @@ from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
+UNHEARD = "unknown"  # a node's state at slurmctld's start, until it registers or SlurmdTimeout has passed
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 PASSED_EPOCHS = 2  # that a job waits at the least before it counts as passed by others
@@ -232,6 +233,13 @@ class Observer:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
         nodes = self._hidden.shown(self.reader.nodes(), self._limits)
         return cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, self._leaves, self._limits)
+
+    @property
+    def may_take_jobs(self) -> frozenset[str]:
+        """Nodes that a job on its way to them may still get: those that are up, and those that slurmctld, which has just started, waits
+        to hear of. It does so for a few seconds, and a job that were sent elsewhere then would be restarted once more."""
+        unheard = {n.name for n in self._nodes if n.state == UNHEARD}
+        return frozenset(n.name for n in self.cluster.nodes if n.up or n.name in unheard)
 
     def unchanged(self, job_id: int) -> bool:
         """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""

@@ -128,3 +128,17 @@ def test_a_reservation_that_is_gone_frees_its_nodes_at_the_next_epoch(tmp_path: 
     assert "The reservation maint has n1 for another" in site.epoch(60)[1].why
     site.slurm.reserved = "No reservations in the system"
     assert site.epoch(60)[1].node_names == ("n1",)
+
+
+@pytest.mark.parametrize(("state", "stays"), [("unknown", True), ("down", False), ("unknown+drain", False)])
+def test_a_node_that_slurmctld_has_not_heard_of_since_its_start_is_not_given_up(
+    tmp_path: Path, state: str, stays: bool
+) -> None:
+    site = Site(tmp_path)
+    site.slurm.full = True
+    site.slurm.submit(1, SCRIPT, time_limit_s=3600.0)
+    assert site.epoch()[1].node_names
+    (node,) = site.daemon.controller.jobs[1].lifecycle.target.nodes  # type: ignore[union-attr]
+    site.slurm.states[node] = state
+    site.epoch(2)
+    assert (f"{node} can't take jobs now" not in site.story(1)) == stays
