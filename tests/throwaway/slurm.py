@@ -166,7 +166,8 @@ class SlurmCluster:
         self.spawn("slurmctld", ["-D", "-f", str(self.conf)])
         if not wait:
             return
-        self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 30, "slurmctld to answer")
+        # its exit code tells of a backup that is down, too
+        self.wait_for(lambda: " is UP" in self.run("scontrol", "ping", check=False).stdout, 30, "slurmctld to answer")
 
     def start_backup(self) -> None:
         """The second slurmctld: a host of its own as far as its name and address go."""
