@@ -14,7 +14,7 @@ import hmac
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergyd.errors import UsageError
@@ -37,7 +37,7 @@ class JobKey:
     job_id: int
     restarts: int
     uid: int
-    key: bytes
+    key: bytes = field(repr=False)
 
     def text(self) -> str:
         """What the job's file says."""

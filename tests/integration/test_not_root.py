@@ -23,7 +23,12 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users"),
 ]
 NOBODY, OWNER, STRANGER = 65534, 5, 6
-USERS = ("add account chem", "add user nobody account=chem", "add user games account=chem")
+USERS = (
+    "add account chem",
+    "add user nobody account=chem",
+    "add user games account=chem",
+    "add user root account=chem",
+)
 
 
 def user(uid: int) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def restarts(site: SlurmCluster, job_id: int) -> Any:
 
 
 def read(path: Path, uid: int) -> bytes:
-    return subprocess.run(["cat", path], stdout=subprocess.PIPE, check=False, **user(uid)).stdout or b""
+    return subprocess.run(["cat", path], capture_output=True, check=False, **user(uid)).stdout or b""
 
 
 def test_slurm_user_resizes_a_job() -> None:

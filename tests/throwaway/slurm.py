@@ -27,7 +27,6 @@ from tests.throwaway.accounting import missing_programs as missing_for_accountin
 from tests.throwaway.slurm_output import release
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sinfo", "sbatch", "srun", "scancel")
-BACKUP_HOST = "backup"
 PORT_FIRST, PORT_LAST, PORT_BLOCK = 20000, 31900, 100
 
 
@@ -79,7 +78,6 @@ class SlurmCluster:
     park_cred_expire_s: int = 120
     slurmd_timeout_s: int = 20
     accounting: Accounting | None = None  # a slurmdbd of its own
-    backup: bool = False  # a second slurmctld may be started, which takes over from the first (`start_backup`)
     slurm_user: str = field(default_factory=lambda: _user_name())  # another than root is for root alone
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
@@ -169,14 +167,6 @@ class SlurmCluster:
         if not wait:
             return
         self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 60, "slurmctld to answer")
-
-    def start_backup(self) -> None:
-        """The second slurmctld: a host of its own as far as its name and address go."""
-        command = f"hostname {BACKUP_HOST}; exec {shutil.which('slurmctld', path=self._path())} -D -f {self.conf}"
-        self.spawn("unshare", ["--uts", "sh", "-c", command], key=BACKUP_HOST)
-        self.wait_for(
-            lambda: f"{BACKUP_HOST} is UP" in self.run("scontrol", "ping", check=False).stdout, 30, "the backup"
-        )
 
     def start_node(self, name: str) -> None:
         """The slurmd of node `name`."""
@@ -325,16 +315,6 @@ class SlurmCluster:
         lines = [
             "ClusterName=throwaway",
             f"SlurmctldHost={host}(127.0.0.1)",
-            *(
-                # each listens at its own address
-                [
-                    f"SlurmctldHost={BACKUP_HOST}(127.0.0.2)",
-                    "CommunicationParameters=NoCtldInAddrAny",
-                    "SlurmctldTimeout=3",
-                ]
-                if self.backup
-                else []
-            ),
             f"SlurmctldPort={self.port}",
             f"SlurmdPort={self.port + 1}",
             f"SlurmUser={self.slurm_user}",
