@@ -96,6 +96,16 @@ def steps(root: DebianRoot, command: list[str]) -> list[str]:
     return [*made, f"exec chroot {inside} {shlex.join(entered)}"]
 
 
+def entering(root: DebianRoot, command: list[str]) -> list[str]:
+    return ["unshare", "--mount", "sh", "-c", " && ".join(steps(root, command))]
+
+
+def cannot_enter(root: DebianRoot) -> str:
+    """What keeps a command from running there, such as a machine that lets nobody mount; "" if nothing does."""
+    done = subprocess.run(entering(root, ["true"]), capture_output=True, text=True, check=False)
+    return f"its root can't be entered: {' '.join(done.stderr.split())[-300:]}" if done.returncode else ""
+
+
 def main() -> None:
     """Runs the command in its place: its exit code is this one's."""
     parser = argparse.ArgumentParser(description="Run a command with another Slurm.", usage="%(prog)s [-h] "
@@ -117,10 +127,9 @@ def main() -> None:
         if release not in SUITES or not words:
             parser.error(f"{release!r}: expected one of {', '.join(SUITES)}, and a command")
         root = DebianRoot(SUITES[release], FEW if options.few else PACKAGES)
-        reason = why_not(release, root, options.making_s)
+        reason = why_not(release, root, options.making_s) or cannot_enter(root)
         if not reason:
-            script = " && ".join(steps(root, words))
-            os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script])
+            os.execvp("unshare", entering(root, words))
     print(f"== no other Slurm here: {reason}", file=sys.stderr)
     sys.exit(0 if options.or_pass else 1)
 
