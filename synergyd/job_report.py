@@ -47,8 +47,6 @@ class InPlace:
     code: int = 0
     #: step at which it came
     step: int = 0
-    #: SIGURG asks for a checkpoint in host memory, from which the next run in this allocation can go on
-    memory: bool = False
 
 
 @dataclass(frozen=True)

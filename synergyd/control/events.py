@@ -41,7 +41,6 @@ class Wanted:
     asked: Target | None = None  # what its sbatch line asks for
     due: bool = False  # its time limit ends it otherwise: nothing puts it off
     in_place: bool = False  # its launchers can start another plan on the GPUs that it has
-    in_memory: bool = False  # from a checkpoint in its node's memory too
 
 
 @dataclass(frozen=True)

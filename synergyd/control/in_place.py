@@ -15,12 +15,6 @@ def can_restart(tracked: Tracked) -> bool:
     return report is not None and report.in_place is not None and job is not None and report.restarts == job.restarts
 
 
-def has_memory(tracked: Tracked) -> bool:
-    """Have they said that a checkpoint in its node's memory will do for that?"""
-    report = tracked.report
-    return report is not None and report.in_place is not None and report.in_place.memory
-
-
 def restarted(report: Report) -> RestartedInPlace | None:
     """Which order the reporting run was begun at."""
     if report.in_place is None or not report.in_place.order:

@@ -22,11 +22,10 @@ class Target:
 
 @dataclass(frozen=True)
 class AskCheckpoint:
-    """Signal incarnation `restarts` of the job for a checkpoint. `in_memory`: one in its node's memory will do."""
+    """Signal incarnation `restarts` of the job for a checkpoint."""
 
     job_id: int
     restarts: int
-    in_memory: bool = False
 
 
 @dataclass(frozen=True)

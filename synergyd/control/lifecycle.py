@@ -131,7 +131,6 @@ class JobLifecycle:
     orders: int = 0  # to restart in place, so far
     stays: bool = False  # what it is on its way to is another plan for the GPUs that it has
     late_deadline: float | None = None  # that was told to be out of reach: its user's time, seconds since 1970
-    in_memory: bool = False  # for that a checkpoint in its node's memory will do
     missed: int = 0  # starts that Slurm gave others the nodes of
 
 

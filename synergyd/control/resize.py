@@ -44,7 +44,6 @@ from synergyd.control.lifecycle import (
     wait_ends_s,
 )
 from synergyd.control.resize_steps import (
-    ask,
     awaited,
     longest_retry_s,
     runs,
@@ -200,9 +199,8 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
         case ResizeState.RUNNING:
             asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present, stays=_stays(event))
             asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
-            asked = replace(asked, in_memory=asked.stays and event.in_memory)
             text = f"{'restart in place' if asked.stays else 'resize'} decided: {event.cause}; checkpoint asked for"
-            return to(asked, ResizeState.CHECKPOINTING, now_s, text, (ask(asked),))
+            return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
         case _:
             return Step(life)
 
@@ -229,10 +227,9 @@ def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
         acks_before=event.acks,
         moves=life.moves.begun(now_s),
         stays=False,
-        in_memory=False,
     )
     text = f"preemption decided: {event.cause}; checkpoint asked for"
-    return to(asked, ResizeState.CHECKPOINTING, now_s, text, (ask(asked),))
+    return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
 
 
 def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:

@@ -18,7 +18,7 @@ def awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]:
     """The instruction whose answer moves `life` on."""
     match life.state:
         case ResizeState.CHECKPOINTING:
-            return (ask(life),)
+            return (AskCheckpoint(life.job_id, life.restarts),)
         case ResizeState.REQUEUING:
             return (Requeue(life.job_id, life.restarts),)
         case ResizeState.RESTARTING if life.target is not None and life.target.plan is not None:
@@ -29,10 +29,6 @@ def awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]:
             return (Release(life.job_id),)
         case _:
             return ()
-
-
-def ask(life: JobLifecycle) -> AskCheckpoint:
-    return AskCheckpoint(life.job_id, life.restarts, life.in_memory)
 
 
 def update(life: JobLifecycle, target: Target, limits: ResizeTimes) -> Update:

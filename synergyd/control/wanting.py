@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synergyd.control.events import Wanted
-from synergyd.control.in_place import can_restart, has_memory
+from synergyd.control.in_place import can_restart
 from synergyd.control.instructions import Target
 from synergyd.control.tracked import Tracked
 from synergyd.records import Action, Decision, Job, JobState
@@ -24,5 +24,5 @@ def wanted(tracked: Tracked, decision: Decision, job: Job) -> Wanted:
     cause += f", as before it lost {', '.join(job.lost[:3])}" if job.lost and shape == job.lost_shape else ""
     names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
     target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
-    stays, acks, memory = can_restart(tracked), tracked.checkpoints_taken, has_memory(tracked)
-    return Wanted(target, cause, acks, present, Target(job.asked), in_place=stays, in_memory=memory)
+    stays, acks = can_restart(tracked), tracked.checkpoints_taken
+    return Wanted(target, cause, acks, present, Target(job.asked), in_place=stays)

@@ -37,9 +37,6 @@ from synergyd.wire import admin_comment, plan_file
 
 log = logging.getLogger("synergyd")
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
-MEMORY_SIGNAL = (
-    "URG"  # where host memory will do; ignored by default, and sent to launchers alone that say they know it
-)
 
 
 @dataclass(frozen=True)
@@ -153,11 +150,11 @@ class Actuator:
         if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
             return "its start was put off meanwhile", True  # the next observation says so too
         match instruction:
-            case AskCheckpoint(restarts=restarts, in_memory=in_memory):
+            case AskCheckpoint(restarts=restarts):
                 if state is not JobState.RUNNING or row.restarts != restarts:
                     return f"it is {row.state}, restart {row.restarts}", True
                 self._reserve(job_id, known)
-                self.slurm.signal(name, MEMORY_SIGNAL if in_memory else CHECKPOINT_SIGNAL)
+                self.slurm.signal(name, CHECKPOINT_SIGNAL)
             case Requeue(restarts=restarts):
                 if row.restarts == restarts and state is JobState.SUSPENDED:
                     return "it is suspended", True

@@ -1,12 +1,11 @@
 """Seconds without training where a job's GPUs stay: restarted inside its allocation, against a requeue.
 
-    python -m tests.benchmarks.restart_in_place [--times 5] [--job light|megatron] [--nodes 1,2] [--state MIB] [--ways memory,...] [--json]
+    python -m tests.benchmarks.restart_in_place [--times 5] [--job light|megatron] [--nodes 1,2] [--json]
 
-Each job starts before the daemon with a poor plan of its own; the daemon then gives it a better one for the same GPUs. `memory` and
-`disk` are with SYNERGY_IN_PLACE=nodes, from a checkpoint in host memory (one node) or in the job's folder, `requeue` with 0. One job
-runs at a time, and has saved once before. How to read it: seconds from the last step before to the first step after, median and all;
-the restart count of Slurm must be 0 in place and 1 by requeue. The light job imports nothing, and its checkpoints hold --state MiB;
-megatron is the example GPT on megatron-core and gloo, whose imports are in its figure.
+Each job starts before the daemon with a poor plan of its own; the daemon then gives it a better one for the same GPUs. `in place` is with
+SYNERGY_IN_PLACE=nodes, `requeue` with 0. One job runs at a time. How to read it: seconds from the last step before to the first
+step after, median and all; the restart count of Slurm must be 0 in place and 1 by requeue. The light job imports nothing; megatron is
+the example GPT on megatron-core and gloo, whose imports are in its figure.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import signal
 import statistics
@@ -35,27 +33,12 @@ STEPS_BEFORE = 5
 LIMIT_S = 600.0  # of a loaded machine that imports Megatron
 FIGURES = "#SYNERGY GpuType=cpu peak_tflops=0.002 memory_gib=4 bandwidth_gbs=10 intra_gbs=1 inter_gbs=1"
 MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}
-WAYS = ("memory", "disk", "requeue")
-SAVES_EVERY = 4  # steps; the size of a checkpoint must be known before one goes to host memory
-ARGUMENTS = (
-    "--steps",
-    "100000",
-    "--checkpoint-interval",
-    str(SAVES_EVERY),
-    "--global-batch",
-    "8",
-    "--step-delay",
-    "0.2",
-    "--hidden",
-    "64",
-    "--seq",
-    "64",
-)
+ARGUMENTS = ("--steps", "100000", "--global-batch", "8", "--step-delay", "0.2", "--hidden", "64", "--seq", "64")
 
 
-def submit(cluster: SlurmCluster, job: str, nodes: int, way: str, state_mib: int) -> tuple[int, Path]:
+def submit(cluster: SlurmCluster, job: str, nodes: int, *, in_place: bool) -> tuple[int, Path]:
     """Submits the job; returns its id and step log. As many stages as GPUs: any other plan is better."""
-    folder = cluster.folder / f"{job}-{nodes}-{way}-{time.monotonic_ns()}"
+    folder = cluster.folder / f"{job}-{nodes}-{in_place}-{time.monotonic_ns()}"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(MODEL))
     world, checkpoint = nodes * GPUS, folder / "checkpoints"
@@ -68,8 +51,7 @@ def submit(cluster: SlurmCluster, job: str, nodes: int, way: str, state_mib: int
     script = (
         f"#!/bin/bash\n#SBATCH --nodes={nodes} --gres=gpu:{GPUS} --open-mode=append\n"
         f"#SYNERGY model={folder}/config.json min_gpus={world} max_gpus={world} global_batch=8 micro_batch=1 "
-        f"checkpoint={checkpoint}\nexport SYNERGY_PLAN_JSON={shlex.quote(plan)} SYNERGY_IN_PLACE={0 if way == 'requeue' else 'nodes'}\n"
-        f"export SYNERGY_MEMORY_CHECKPOINTS={int(way == 'memory')} CHECKPOINT_EVERY={SAVES_EVERY} STATE_MIB={state_mib}\n"
+        f"checkpoint={checkpoint}\nexport SYNERGY_PLAN_JSON={shlex.quote(plan)} SYNERGY_IN_PLACE={'nodes' if in_place else 0}\n"
         f"srun synergy-launch --checkpoint {checkpoint} {shlex.join(what)}\n"
     )
     return cluster.sbatch(script, f"--output={folder}/out"), checkpoint / "steps.jsonl"
@@ -83,10 +65,10 @@ def gap(log: Sequence[Line]) -> float | None:
     return None
 
 
-def once(job: str, nodes: int, way: str, state_mib: int) -> tuple[float, float]:
-    """One job's gap, and how much of it the checkpoint took. Raises RuntimeError where it does not come as it should."""
+def once(job: str, nodes: int, *, in_place: bool) -> float:
+    """One job's gap. Raises RuntimeError where it does not come as it should."""
     with make_cluster([NodeGroup("cpu", nodes, GPUS)], epoch_s=1, settings=[FIGURES]) as cluster:
-        job_id, log = submit(cluster, job, nodes, way, state_mib)
+        job_id, log = submit(cluster, job, nodes, in_place=in_place)
         wait(f"{STEPS_BEFORE} steps", lambda: len(steps(log)) >= STEPS_BEFORE, LIMIT_S)
         with synergyd(cluster) as daemon:
             try:
@@ -96,36 +78,21 @@ def once(job: str, nodes: int, way: str, state_mib: int) -> tuple[float, float]:
                 print(*told, (log.parents[1] / "out").read_text(errors="replace")[-4000:], sep="\n", file=sys.stderr)
                 raise
             restarts = steps(log)[-1]["restarts"]
-            if restarts != int(way == "requeue"):
+            if restarts != int(not in_place):
                 raise RuntimeError(f"it was restarted {restarts} times by a requeue")
             found = gap(steps(log))
             assert found is not None
-            last = next(one["step"] for one, then in pairwise(steps(log)) if one["pp"] != then["pp"])
-            said = re.search(rf"checkpoint of step {last} in (.*) \(([0-9.]+) s", (log.parents[1] / "out").read_text())
-            if said is None or (said[1] == "host memory") != (way == "memory" and nodes == 1):
-                raise RuntimeError(f"its checkpoint is {said and said[1]}")
-            return found, float(said[2])
+            return found
 
 
-def measure(
-    job: str, nodes: int, ways: Sequence[str], state_mib: int, times: int, say: Callable[[str], None]
-) -> dict[str, list[float]]:
+def measure(job: str, nodes: int, times: int, say: Callable[[str], None]) -> dict[str, list[float]]:
     """Seconds by way."""
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    saves: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[float]] = {"in place": [], "requeue": []}
     for _ in range(times):
         for way, gaps in found.items():
-            gap_s, save_s = once(job, nodes, way, state_mib)
-            gaps.append(round(gap_s, 2))
-            saves[way].append(save_s)
-            print(
-                f"{job}, {nodes} node(s), {way}: {gap_s:.2f} s, {save_s:.2f} of it saving", file=sys.stderr, flush=True
-            )
+            gaps.append(round(once(job, nodes, in_place=way == "in place"), 2))
     for way, gaps in found.items():
-        what = (
-            f"median {statistics.median(gaps):6.2f} s of {sorted(gaps)}, saving {statistics.median(saves[way]):5.2f} s"
-        )
-        say(f"{job}, {nodes} node(s), {way:<8}: {what}")
+        say(f"{job}, {nodes} node(s), {way:<8}: median {statistics.median(gaps):6.2f} s of {sorted(gaps)}")
     return found
 
 
@@ -134,23 +101,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=5, help="restarts of each kind (default %(default)s)")
     parser.add_argument("--job", choices=("light", "megatron"), default="light", help="default %(default)s")
     parser.add_argument("--nodes", default="1,2", help="numbers of nodes (default %(default)s)")
-    parser.add_argument("--ways", default=",".join(WAYS), help="default %(default)s")
-    parser.add_argument("--state", type=int, default=0, metavar="MIB", help="the light job's (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     args = parser.parse_args(argv)
     counts = [int(n) for n in args.nodes.split(",") if n.isdecimal() and 1 <= int(n) <= 8]
-    ways = args.ways.split(",")
-    if args.times < 1 or not counts or args.state < 0 or not set(ways) <= set(WAYS):
-        parser.error(
-            f"--times must be at least 1, --nodes numbers from 1 to 8 such as 1,2, --ways some of {','.join(WAYS)}"
-        )
+    if args.times < 1 or not counts:
+        parser.error("--times must be at least 1, --nodes numbers from 1 to 8 such as 1,2")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     out = sys.stderr if args.json else sys.stdout
     # a benchmark that is stopped takes its cluster and processes down
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        say = lambda text: print(text, file=out, flush=True)  # noqa: E731
-        found = {n: measure(args.job, n, ways, args.state, args.times, say) for n in counts}
+        found = {n: measure(args.job, n, args.times, lambda text: print(text, file=out, flush=True)) for n in counts}
     except (MissingProgram, RuntimeError) as error:
         print(f"restart_in_place: {error}", file=sys.stderr)
         return 1

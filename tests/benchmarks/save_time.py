@@ -50,10 +50,10 @@ def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
         checkpointer = task.agent.checkpointer
         checkpoint, saved = checkpointer.checkpoint, checkpointer.saved
 
-        def timed(step: int, planned: bool = True, in_memory: bool = False) -> bool:
+        def timed(step: int, planned: bool = True) -> bool:
             began = time.perf_counter()
             try:
-                return checkpoint(step, planned, in_memory)
+                return checkpoint(step, planned)
             finally:
                 held.append(time.perf_counter() - began)
 

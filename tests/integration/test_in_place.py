@@ -41,8 +41,6 @@ def cluster(planned: dict[int, int]) -> Iterator[SlurmCluster]:
     made = make_cluster([NodeGroup("cpu", 5, GPUS)], epoch_s=1)
     made.slurmd_timeout_s = 300  # a lost node is Slurm's business when a test says so
     with made as cluster:
-        # by its first checkpoint it knows what one takes: by then the next one may go to host memory
-        planned[0] = submit(cluster, "memory", POOR.format(GPUS) + "export CHECKPOINT_EVERY=3 SYNERGY_MEMORY_CHECKPOINTS=1\n")
         for nodes in (1, 2):
             planned[nodes] = submit(cluster, f"plan-{nodes}", POOR.format(nodes * GPUS), nodes)
         cluster.wait_for(lambda: all(cluster.state(j) == "RUNNING" for j in planned.values()), 60, "their start")
@@ -63,17 +61,6 @@ def folder_of(cluster: SlurmCluster, job_id: int) -> Path:
     folder = re.search(r"checkpoint=(\S+)", cluster.run("scontrol", "write", "batch_script", str(job_id), "-").stdout)
     assert folder is not None
     return Path(folder[1])
-
-
-def saved(cluster: SlurmCluster, job_id: int) -> int:
-    """Step of its newest checkpoint that is whole, on the file system; 0: there is none."""
-    markers = folder_of(cluster, job_id).glob("step_*/complete")
-    return max((int(marker.parent.name[5:]) for marker in markers), default=0)
-
-
-def memories(cluster: SlurmCluster, job_id: int) -> list[str]:
-    """Folders that its launchers had for checkpoints in host memory."""
-    return re.findall(r"host memory: (\S+)", light_job.output(cluster, job_id))
 
 
 def steps(cluster: SlurmCluster, job_id: int) -> list[dict[str, float]]:
@@ -101,30 +88,6 @@ def test_another_plan_for_the_same_gpus_needs_no_requeue(
     assert log[first]["step"] == log[first - 1]["step"] + 1, "no step is lost"
     print(f"{nodes} nodes: trains again after {log[first]['time'] - log[first - 1]['time']:.1f} s, with another plan")
     cluster.run("scancel", str(job))
-
-
-def test_it_goes_on_from_a_checkpoint_in_host_memory(cluster: SlurmCluster, planned: dict[int, int]) -> None:
-    job = planned[0]
-    cluster.wait_for(lambda: "restarted in place:" in story(cluster, job), 90, "the restart in place")
-    cluster.wait_for(lambda: steps(cluster, job)[-1]["pp"] == 1, 30, "a step with the new plan")
-    log = steps(cluster, job)
-    first = next(i for i, line in enumerate(log) if line["pp"] == 1)
-    assert log[first]["step"] == log[first - 1]["step"] + 1, "no step is lost"
-    said = light_job.output(cluster, job)
-    step = re.search(r"checkpoint of step (\d+) in host memory", said)
-    assert step is not None and int(step[1]) == log[first - 1]["step"], said
-    # nothing stays in memory, and the file system has it, or a newer one
-    memory = Path(memories(cluster, job)[0])
-    cluster.wait_for(lambda: saved(cluster, job) >= int(step[1]), 60, "the copy")
-    cluster.wait_for(lambda: not list(memory.iterdir()), 60, "the end of what lies in memory")
-    # the job leaves the node from there
-    at = steps(cluster, job)[-1]["step"]
-    cluster.run("scontrol", "requeue", str(job))
-    cluster.wait_for(lambda: steps(cluster, job)[-1]["restarts"] == 1, 120, "steps after a requeue")
-    again = next(line for line in steps(cluster, job) if line["restarts"] == 1)
-    assert again["step"] > at, "saved at its SIGTERM"
-    cluster.run("scancel", str(job))
-    cluster.wait_for(lambda: not any(Path(f).exists() for f in memories(cluster, job)), 60, "the folders' end")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -4,7 +4,7 @@ srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.p
 
 STEPS: in all, or +STEPS: more than its checkpoint has. GOES_ON_UNTIL=FILE: beyond them too, until that file is there.
 CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
-times in all. CHECKPOINT_EVERY: steps; 0: on request alone. STATE_MIB: of its checkpoints.
+times in all. CHECKPOINT_EVERY: steps; 0: on request alone.
 """
 
 from __future__ import annotations
@@ -48,23 +48,14 @@ def main() -> int:
         while until and not Path(until).exists():
             time.sleep(step_s)
         return 0
-    settings = AgentSettings.from_environment(environment)
-    agent = Agent(settings, plan)
+    agent = Agent(AgentSettings.from_environment(environment), plan)
     agent.install_signals()
     found = agent.find_checkpoint(None)
     step = found.checkpoint.step if found.checkpoint else 0
     steps += step if asked.startswith("+") else 0
 
-    if settings.memory_dir is not None:
-        print(f"host memory: {settings.memory_dir}", flush=True)
-    state = os.urandom(1 << 20) * int(environment.get("STATE_MIB", "0"))
-    if found.checkpoint is not None and (kept := found.checkpoint.path / "state").exists():
-        state = kept.read_bytes()
-
     def save(folder: Path) -> Mapping[str, Any]:
         (folder / "step").write_text(str(step))
-        if state:
-            (folder / "state").write_bytes(state)
         return {}
 
     agent.start(step, save=save, checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")), resharding=True)

@@ -9,7 +9,6 @@ same step boundary. It talks to the launcher through the environment, signals an
 | SYNERGY_PLAN_JSON | the Plan; absent: all ranks are data parallel |
 | SYNERGY_RESTARTS | incarnation number |
 | SYNERGY_CHECKPOINT_DIR | where checkpoints live, before the script's own argument |
-| SYNERGY_MEMORY_DIR | where a checkpoint in host memory goes, which a restart on this node goes on from; absent: none is made |
 | SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: a save that would take longer is not begun (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
@@ -39,8 +38,7 @@ from synergy_launch.agent import straggler
 from synergy_launch.agent.checkpoint import Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpointer import Checkpointer, Save, Stage
 from synergy_launch.agent.collectives import Collectives, OneProcess
-from synergy_launch.agent.memory_checkpoints import MemoryCheckpoints
-from synergy_launch.agent.run_folder import proposed_batch, requested, stays
+from synergy_launch.agent.run_folder import REQUEST, proposed_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 from synergy_launch.agent.step_timer import StepTimer
@@ -55,12 +53,10 @@ _LAST_WRITES_S = 2.0  # of the grace: for the status file and a clean end
 
 @dataclass(frozen=True)
 class Boundary:
-    """What all ranks have agreed on after `step`. `save`: a checkpoint of it is wanted before `Agent.act`; `in_memory`: for the
-    request one in host memory will do."""
+    """What all ranks have agreed on after `step`. `save`: a checkpoint of it is wanted before `Agent.act`."""
 
     step: int
     request: int = 0
-    in_memory: bool = False
     stop: bool = False
     save: bool = True
 
@@ -129,11 +125,7 @@ class Agent:
     def find_checkpoint(self, directory: Path | None) -> FoundCheckpoint:
         """Where to go on from. The launcher's folder comes before `directory`, the script's own argument."""
         folder = self.settings.checkpoint_dir or directory
-        if folder is None:
-            return FoundCheckpoint(None)
-        where = self.settings.memory_dir
-        memory = MemoryCheckpoints(where, self.ranks) if where else None
-        return self.checkpointer.find_in(Checkpoints(folder.absolute(), self.ranks), memory)
+        return FoundCheckpoint(None) if folder is None else self.find_in(Checkpoints(folder.absolute(), self.ranks))
 
     def find_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
         """Where to go on from in `checkpoints`, where this run's will lie too."""
@@ -217,11 +209,11 @@ class Agent:
         if self.stragglers is not None and own_s is not None and self.stragglers.add(own_s):
             slow = sorted(self.stragglers.slow.items())
             self.status.update(slow_nodes=[node for node, _ in slow], slow_times=[times for _, times in slow])
-        request, in_memory, stop, due = self._agree(noise_scale)
+        request, stop, due = self._agree(noise_scale)
         due = due or self.checkpointer.due_by_step(step)
         if stop:  # as `_end` will decide, which saves if there is time
             due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_s)
-        return Boundary(step, request, in_memory, stop, due or request > self._acknowledged)
+        return Boundary(step, request, stop, due or request > self._acknowledged)
 
     def act(self, boundary: Boundary, spent_s: float = 0.0) -> bool:
         """The second half of `after_step`. `spent_s`: what the library has taken for a checkpoint of this step."""
@@ -231,7 +223,7 @@ class Agent:
             self._end(step)
             return False
         if boundary.request > self._acknowledged:
-            go_on = self._serve_request(step, boundary.request, boundary.in_memory)
+            go_on = self._serve_request(step, boundary.request)
             self._mark = self._monotonic()
             return go_on
         if boundary.save:
@@ -299,19 +291,18 @@ class Agent:
     def _on_usr2(self, _number: int, _frame: object) -> None:
         self._signalled = True
 
-    def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool, bool]:
-        """(newest checkpoint request, whether host memory will do for it, whether to stop, whether a checkpoint is due), the same
-        on all ranks.
+    def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool]:
+        """(newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks.
 
         One all-reduce of a few integers. It also brings a checkpoint in the background further.
         """
-        known = [self._known_request(), int(self._stop), self._peak_memory() or 0]
+        known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
         known += [self._proposal(noise_scale), int(self.checkpointer.due_by_clock), *self.checkpointer.state()]
         request, stop, peak_bytes, batch, due, busy, failed = self.ranks.maximum(known)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None
-        return request >> 1, bool(request & 1), bool(stop), bool(due)
+        return request, bool(stop), bool(due)
 
     def _proposal(self, noise_scale: float | None) -> int:
         """Rank 0's batch to go on with as one number, 0 for none: the daemon's, else the run's own choice."""
@@ -326,44 +317,41 @@ class Agent:
             return 0
         return batch[0] << _BATCH_BITS | batch[1]
 
-    def _known_request(self) -> int:
-        """Twice the number of the newest request this rank knows of, and 1 where host memory will do for it: of two ranks' the larger
-        one is the newer. Where a file counts them, a signal only means: look at the file."""
+    def _newest_request(self) -> int:
+        """The request number this rank knows of. Where a file counts them, a signal only means: look at the file."""
         signalled, self._signalled = self._signalled, False
         if self.settings.run_dir is not None and (self.settings.local_rank == 0 or signalled):
-            known = requested(self.settings.run_dir)
-            if known is not None:  # else none yet, or just being written: the next step looks again
-                return known[0] << 1 | known[1]
-        return (self._acknowledged + 1) << 1 if signalled else 0
+            try:
+                return int((self.settings.run_dir / REQUEST).read_text(encoding="ascii"))
+            except (OSError, ValueError):
+                pass  # none yet, or just being written: the next step looks again
+        return self._acknowledged + 1 if signalled else 0
 
-    def _serve_request(self, step: int, request: int, in_memory: bool) -> bool:
+    def _serve_request(self, step: int, request: int) -> bool:
         """Checkpoint, acknowledge, hold. False: SIGTERM came meanwhile, the checkpoint is already there."""
         while request > self._acknowledged:
-            good = self.checkpointer.checkpoint(step, in_memory=in_memory)
+            good = self.checkpointer.checkpoint(step)
             self._acknowledged = request
             if not good:
                 break
             self.status.update(checkpoint_requests=request)
             self.status.enter("waiting")
-            request, in_memory, stop = self._hold(request)
+            request, stop = self._hold(request)
             if stop:
                 self._end(step)
                 return False
         self.status.enter("training")
         return True
 
-    def _hold(self, request: int) -> tuple[int, bool, bool]:
-        """Waits until the time is up, a newer request or SIGTERM; the ranks leave together.
-
-        Returns (request, whether host memory will do for it, whether to stop).
-        """
+    def _hold(self, request: int) -> tuple[int, bool]:
+        """Waits until the time is up, a newer request or SIGTERM; the ranks leave together."""
         until = self._monotonic() + self.settings.hold_s
         while True:
             # Rank 0's clock decides when the time is up, so it is part of what is agreed on.
             over = self.ranks.rank == 0 and self._monotonic() >= until
-            newest, stop, over_all = self.ranks.maximum([self._known_request(), int(self._stop), int(over)])
-            if stop or over_all or newest >> 1 > request:
-                return newest >> 1, bool(newest & 1), bool(stop)
+            newest, stop, over_all = self.ranks.maximum([self._newest_request(), int(self._stop), int(over)])
+            if stop or over_all or newest > request:
+                return newest, bool(stop)
             self._sleep(min(0.2, max(0.0, self.settings.hold_s)))
 
     def _end(self, step: int) -> None:
@@ -373,11 +361,11 @@ class Agent:
         until = self._monotonic() + self.settings.grace_s
         latest = until - saves.expected_s
         saves.settle(lambda: self._monotonic() < latest)
-        in_time, in_memory = self.ranks.broadcast((self._monotonic() < latest, stays(self.settings.run_dir)))
+        in_time = self.ranks.broadcast(self._monotonic() < latest)
         if saves.under_way:  # too late for this step: complete at least what is under way, and leave time for the note
             saves.settle(lambda: self._monotonic() < until - _LAST_WRITES_S)
         if in_time and not saves.under_way:
-            saves.checkpoint(step, in_memory=in_memory)
+            saves.checkpoint(step)
         saved = self.status["checkpoint_step"]
         self.status.update(state="waiting")
         self.note(f"stopped by SIGTERM at step {step}, last checkpoint: {'none' if saved is None else f'step {saved}'}")

@@ -101,33 +101,6 @@ def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
     _sync(folder)
 
 
-def copy(sealed: Path, directory: Path) -> None:
-    """A sealed checkpoint of another file system lies in `directory` too, under its name; what has that name already stays.
-
-    It has another name until it is whole, which no start takes for a checkpoint. Raises OSError.
-    """
-    target, draft = directory / sealed.name, directory / f".{sealed.name}.copy"
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        shutil.copytree(sealed, draft, ignore=lambda _, names: [name for name in names if name == MARKER])
-        for path in (*_files(draft), *{path.parent for path in _files(draft)}):
-            _sync(path)
-        shutil.copyfile(sealed / MARKER, draft / MARKER)
-        _sync(draft / MARKER)
-        _sync(draft)
-        if not target.exists():
-            draft.rename(target)
-            _sync(directory)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def newest_sealed(directory: Path) -> Path | None:
-    """The newest checkpoint that has a marker, by names alone."""
-    sealed = [folder for folder in _folders(directory) if (folder / MARKER).exists()]
-    return max(sealed, key=step_of, default=None)
-
-
 def verify(folder: Path) -> tuple[Checkpoint | None, str]:
     """The checkpoint in `folder`, or None and why it is not good."""
     marker = folder / MARKER
@@ -160,7 +133,7 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
 
 def latest_good(directory: Path) -> FoundCheckpoint:
     """The newest checkpoint under `directory` that verifies; newer ones that don't are named in the note."""
-    return first_good(sorted(_folders(directory), key=step_of, reverse=True), verify, "checkpoint ")
+    return first_good(sorted(_folders(directory), key=_step_of, reverse=True), verify, "checkpoint ")
 
 
 def first_good(
@@ -198,12 +171,12 @@ def set_aside(bad: tuple[Path, ...]) -> None:
 
 def prune(directory: Path, keep: int = 2) -> None:
     """Remove all but the `keep` newest complete checkpoints, and older incomplete ones."""
-    complete = sorted((f for f in _folders(directory) if (f / MARKER).exists()), key=step_of)
+    complete = sorted((f for f in _folders(directory) if (f / MARKER).exists()), key=_step_of)
     if not complete:
         return
     kept = set(complete[-keep:])
     for folder in _folders(directory):
-        if folder not in kept and step_of(folder) < step_of(complete[-1]):
+        if folder not in kept and _step_of(folder) < _step_of(complete[-1]):
             # The marker goes first: a half-removed folder must not look good.
             (folder / MARKER).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -321,8 +294,7 @@ def _folders(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if _STEP.match(path.name) and path.is_dir()]
 
 
-def step_of(folder: Path) -> int:
-    """Of a checkpoint's folder, by its name."""
+def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step_"))
 
 

@@ -11,7 +11,6 @@ from synergy_launch.agent import failure_log
 from synergy_launch.agent.background_save import BackgroundSave, Staged
 from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpoint_schedule import CheckpointSchedule
-from synergy_launch.agent.memory_checkpoints import MemoryCheckpoints
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 
@@ -27,8 +26,6 @@ class Checkpointer:
 
     def __init__(self, settings: AgentSettings, gpus: int, status: StatusFile, monotonic: Callable[[], float]) -> None:
         self.store: Checkpoints | None = None
-        self.memory: MemoryCheckpoints | None = None
-        self._in_memory: int | None = None  # step whose checkpoint may lie in host memory alone
         self.schedule = CheckpointSchedule()
         self.save: Save | None = None
         self.stage: Stage | None = None
@@ -37,14 +34,10 @@ class Checkpointer:
         self._held_s = 0.0  # by which the checkpoint under way has held training up
         self._spent_s = 0.0  # by the training library on a checkpoint before the agent was asked for it
 
-    def find_in(self, store: Checkpoints, memory: MemoryCheckpoints | None = None) -> FoundCheckpoint:
-        """Where to go on from in `store`, where this run's checkpoints will lie too, or in `memory` where that has a newer one."""
-        self.store, self.memory = store, memory
+    def find_in(self, store: Checkpoints) -> FoundCheckpoint:
+        """Where to go on from in `store`, where this run's checkpoints will lie too."""
+        self.store = store
         newest = store.find()
-        if newest.checkpoint is not None:
-            self._status.update(checkpoint_bytes=store.size_bytes(newest.checkpoint.step))
-        if memory is not None:
-            newest, self._in_memory = memory.newer_than(newest)
         if newest.note:
             self._status.note(newest.note)
         if newest.checkpoint is not None:
@@ -103,18 +96,14 @@ class Checkpointer:
         began = self._monotonic()
         self._completed(lambda background: background.wait(in_time), lambda: self._monotonic() - began)
 
-    def has(self, step: int, in_memory: bool) -> bool:
-        """There is a good checkpoint of `step`; `in_memory`: one in host memory will do."""
-        return self._status["checkpoint_step"] == step and (in_memory or self._in_memory != step)
-
-    def checkpoint(self, step: int, planned: bool = True, in_memory: bool = False) -> bool:
+    def checkpoint(self, step: int, planned: bool = True) -> bool:
         """A good checkpoint of `step` exists afterwards: True. False: it failed, and the note says why.
 
         `planned`: the run may end with it, and that is no failure. One that is not may be written in the background: True
-        then means that it was begun. `in_memory`: one in host memory will do.
+        then means that it was begun.
         """
         self.settle()
-        if self.has(step, in_memory):
+        if self._status["checkpoint_step"] == step:
             if planned:
                 self._log_ending(step, clean=True)
             return True
@@ -124,8 +113,6 @@ class Checkpointer:
         self.schedule.tried(self._monotonic() - self._spent_s)
         self._spent_s = 0.0
         save, history = self.save, self.schedule.history(planned)
-        if in_memory and self._saved_in_memory(step, lambda folder: {**save(folder), "agent": history}):
-            return True
         if not planned and self._begin(step, history):
             return True
         try:
@@ -138,28 +125,12 @@ class Checkpointer:
     def saved(self, step: int, held_s: float | None = None) -> None:
         """The checkpoint of `step` is good; it has held training up for `held_s` (None: all the time)."""
         assert self.store is not None
-        self._in_memory = None
         self.schedule.saved(self._gpus, self._monotonic(), held_s)
         self._status.update(
             checkpoint_step=step, checkpoint_s=self.schedule.held_s, checkpoint_bytes=self.store.size_bytes(step)
         )
         held = f", training held up for {held_s:.2f} s" if held_s is not None else ""
         self._status.say(f"checkpoint of step {step} in {self.store.directory} ({self.schedule.save_s:.2f} s{held})")
-
-    def _saved_in_memory(self, step: int, write: Save) -> bool:
-        """False: it does not fit there, or failed, and the file system is to take it."""
-        if self.memory is None or not self.memory.has_room(self._status["checkpoint_bytes"]):
-            return False
-        began = self._monotonic()
-        try:
-            self.memory.save(step, write)
-        except CheckpointError as error:
-            self._status.note(f"in host memory: {error}")
-            return False
-        self._in_memory = step
-        self._status.update(checkpoint_step=step)
-        self._status.say(f"checkpoint of step {step} in host memory ({self._monotonic() - began:.2f} s)")
-        return True
 
     def _begin(self, step: int, history: Mapping[str, Any]) -> bool:
         """A checkpoint has been begun in the background. False: the script has no `stage`, or it failed."""

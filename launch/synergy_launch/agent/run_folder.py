@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -15,8 +14,6 @@ from synergyd.records import Plan
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 BATCH = "batch"
-STAYS = "stays"
-_IN_MEMORY = "memory"
 
 
 def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
@@ -47,28 +44,9 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def request_checkpoint(folder: Path, number: int, *, in_memory: bool = False) -> None:
-    """Asks the training processes for their `number`th checkpoint on request; `in_memory`: one in host memory will do."""
-    _write(folder, REQUEST, f"{number} {_IN_MEMORY}\n" if in_memory else f"{number}\n")
-
-
-def requested(folder: Path) -> tuple[int, bool] | None:
-    """(number of the latest such request, whether host memory will do), None if there is none."""
-    try:
-        number, *words = (folder / REQUEST).read_text(encoding="ascii").split()
-        return int(number), words == [_IN_MEMORY]
-    except (OSError, ValueError):
-        return None
-
-
-def note_stay(folder: Path) -> None:
-    """The training processes are about to be ended, and others follow on this node: a checkpoint in host memory will do."""
-    with contextlib.suppress(OSError):  # they write one more
-        (folder / STAYS).touch()
-
-
-def stays(folder: Path | None) -> bool:
-    return folder is not None and (folder / STAYS).exists()
+def request_checkpoint(folder: Path, number: int) -> None:
+    """Asks the training processes for their `number`th checkpoint on request."""
+    _write(folder, REQUEST, f"{number}\n")
 
 
 def propose_batch(folder: Path, plan: Plan) -> None:

@@ -25,7 +25,6 @@ class AgentSettings:
     plan: Plan | None = None
     restarts: int = 0
     checkpoint_dir: Path | None = None
-    memory_dir: Path | None = None  # in host memory, for checkpoints that are followed by a restart on this node
     step_log: Path | None = None
     hold_s: float = 20.0
     grace_s: float = 25.0
@@ -57,7 +56,6 @@ class AgentSettings:
             plan=parse_plan(text, world) if text else None,
             restarts=number_of(env, "SYNERGY_RESTARTS", int, 0),
             checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
-            memory_dir=Path(env["SYNERGY_MEMORY_DIR"]) if env.get("SYNERGY_MEMORY_DIR") else None,
             step_log=step_log,
             hold_s=number_of(env, "SYNERGY_HOLD_S", float, 20.0),
             grace_s=number_of(env, "SYNERGY_GRACE_S", float, 25.0),

@@ -24,11 +24,9 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import memory_folder
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
-from synergy_launch.launcher.memory_folder import MemoryFolder
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
@@ -70,8 +68,7 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     # on several nodes only where the user asks for it: one node's end is then another's too
     if in_place == "nodes" and allocation.job_id is not None and len(allocation.nodes) > 1:
         crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
-    memory = _memory(options, allocation, folder) if able else None
-    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able, memory=memory)
+    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
     going = True
     while going:
         code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
@@ -92,19 +89,8 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
     if crew is not None:
         crew.close()
-    if memory is not None:
-        memory.close()
     code = restarts.code or code  # all nodes end with what the first one does
     return code
-
-
-def _memory(options: LaunchOptions, allocation: JobAllocation, folder: Path | None) -> MemoryFolder | None:
-    """For the checkpoints of a job on one node. Megatron-LM saves by itself, to its own folder."""
-    if allocation.job_id is None or len(allocation.nodes) > 1 or folder is None:
-        return None
-    if os.environ.get("SYNERGY_MEMORY_CHECKPOINTS") != "1" or is_megatron(options.style, options.script[1:]):
-        return None
-    return memory_folder.make(allocation.job_id, folder)
 
 
 def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
@@ -153,8 +139,6 @@ def _run(
         version=megatron_arguments.version_beside(Path(options.script[0])),
         run=restarts.told.number if restarts else 0,
     )
-    if restarts is not None and restarts.memory is not None:
-        node = replace(node, environment={**node.environment, "SYNERGY_MEMORY_DIR": str(restarts.memory.path)})
     if options.dry_run:
         for key, value in sorted(node.environment.items()):
             click.echo(f"{key}={shlex.quote(value)} \\")

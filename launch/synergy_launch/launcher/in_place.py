@@ -19,7 +19,6 @@ from typing import Any
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew, NextRun
-from synergy_launch.launcher.memory_folder import MemoryFolder
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.start import fit_plan
@@ -47,7 +46,7 @@ def may_go_on(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = C
 
 class Restarts:
     """Of one node of one incarnation. `folder`: the checkpoints'; None where there are none. `crashes`: the most in WINDOW_S.
-    `able` False: no run is started again for an order or a crash. `memory`: for checkpoints that such a run goes on from.
+    `able` False: no run is started again for an order or a crash.
 
     `hear` what the daemon says, `look` at the run's status, `poll` often; where `leaves` is true the run is to end. `goes_on` says
     whether another follows, on `allocation`.
@@ -61,12 +60,11 @@ class Restarts:
         crashes: int = CRASHES,
         crew: Crew | None = None,
         able: bool = True,
-        memory: MemoryFolder | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.told = InPlace(memory=memory is not None)
-        self.allocation, self.crew, self.memory = allocation, crew, memory
+        self.told = InPlace()
+        self.allocation, self.crew = allocation, crew
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
         self._all, self._able = allocation.nodes, able
         self._order: Told | None = None  # heard, and not followed yet; set by the reporter's thread
@@ -142,8 +140,6 @@ class Restarts:
 
     def look(self, status: Mapping[str, Any] | None) -> None:
         """The run's status as it is now."""
-        if self.memory is not None:
-            self.memory.look(status)
         if status is None:
             return
         self._state = status.get("state")

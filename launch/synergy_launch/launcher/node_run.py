@@ -71,14 +71,12 @@ class _NodeRun:
         self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
         self._child: subprocess.Popen[bytes] | None = None
-        self._requests = 0  # checkpoint requests so far, one a SIGUSR2 or SIGURG
-        self._on_disk = 0  # the latest of them for which host memory will not do: that was a SIGUSR2
+        self._requests = 0  # checkpoint requests so far, one a SIGUSR2
         self._handed_over = 0  # of them, those that are in the run folder
 
     def run(self, plan_file: PlanFile | None) -> int:
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, self._on_term)
-        signal.signal(signal.SIGURG, self._on_urg)  # ignored by default: whoever does not know it is not ended by it
         child = self._start()
         guard, supervisor, restarts = self._guard, self._supervisor, self._restarts
         reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure, restarts)
@@ -183,7 +181,6 @@ class _NodeRun:
             return
         if not self._leaves_until:
             self._leaves_until = now + LEAVE_S
-            run_folder.note_stay(self._run_dir)
             child.terminate()
         elif now >= self._leaves_until:
             self._kill(child)
@@ -191,18 +188,13 @@ class _NodeRun:
     def _hand_over_requests(self) -> None:
         if self._requests <= self._handed_over:
             return
-        in_memory = self._on_disk <= self._handed_over
         self._handed_over = self._requests
         try:
-            run_folder.request_checkpoint(self._run_dir, self._handed_over, in_memory=in_memory)
+            run_folder.request_checkpoint(self._run_dir, self._handed_over)
         except OSError as error:  # a full or cleaned /tmp must not end the training
             click.echo(f"synergy-launch: {self._run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
 
     def _on_usr2(self, _number: int, _frame: FrameType | None) -> None:
-        self._requests += 1
-        self._on_disk = self._requests
-
-    def _on_urg(self, _number: int, _frame: FrameType | None) -> None:
         self._requests += 1
 
     def _on_term(self, number: int, _frame: FrameType | None) -> None:

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.control.events import Preempted
-from synergyd.control.instructions import AskCheckpoint
-from synergyd.control.lifecycle import ResizeState, ResizeTimes
-from synergyd.control.resize import advance
+from synergyd.control.lifecycle import ResizeState
 from synergyd.control.reviews import SHORT_S, review_loss
 from synergyd.job_report import EarlyFailure, InPlace
 from synergyd.records import Plan
@@ -50,22 +47,6 @@ def test_another_plan_for_the_same_gpus_needs_no_requeue(site: Site) -> None:
     assert site.slurm.requeued == [] and "restarted in place: 2 a100 GPUs" in site.story(1)
     # what an incarnation finds that Slurm starts by itself
     assert "tp:1,pp:1,dp:2" in site.slurm.comments[1]
-
-
-@pytest.mark.parametrize(("told", "signal"), [(InPlace(memory=True), "URG"), (InPlace(), "USR2"), (None, "USR2")])
-def test_host_memory_will_do_for_a_launcher_that_says_so(site: Site, told: InPlace | None, signal: str) -> None:
-    decided(site, told)
-    assert [call for call in site.slurm.calls if call[0] == "signal"] == [["signal", "1", signal]]
-    assert site.life(1).in_memory == (signal == "URG")
-
-
-def test_host_memory_will_not_do_for_a_job_that_makes_way(site: Site) -> None:
-    site.report(1, plan=POOR, step_s=9.0, resharding=True, in_place=InPlace(memory=True))
-    site.epoch(1)
-    life = site.life(1)
-    asked = replace(life, state=ResizeState.RUNNING, in_memory=True, stays=True)
-    stopped = advance(asked, Preempted("another waits"), 1000.0, ResizeTimes())
-    assert stopped.instructions == (AskCheckpoint(1, life.restarts),) and not stopped.life.in_memory
 
 
 def test_a_launcher_that_can_not_is_requeued(site: Site) -> None:

@@ -75,7 +75,7 @@ _lives = st.builds(
     stays=st.booleans(),
 ).filter(lambda life: validate(life) == "")
 _instructions: st.SearchStrategy[Instruction] = st.one_of(
-    st.builds(AskCheckpoint, st.just(JOB), st.integers(0, 3), st.booleans()),
+    st.builds(AskCheckpoint, st.just(JOB), st.integers(0, 3)),
     st.builds(Requeue, st.just(JOB), st.integers(0, 3)),
     st.builds(Park, st.just(JOB), st.just(LIMITS.park_s)),
     st.builds(Update, st.just(JOB), _targets, st.just(LIMITS.park_s)),
@@ -89,15 +89,7 @@ _events: st.SearchStrategy[ResizeEvent] = st.one_of(
         st.integers(0, 4),
         st.none() | _times,
     ),
-    st.builds(
-        Wanted,
-        _targets,
-        st.text(max_size=5),
-        st.integers(0, 3),
-        _maybe,
-        in_place=st.booleans(),
-        in_memory=st.booleans(),
-    ),
+    st.builds(Wanted, _targets, st.text(max_size=5), st.integers(0, 3), _maybe, in_place=st.booleans()),
     st.builds(RestartedInPlace, st.integers(0, 3), st.integers(0, 3)),
     st.builds(Unwanted, st.text(max_size=5)),
     st.builds(Acknowledged, st.integers(0, 3), st.integers(0, 4)),

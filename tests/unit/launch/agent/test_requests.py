@@ -159,7 +159,7 @@ def test_a_request_that_only_another_rank_knows_of_is_served(tmp_path: Path) -> 
     rig.agent.ranks = TwoRanks(lambda: other[:1])
     rig.start()
     rig.step(1)
-    other[0] = 3 << 1
+    other[0] = 3
     rig.agent.checkpointer.store.ranks = OneProcess()  # type: ignore[union-attr]
     rig.step(2)
     assert rig.status["checkpoint_requests"] == 3 and rig.save.saved == 1

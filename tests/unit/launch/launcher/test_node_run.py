@@ -75,8 +75,8 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(node_run, "POLL_S", 0.01)
-    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGURG)}
-    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGURG):
+    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)  # one that comes after the run's end would end pytest
     yield Bench(tmp_path)
     for number, handler in kept.items():
@@ -112,22 +112,6 @@ def test_usr2_becomes_a_request_with_its_number(bench: Bench) -> None:
         bench.when("checkpoint-request", signal.SIGUSR2)()  # the first has been heard: two at once are one
 
     assert bench.run(body, then=twice) == 0
-
-
-@pytest.mark.parametrize(
-    ("signals", "told"),
-    [
-        ([signal.SIGURG], "1 memory"),
-        ([signal.SIGURG, signal.SIGUSR2], "2"),
-    ],
-)
-def test_urg_asks_for_one_in_host_memory(bench: Bench, signals: list[int], told: str) -> None:
-    body = f"""
-    status(state="training")
-    until(lambda: (run / "checkpoint-request").exists())
-    until(lambda: (run / "checkpoint-request").read_text() == "{told}\\n")
-    """
-    assert bench.run(body, then=bench.when("status.json", *signals)) == 0
 
 
 def test_a_folder_that_is_cleaned_away_ends_no_training(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
