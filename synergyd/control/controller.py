@@ -256,7 +256,7 @@ class Controller:
             job_id, again = lifecycle.job_id, replace(read_back(lifecycle, now_s, self.times), sent_s=0.0)
             if job_id not in self.jobs:
                 self._track(job_id, again)
-                self.jobs[job_id].before_s = max(0.0, now_s - first_s) if (first_s := again.restart.first_s) else 0.0
+                self.jobs[job_id].ran_before(now_s)
         for job_id in profiles.keys() | reports.keys():
             kept = self.jobs.get(job_id) or self._unseen.setdefault(
                 job_id, Tracked(lifecycle=JobLifecycle(job_id, 0.0))
@@ -373,7 +373,7 @@ class Controller:
         if decision.cell is None or tracked.lifecycle.state not in _DECIDABLE:
             return []
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
-            return self._advance(job.job_id, wanted(tracked, decision, job), now_s)
+            return self._advance(job.job_id, wanted(tracked, decision, job, self._cluster), now_s)
         tracked.blocked = decision
         waits = keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
         return [*waits, *wakes(decision, self._cluster)]
@@ -382,7 +382,7 @@ class Controller:
         if tracked is None or tracked.blocked is None:
             return []
         decision, tracked.blocked = tracked.blocked, None
-        return [] if job is None else self._advance(job.job_id, wanted(tracked, decision, job), now_s)
+        return [] if job is None else self._advance(job.job_id, wanted(tracked, decision, job, self._cluster), now_s)
 
     def _answered(self, answer: CarriedOut | Refused, now_s: float) -> list[Output]:
         tracked = self.jobs.get(job_id := answer.instruction.job_id)

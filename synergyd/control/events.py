@@ -41,6 +41,7 @@ class Wanted:
     asked: Target | None = None  # what its sbatch line asks for
     due: bool = False  # its time limit ends it otherwise: nothing puts it off
     in_place: bool = False  # its launchers can start another plan on the GPUs that it has
+    any_nodes: bool = False  # whichever nodes Slurm finds would do as well
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
         if life.state is ResizeState.RUNNING and not event.due:
             return Step(life)
         target, rung = replace(target, nodes=()), Rung.ANY_NODES
-    elif life.missed and target.nodes and life.state is ResizeState.QUEUED:
+    elif life.missed and event.any_nodes and target.nodes and life.state is ResizeState.QUEUED:
         target, rung = replace(target, nodes=()), Rung.ANY_NODES  # whatever is free when Slurm comes to it
     aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked or life.asked)
     match life.state:

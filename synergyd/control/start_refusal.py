@@ -102,7 +102,8 @@ def next_try(
         same = alike(choice.shape, tried.shape)
         if same and choice.nodes == tried.nodes:
             continue
-        if limited and not (same and "Node" in reason) and choice.shape.gpus >= tried.shape.gpus:
+        helps = not limited or (same and "Node" in reason) or choice.shape.gpus < tried.shape.gpus
+        if not helps and below is not Rung.AS_ASKED:  # as asked, on any nodes, it waits for the limit to be free
             continue
         return below, choice
     return Rung.LEFT, None

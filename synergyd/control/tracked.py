@@ -135,6 +135,11 @@ class Tracked:
     #: when it was last seen suspended; 0: never
     suspended_s: float = 0.0
 
+    def ran_before(self, now_s: float) -> None:
+        """Read back from a store: it may have run since its first start. What this daemon has seen itself is counted already."""
+        first_s = self.lifecycle.restart.first_s
+        self.before_s = max(0.0, now_s - first_s) if first_s and not self.attained_gpu_s else 0.0
+
     def validate(self) -> str:
         """What may never be of one job, and is; "" where all is well."""
         state, job_id = self.lifecycle.state, self.lifecycle.job_id
@@ -155,7 +160,8 @@ class Tracked:
         self.take_idle(report, heard_s)
         low = self.job.directive.global_batch if self.job is not None and self.job.directive is not None else None
         self.claim = follow(self.claim, report, low[0] if low else None, heard_s)
-        self.tells = bool(self.tells) or (report.done is not None and report.total is not None)
+        if report.step > 0:  # before its first step a program that tells its length has not told it yet
+            self.tells = bool(self.tells) or (report.done is not None and report.total is not None)
         self.report, self.heard_s = report, heard_s
         self.count_checkpoints(report.restarts, report.checkpoint_requests)
 

@@ -6,12 +6,12 @@ from synergyd.control.events import Wanted
 from synergyd.control.in_place import can_restart
 from synergyd.control.instructions import Target
 from synergyd.control.tracked import Tracked
-from synergyd.records import Action, Decision, Job, JobState
+from synergyd.records import Action, Cluster, Decision, Job, JobState
 from synergyd.scheduler.spares import lent_words
 from synergyd.words import size_words
 
 
-def wanted(tracked: Tracked, decision: Decision, job: Job) -> Wanted:
+def wanted(tracked: Tracked, decision: Decision, job: Job, cluster: Cluster) -> Wanted:
     """Of a decision that has a Cell, with its cause in words."""
     assert decision.cell is not None
     shape, present_plan = decision.cell.shape, tracked.lifecycle.plan
@@ -25,4 +25,6 @@ def wanted(tracked: Tracked, decision: Decision, job: Job) -> Wanted:
     names = ((), ()) if job.placed_by_slurm else (decision.node_names, job.node_names)
     target, present = Target(shape, names[0], plan), Target(job.shape, names[1], present_plan)
     stays, acks = can_restart(tracked), tracked.checkpoints_taken
-    return Wanted(target, cause, acks, present, Target(job.asked), in_place=stays)
+    typed = bool(job.asked.gpu_type) or len(cluster.gpu_types()) < 2
+    any_nodes = typed and not (job.avoid or job.shun or job.barred)
+    return Wanted(target, cause, acks, present, Target(job.asked), in_place=stays, any_nodes=any_nodes)

@@ -82,6 +82,12 @@ class Forecast:
 
     def expect(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         """The Cells of `jobs` are about to be asked for: fits what has changed of those whose model is not known, all together."""
+        try:
+            self._fit_together(jobs, profiles, cluster)
+        except Exception:  # each is fitted by itself then, where a fault costs that job alone
+            log.exception("plain jobs' models could not be fitted together")
+
+    def _fit_together(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         wanted, known = [], self._all_figures(cluster)
         for job in jobs:
             profile = profiles[job.job_id]

@@ -114,7 +114,8 @@ class Observer:
         self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
-        ours = [r for r in rows if is_in(r, self.settings.partitions)]
+        # one that Slurm has started in another of its partitions is still ours
+        ours = [r for r in rows if is_in(r, self.settings.partitions) or r.job_id in self.registry.known]
         newly_plain = self.registry.learn(ours, self._gpu_types)
         known = self.registry.known
         self._nodes, self.everybodys = nodes, rows

@@ -26,7 +26,7 @@ def holdings(
     decided = {d.job_id: d for d in decisions}
     for row in rows:
         state = state_of(row)
-        if not is_in(row, partitions):
+        if not is_in(row, partitions) and row.job_id not in tracked:
             continue
         if state is JobState.PENDING and not row.restarts:
             continue  # most of a queue

@@ -74,7 +74,7 @@ class CommandLine(Commands):
         self._writing = writing
         self._owners = Owners()
         self._comments = AdminComments(self.run)
-        self._slurm_release = slurm_release
+        self._slurm_release = self._told_release = slurm_release
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
@@ -90,7 +90,11 @@ class CommandLine(Commands):
         self.pace = pace_of(config)
 
     def jobs(self) -> tuple[JobRow, ...]:
-        return self._jobs()
+        try:
+            return self._jobs()
+        except SlurmError:
+            self._slurm_release = self._told_release  # it may come back as another release
+            raise
 
     def job(self, job_id: int) -> JobRow | None:
         try:
@@ -322,7 +326,9 @@ class CommandLine(Commands):
         """(22, 5) of 22.05.8. Asked of Slurm once."""
         if self._slurm_release is None:
             first, second = re.findall(r"\d+", f"{self.version()} 0 0")[:2]
-            self._slurm_release = int(first), int(second)
+            if int(first):
+                self._slurm_release = int(first), int(second)
+            return int(first), int(second)
         return self._slurm_release
 
 

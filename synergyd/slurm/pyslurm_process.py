@@ -89,10 +89,11 @@ class PyslurmProcess:
 
     def _take(self, child: subprocess.Popen[bytes], length: int, end_s: float) -> bytes:
         assert child.stdout is not None
-        found = bytearray()
+        found, ready = bytearray(), select.poll()  # select() takes no descriptor above 1023
+        ready.register(child.stdout, select.POLLIN)
         while len(found) < length:
             left_s = max(0.0, end_s - time.monotonic())
-            if not select.select([child.stdout], [], [], left_s)[0]:
+            if not ready.poll(1000 * left_s):
                 what = f"no answer within {self._timeout_s:g} s (are slurmctld and munged up?)"
                 raise SlurmError("pyslurm", what, transient=True)
             more = os.read(child.stdout.fileno(), length - len(found))

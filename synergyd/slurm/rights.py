@@ -7,7 +7,7 @@ import pwd
 import re
 from collections.abc import Callable
 
-from synergyd.slurm.client import DeniedError
+from synergyd.slurm.client import DeniedError, SlurmError
 
 USERS = ("scontrol", "show", "assoc_mgr", "flags=users")
 ENOUGH = "run synergyd as root, SlurmUser, or with AdminLevel=Admin"
@@ -26,12 +26,20 @@ def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         name = ""  # slurmctld knows no level of such a user either
-    level = admin_level(run(*USERS, f"users={name}").decode(errors="replace"), uid) if name else ""
+    users = run(*USERS).decode(errors="replace") if name else ""
+    if name and counts_users(config) and not _LEVEL.search(users):
+        raise SlurmError("scontrol show assoc_mgr", "slurmctld has no users of slurmdbd yet", transient=True)
+    level = admin_level(users, uid)
     if not may(level, writes=writes):
         needs = "" if writes else ", nor read their scripts"
         what = f"it may not write to jobs{needs}: it is neither root nor SlurmUser and has AdminLevel={level or 'None'}"
         raise DeniedError(f"user {name or uid}", what, ENOUGH)
     return config
+
+
+def counts_users(config: str) -> bool:
+    """Does Slurm have users of slurmdbd? Where slurmdbd is away it has none for a while."""
+    return re.search(r"^AccountingStorageType\s*=.*slurmdbd", config, re.MULTILINE) is not None
 
 
 def slurm_user(config: str) -> tuple[str, int]:

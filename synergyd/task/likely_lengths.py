@@ -139,9 +139,11 @@ class LearntLengths:
         known: Lengths | None = None
         marks = _levels(job)
         for i, mark in enumerate(marks):
+            if mark not in self._took:
+                continue  # as the wider level
             place = marks[: i + 1]
             if place not in self._known:
-                self._known[place] = Lengths(tuple(self._took.get(mark, ())), known)
+                self._known[place] = Lengths(tuple(self._took[mark]), known)
             known = self._known[place]
         return None if known is None else known.index_gpu_s(had_gpu_s)
 

@@ -92,7 +92,7 @@ def likely_words(progress: Progress, settings: Settings) -> str:
         return ""
     size, unit = (left / 3600, "GPU hours") if left >= 3600 else (left / 60, "GPU minutes")
     words = f"{float(f'{size:.1g}'):g} {unit}"  # coarse: it moves a little in each epoch
-    return f" It does not tell how much is left: by what like jobs have taken it counts as about {words} from its end."
+    return f" It has not told how much is left: by what like jobs have taken it counts as about {words} from its end."
 
 
 def with_claims(

@@ -71,8 +71,9 @@ def ended(controller: Controller, made: Job, gpu_s: float, report: Report | None
 def test_a_job_that_does_not_tell_its_length_teaches_it_by_its_end() -> None:
     controller, waits = Controller(ResizeTimes(), 60.0), job(9)
     told = Report(1, 0, 5, done=100.0, total=300.0)
-    # one that tells, one that never reported, and one that never trained
-    for made, gpu_s, report in ((job(1), 500.0, told), (job(2), 500.0, None), (job(3), 0.0, Report(3, 0, 5))):
+    # one that tells, one that never reported, one that never trained, and one that ended before its first step
+    runs = (job(1), 500.0, told), (job(2), 500.0, None), (job(3), 0.0, Report(3, 0, 5)), (job(5), 9.0, Report(5, 0, 0))
+    for made, gpu_s, report in runs:
         assert not [o for o in ended(controller, made, gpu_s, report) if isinstance(o, Learnt)]
     assert controller.progress([waits])[9].likely_gpu_s is None
     [learnt] = [o for o in ended(controller, job(4), 500.0, Report(4, 0, 5)) if isinstance(o, Learnt)]
@@ -91,3 +92,7 @@ def test_what_a_job_had_before_this_daemon_is_taken_from_its_first_start() -> No
     for now_s, passed_s in ((401.0, 0.0), (411.0, 10.0)):
         controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(()), (runs,)), passed_s), now_s)
     assert controller.attained_gpu_s == {1: 4 * 310.0}
+    controller.taken_over()
+    controller.restore([life], {}, {}, now_s=411.0)
+    controller.handle(SnapshotTaken(Snapshot(421.0, Cluster(()), (runs,)), 10.0), 421.0)
+    assert controller.attained_gpu_s == {1: 4 * 320.0}, "what it has seen itself counts once"

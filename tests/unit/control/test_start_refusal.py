@@ -47,8 +47,15 @@ def released(life: JobLifecycle, target: Target, now_s: float) -> JobLifecycle:
     return step.life
 
 
-def wanted(life: JobLifecycle, target: Target, now_s: float, present: Target = ASKED, asked: Target = ASKED) -> Step:
-    return advance(life, Wanted(target, "x", present=present, asked=asked), now_s, LIMITS)
+def wanted(
+    life: JobLifecycle,
+    target: Target,
+    now_s: float,
+    present: Target = ASKED,
+    asked: Target = ASKED,
+    any_nodes: bool = True,
+) -> Step:
+    return advance(life, Wanted(target, "x", present=present, asked=asked, any_nodes=any_nodes), now_s, LIMITS)
 
 
 def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
@@ -77,8 +84,8 @@ def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
         now_s += STALE_REASON_S
         step = refused(life, reason, now_s)
         tried += [step.life.target] if step.life.target else []
-    # other nodes are no answer to a limit of GPUs, and what it asks for is as many
-    below = {"AssocGrpGRES": [], "AssocGrpNodeLimit": [replace(PINNED, nodes=())]}
+    # other nodes are no answer to a limit of GPUs; it waits for its end as it was submitted, bound to no nodes
+    below = {"AssocGrpGRES": [ASKED]}
     assert tried == [PINNED, *below.get(reason, [replace(PINNED, nodes=()), ASKED])]
     assert step.life.state is ResizeState.QUEUED and step.life.left == reason
     assert "left to Slurm" in step.story[0] and reason in step.story[0]
@@ -125,16 +132,19 @@ def test_a_start_whose_nodes_went_to_others_is_not_bound_to_nodes_again() -> Non
     assert wanted(unseen, PINNED, 50.0).life.target == PINNED, "Slurm has not looked at it"
     life = advance(life, Tick(room=False, reason="Priority"), timeout_s, LIMITS).life
     assert life.state is ResizeState.QUEUED and not life.refusals and not life.left
+    assert wanted(life, OTHERS, 50.0, any_nodes=False).life.target == OTHERS, "some nodes it must not have"
     again = wanted(life, OTHERS, 50.0).life
     assert again.target == replace(OTHERS, nodes=()) and again.rung is Rung.ANY_NODES
     runs = advance(released(again, replace(OTHERS, nodes=()), 51.0), Observed("RUNNING"), 52.0, LIMITS).life
     assert wanted(runs, PINNED, 100.0, again.target).life.target == PINNED
 
 
-def test_a_limit_that_the_size_asked_for_is_beyond_leaves_the_job_to_slurm_at_once() -> None:
+def test_a_limit_that_the_size_asked_for_is_beyond_leaves_the_job_to_slurm_bound_to_no_nodes() -> None:
     own = replace(PINNED, shape=ASKED.shape)
     life = released(wanted(JobLifecycle(1, 0.0), own, 0.0, asked=UNTYPED).life, own, 0.0)
     step = refused(life, "AssocGrpGRES", STALE_REASON_S)
+    assert step.life.target == UNTYPED and step.life.rung is Rung.AS_ASKED
+    step = refused(released(step.life, UNTYPED, 20.0), "AssocGrpGRES", 20.0 + STALE_REASON_S)
     assert step.life.state is ResizeState.QUEUED and step.life.left == "AssocGrpGRES"
     more = Target(Shape("a100", 2, 4), ("n1", "n2"))
     life = released(wanted(JobLifecycle(1, 0.0), more, 0.0, asked=UNTYPED).life, more, 0.0)

@@ -182,6 +182,7 @@ def test_without_json_admin_comments_come_from_scontrol(shell: Shell) -> None:
     with pytest.raises(SlurmError, match="job 10: its AdminComment can't be told") as error:
         shell.backend.admin_comment(10)
     assert not error.value.transient
+    assert shell.backend.admin_comments([10]) == {}  # one job's text stops nobody's epoch
     assert shell.backend.admin_comments([7, 8, 9, 11, 12]) == {7: "of 7", 9: "of 9"}
     assert [c[0] for c in shell.calls].count("squeue") == 1  # it is not asked again
 

@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 
-from synergyd.slurm.client import DeniedError
+from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.rights import admin_level, demand_rights, may, slurm_user
 
 CONFIG = "SlurmctldHost[0] = head\nSlurmUser               = slurm(64030)\nSlurmdUser              = root(0)\n"
@@ -48,6 +48,16 @@ def test_who_may(monkeypatch: pytest.MonkeyPatch, uid: int, level: str, writes: 
     with pytest.raises(DeniedError, match=says) as error:
         demand_rights(run, writes=writes)
     assert str(error.value).endswith("run synergyd as root, SlurmUser, or with AdminLevel=Admin")
+
+
+def test_before_slurmdbd_has_told_slurmctld_of_its_users_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    config = CONFIG + "AccountingStorageType   = accounting_storage/slurmdbd\n"
+    with pytest.raises(SlurmError) as error:
+        demand_rights(lambda *argv: (config if "config" in argv else NONE).encode(), writes=True)
+    assert error.value.transient
+    with pytest.raises(DeniedError):
+        demand_rights(lambda *argv: (CONFIG if "config" in argv else NONE).encode(), writes=True)
 
 
 def test_slurms_words() -> None:
