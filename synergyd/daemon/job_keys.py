@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 from synergyd.slurm.owner_file import write_for
 from synergyd.slurm.rows import JobRow
 from synergyd.wire import job_key
+from synergyd.wire.job_key import SecretFile
 from synergyd.wire.plan_file import plan_path
 
 log = logging.getLogger("synergyd")
+WRITES_AN_EPOCH = 200  # refused ones too; 5 file operations each, and StateDir may be on a shared file system
 
 
 def key_path(state_dir: Path, job_id: int) -> Path:
@@ -23,30 +26,52 @@ def key_path(state_dir: Path, job_id: int) -> Path:
 class JobKeys:
     """No job depends on it: most have munge."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
-        self._secret = b""
+    def __init__(self, state_dir: Path, secret: SecretFile) -> None:
+        self._state_dir, self._secret = state_dir, secret
         self._given: dict[int, tuple[int, int]] = {}  # job -> (restarts, uid)
+        self._refused = set[int]()  # in the epoch before: their turn comes last
+        self._no_acls = False
         self._problem = ""  # told once, not for every job at every epoch
 
     def keep(self, rows: Iterable[JobRow]) -> None:
-        """Files for jobs that are in the queue, where they lack one; none for those that have left."""
+        """Files for these jobs, where they lack one, a number an epoch; none for others. To be given all that run or are about to."""
+        if self._no_acls:
+            return
         here = {r.job_id: (r.restarts, r.uid) for r in rows}
-        problem = ""
         for job_id in self._given.keys() - here.keys():
             with contextlib.suppress(OSError):  # it signs for nothing any more
                 key_path(self._state_dir, job_id).unlink(missing_ok=True)
         self._given = {i: life for i, life in self._given.items() if i in here}
-        for job_id, life in here.items():
-            if self._given.get(job_id) == life:
-                continue
+        self._refused &= here.keys()
+        due = [i for i, life in here.items() if self._given.get(i) != life]
+        due.sort(key=lambda i: i in self._refused)
+        self._tell(self._write({i: here[i] for i in due[:WRITES_AN_EPOCH]}))
+
+    def _write(self, lives: dict[int, tuple[int, int]]) -> OSError | None:
+        """What went wrong last."""
+        problem = None
+        for job_id, life in lives.items():
             try:
-                self._secret = self._secret or job_key.secret(self._state_dir)
-                key = job_key.key_of(self._secret, job_id, *life)
-                write_for(key_path(self._state_dir, job_id), key.text(), life[1])
-                self._given[job_id] = life
+                secret = self._secret.read_or_make()
             except OSError as error:
-                problem = f"{error.filename}: {error.strerror}"
-        if problem and problem != self._problem:
-            log.warning("jobs without munge can't report: %s", problem)
-        self._problem = problem
+                return error
+            try:
+                write_for(key_path(self._state_dir, job_id), job_key.key_of(secret, job_id, *life).text(), life[1])
+                self._given[job_id] = life
+                self._refused.discard(job_id)
+            except OSError as error:
+                problem = error
+                self._refused.add(job_id)
+                if error.errno in (errno.ENOTSUP, errno.EOPNOTSUPP):
+                    self._no_acls = True
+                    break
+        return problem
+
+    def _tell(self, problem: OSError | None) -> None:
+        told = (
+            (problem.strerror or str(problem)) if problem else ""
+        )  # without the path: each epoch has other jobs' files
+        if problem and told != self._problem:
+            then = "; run synergyd as root or with StateDir where ACLs work, then restart it" if self._no_acls else ""
+            log.warning("jobs without munge can't report: %s: %s%s", problem.filename, told, then)
+        self._problem = told

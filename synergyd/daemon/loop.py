@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from synergyd.control.controller import Controller
@@ -44,7 +44,7 @@ from synergyd.daemon.observer import Observer
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_look import holdings
-from synergyd.records import Action, Decision, JobState, Snapshot
+from synergyd.records import Action, Decision, Job, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
@@ -53,6 +53,7 @@ from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
 LOSSES_EVERY_S = 2.0
+_WITHOUT_KEY = (ResizeState.QUEUED, ResizeState.GONE)
 
 
 class Daemon:
@@ -77,7 +78,7 @@ class Daemon:
             self._put_off,
             names=self.registry.names,
         )
-        self.keys = JobKeys(settings.state_dir)
+        self.keys = JobKeys(settings.state_dir, tools.secret) if tools.secret else None
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
         self.executor = Executor(
             tools.store, self.actuator, settings.state_dir, tools.clock, self.observer.beyond_limits
@@ -203,7 +204,6 @@ class Daemon:
             links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
         if acts:
             jobs = [j for j in snapshot.jobs if self.registry.known[j.job_id].directive is not None]
-            self.keys.keep(self.observer.rows[j.job_id] for j in jobs)
             self.adoption.adopt(self.controller.jobs[j.job_id].lifecycle for j in jobs)
             for job_id, forecast in forecasts.items():
                 self._run(BatchReviewed(job_id, forecast.cells))
@@ -215,6 +215,7 @@ class Daemon:
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
+            self._keep_keys(jobs)
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
             self.executor.let_go(list(self._slurms(snapshot, forecasts)))
@@ -271,6 +272,13 @@ class Daemon:
         told = {**self.executor.batches, **self.executor.orders} if self.acts else {}
         if inbox is not None:
             inbox.answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
+
+    def _keep_keys(self, jobs: Iterable[Job]) -> None:
+        """Those that run or were just handed their plan have a key; a queue without end costs none."""
+        if self.keys is not None:
+            tracked = self.controller.jobs
+            lives = (tracked[j.job_id].lifecycle for j in jobs if j.job_id in tracked)
+            self.keys.keep(self.observer.rows[i.job_id] for i in lives if i.state not in _WITHOUT_KEY)
 
     def _puts_off(self, job_id: int) -> None:
         if (tracked := self.controller.jobs.get(job_id)) is not None:

@@ -1,4 +1,4 @@
-"""Where jobs' reports arrive: a TCP port, one munge credential a line. Nothing here decides; it only checks who sent what."""
+"""Where jobs' reports arrive: a TCP port, a line each, by munge or signed with a job's key. It only checks who sent what."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synergyd.daemon.refusals import Refusals
 from synergyd.errors import SynergyError, UsageError
 from synergyd.job_report import Report
 from synergyd.wire import job_key, munge
-from synergyd.wire.job_key import JobKey
+from synergyd.wire.job_key import SecretFile, SignedReport
 from synergyd.wire.report import MAX_BYTES, Told, answer_line, from_json
 
 log = logging.getLogger("synergyd.inbox")
@@ -28,7 +28,7 @@ MAX_SOURCE = 128  # of them, from one address
 
 @dataclass(frozen=True)
 class ReceivedReport:
-    """A report within bounds, and the user who munged says sent it."""
+    """A report within bounds, and the user who sent it, as munged or the key says."""
 
     report: Report
     uid: int
@@ -40,8 +40,8 @@ class ReportInbox:
     `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is.
     """
 
-    def __init__(self, host: str, port: int, munge_socket: str = "", secret: bytes = b"") -> None:
-        """`secret` of job_key: b"" takes none but munge's. Raises UsageError when the port can't be had."""
+    def __init__(self, host: str, port: int, munge_socket: str = "", secret: SecretFile | None = None) -> None:
+        """`secret`: None takes no line but munge's. Raises UsageError when the port can't be had."""
         self._lock = threading.Lock()
         self._waiting: list[ReceivedReport] = []
         self._of_job: Counter[tuple[int, int]] = Counter()  # of those that wait, by (uid, job id)
@@ -81,12 +81,12 @@ class ReportInbox:
 
     def _answer(self, line: bytes, source: str) -> bytes:
         """The answer to one report; b"" to one that is refused, which its sender keeps for later."""
-        key = None
+        signed = None
         try:
             text = line.decode("ascii", "replace").strip()
             if text.startswith(job_key.PREFIX):
-                key, payload = self._opened(text)
-                uid = key.uid
+                signed, payload = self._opened(text)
+                uid = signed.key.uid
             else:
                 credential = munge.decode(text, self._munge_socket)
                 payload, uid = credential.payload, credential.uid
@@ -95,23 +95,26 @@ class ReportInbox:
             return b""
         try:
             received = ReceivedReport(from_json(payload), uid)
-            if key is not None and (received.report.job_id, received.report.restarts) != (key.job_id, key.restarts):
-                raise UsageError("report", f"is signed with the key of job {key.job_id}, restart {key.restarts}")
+            life = received.report.job_id, received.report.restarts
+            if signed is not None and life != signed.life:
+                raise UsageError("report", f"is signed with the key of job {signed.life[0]}, restart {signed.life[1]}")
         except SynergyError as error:
             self._refusals.add("report", source, f"of uid {uid}: {error}")
             return b""
         if not self._keep(received):
             self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
             return b""
-        life = received.report.job_id, received.report.restarts
         owner, told = self.answers.get(life, (None, None))
-        return _answer(told if owner == received.uid else None, life, self._munge_socket, key)
+        return _answer(told if owner == received.uid else None, life, self._munge_socket, signed)
 
-    def _opened(self, text: str) -> tuple[JobKey, bytes]:
+    def _opened(self, text: str) -> tuple[SignedReport, bytes]:
         """Raises UsageError."""
-        found = job_key.opened(text, self._secret, time.time())
-        life = found[0].job_id, found[0].restarts
-        mark = text.rpartition(":")[0][-64:]
+        try:
+            secret = self._secret.read() if self._secret else b""
+        except OSError:  # JobKeys tells of it, and hands no key out
+            secret = b""
+        found = job_key.opened(text, secret, time.time())
+        life, mark = found[0].life, found[0].signature
         with self._lock:
             marks = self._seen.pop(life, None) or deque(maxlen=MAX_MARKS)
             self._seen[life] = marks  # the newest last
@@ -138,10 +141,10 @@ class ReportInbox:
         return True
 
 
-def _answer(told: Told | None, life: tuple[int, int], munge_socket: str, key: JobKey | None) -> bytes:
+def _answer(told: Told | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
     """The answer to a report that was taken; what can't be signed is said at a later one."""
     try:
-        return answer_line(told, *life, munge_socket, key)
+        return answer_line(told, *life, munge_socket, signed)
     except SynergyError as error:
         log.warning("answer to job %d without what it is told: %s", life[0], error)
         return answer_line(None)

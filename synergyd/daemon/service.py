@@ -31,7 +31,7 @@ from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
-from synergyd.wire import job_key
+from synergyd.wire.job_key import SecretFile
 
 _COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
@@ -73,7 +73,8 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
 
     metrics = PrometheusMetrics(settings.metrics_port)
     metrics.tell_leading(leads)
-    inbox = _inbox(settings)
+    secret = SecretFile(settings.state_dir)
+    inbox = _inbox(settings, secret)
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
@@ -91,6 +92,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         writer=writer,
         store=store,
         inbox=inbox,
+        secret=secret if inbox else None,
         clock=time.time,
         monotonic=time.monotonic,
         report_address=address,
@@ -122,15 +124,10 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
             signal.signal(number, handler)
 
 
-def _inbox(settings: Settings) -> ReportInbox | None:
+def _inbox(settings: Settings, secret: SecretFile) -> ReportInbox | None:
     """Where jobs report, if they may. Raises UsageError."""
     if not settings.report_port or settings.dry_run:
         return None
-    try:
-        secret = job_key.secret(settings.state_dir)
-    except OSError as error:  # a full disk, for example
-        log.warning("jobs without munge can't report: %s: %s", error.filename, error.strerror)
-        secret = b""
     return ReportInbox("", settings.report_port, secret=secret)
 
 

@@ -11,12 +11,14 @@ from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.daemon.usage_keeper import UsageKeeper
 from synergyd.slurm.client import SlurmReader, SlurmWriter
 from synergyd.store.buffer import BufferedStore
+from synergyd.wire.job_key import SecretFile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `monotonic`: seconds, whatever somebody sets that
-    clock to (None: nobody does); `leads`: may this daemon act now? `term`: of its leadership."""
+    clock to (None: nobody does); `leads`: may this daemon act now? `term`: of its leadership.
+    `secret`: the inbox's own too; None hands no keys out."""
 
     reader: SlurmReader
     writer: SlurmWriter
@@ -30,4 +32,5 @@ class Tools:
     links_address: str = ""
     monotonic: Callable[[], float] | None = None
     usage: UsageKeeper | None = None
+    secret: SecretFile | None = None
     phases: Phases = field(default_factory=Phases)

@@ -15,16 +15,17 @@ def write_for(path: Path, text: str, uid: int) -> None:
     """Writes the file anew for user `uid`'s eyes: as root it becomes theirs, else they are named in its ACL. Raises OSError, and
     leaves no file then (on a file system without ACLs, for example)."""
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
-        try:
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w")
+    try:
+        with file:  # its end writes what is left, which a full disk refuses
             file.write(text)
             if os.geteuid() == 0:
                 os.fchown(file.fileno(), uid, -1)
             elif uid != os.geteuid():
                 os.setxattr(file.fileno(), "system.posix_acl_access", _acl(uid))
-        except OSError as error:
-            path.unlink()
-            raise OSError(error.errno, error.strerror, str(path)) from None
+    except OSError as error:
+        path.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _acl(uid: int) -> bytes:

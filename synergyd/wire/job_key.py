@@ -1,7 +1,8 @@
 """Reports where a job's processes have no munge, as in a container: signed with a key that the daemon hands to the job in a file.
 
 The file lies beside the job's plan, and its owner alone can read it. The key is of one job, one incarnation and one user, and never on
-the wire: HMAC-SHA256 over the message with it. `KEY:job:restarts:uid:seconds since 1970:signature:payload in base64`.
+the wire: HMAC-SHA256 over the message with it. `KEY:job:restarts:uid:seconds since 1970:nonce:signature:payload in base64`. Of an
+answer the signature of the report is signed first: it answers no other report.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +29,10 @@ STATE_DIR = "/var/lib/synergy"  # where $SYNERGY_STATE_DIR says nothing else
 TTL_S = 300  # munge's own
 SECRET = "reports.key"
 _SECRET_BYTES = 32
-_LINE = re.compile(r"KEY:([0-9]{1,10}):([0-9]{1,7}):([0-9]{1,10}):([0-9]{1,12}):([0-9a-f]{64}):([A-Za-z0-9+/=]*)\Z")
+_NONCE_BYTES = 8  # equal reports of one second are two lines
+_LINE = re.compile(
+    r"KEY:([0-9]{1,10}):([0-9]{1,7}):([0-9]{1,10}):([0-9]{1,12}):([0-9a-f]{16}):([0-9a-f]{64}):([A-Za-z0-9+/=]*)\Z"
+)
 _FILE = re.compile(r"([0-9]{1,7}) ([0-9]{1,10}) ([0-9a-f]{64})\n\Z")
 
 
@@ -43,24 +49,71 @@ class JobKey:
         """What the job's file says."""
         return f"{self.restarts} {self.uid} {self.key.hex()}\n"
 
-    def sign(self, payload: bytes, now_s: float) -> str:
-        """One line."""
-        head = f"{PREFIX}{self.job_id}:{self.restarts}:{self.uid}:{int(now_s)}"
+    def sign(self, payload: bytes, now_s: float, answers: str = "") -> str:
+        """One line. `answers`: the signature of the report that it answers."""
+        head = f"{PREFIX}{self.job_id}:{self.restarts}:{self.uid}:{int(now_s)}:{os.urandom(_NONCE_BYTES).hex()}"
         body = base64.b64encode(payload).decode()
-        return f"{head}:{_mac(self.key, f'{head}:{body}')}:{body}"
+        return f"{head}:{_mac(self.key, f'{answers}{head}:{body}')}:{body}"
 
 
-def secret(state_dir: Path) -> bytes:
-    """The daemons' own, made at the first start. Raises OSError."""
-    path, fresh = state_dir / SECRET, state_dir / f".{SECRET}.{os.getpid()}"
-    if not path.exists():
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(_SECRET_BYTES))
-        with contextlib.suppress(FileExistsError):  # another daemon was first
-            path.hardlink_to(fresh)
-        fresh.unlink()
-    return path.read_bytes()
+@dataclass(frozen=True)
+class SignedReport:
+    """Whose key signed a report, and its signature, 64 hexadecimal digits: what its answer is signed with."""
+
+    key: JobKey
+    signature: str
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """(job id, restarts)."""
+        return self.key.job_id, self.key.restarts
+
+    def answer(self, payload: bytes, now_s: float) -> str:
+        """One line."""
+        return self.key.sign(payload, now_s, self.signature)
+
+    def answered(self, line: str) -> bytes:
+        """What the daemon's answer says. Raises UsageError where it is not signed with this key, or answers another report."""
+        match, key = _LINE.match(line), self.key
+        if match is None or tuple(int(match[i]) for i in range(1, 4)) != (key.job_id, key.restarts, key.uid):
+            raise UsageError("answer", "is not signed with the job's key")
+        return _payload(match, key, self.signature)
+
+
+class SecretFile:
+    """What the keys of all jobs are made of: the daemons' own, kept from the first time that it was read."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path, self._kept = state_dir / SECRET, b""
+
+    def read(self) -> bytes:
+        """Raises OSError, with a path, where there is none, or not of the right length."""
+        if self._kept:
+            return self._kept
+        try:
+            found = read_bytes(self.path, 1000)
+            if len(found) != _SECRET_BYTES:
+                told = f"holds {len(found)} bytes, not {_SECRET_BYTES}: remove it, and the daemon makes another"
+                raise OSError(errno.EINVAL, told)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self._kept = found
+        return found
+
+    def read_or_make(self) -> bytes:
+        """For the daemon that leads. Raises OSError as `read` does."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.read()
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{SECRET}.") as file:  # 0600
+                file.write(os.urandom(_SECRET_BYTES))
+                file.flush()
+                os.fsync(file.fileno())  # before it has its name: after a power cut it is whole, or not there
+                with contextlib.suppress(FileExistsError):  # another daemon was first
+                    self.path.hardlink_to(file.name)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        return self.read()
 
 
 def key_of(secret: bytes, job_id: int, restarts: int, uid: int) -> JobKey:
@@ -68,7 +121,7 @@ def key_of(secret: bytes, job_id: int, restarts: int, uid: int) -> JobKey:
     return JobKey(job_id, restarts, uid, key)
 
 
-def opened(line: str, secret: bytes, now_s: float) -> tuple[JobKey, bytes]:
+def opened(line: str, secret: bytes, now_s: float) -> tuple[SignedReport, bytes]:
     """(whose key signed the line, what it says). Raises UsageError for one that nobody has signed, or too long ago."""
     match = _LINE.match(line)
     if match is None or not secret:
@@ -78,15 +131,7 @@ def opened(line: str, secret: bytes, now_s: float) -> tuple[JobKey, bytes]:
     payload = _payload(match, key)
     if abs(now_s - at_s) > TTL_S:
         raise UsageError("report", f"was signed {now_s - at_s:.0f} s ago", "set the time by NTP on all hosts")
-    return key, payload
-
-
-def answered(line: str, key: JobKey) -> bytes:
-    """What the daemon's answer says. Raises UsageError where it is not signed with this key."""
-    match = _LINE.match(line)
-    if match is None or tuple(int(match[i]) for i in range(1, 4)) != (key.job_id, key.restarts, key.uid):
-        raise UsageError("answer", "is not signed with the job's key")
-    return _payload(match, key)
+    return SignedReport(key, match[6]), payload
 
 
 def find(job_id: int, restarts: int, environment: Mapping[str, str]) -> JobKey | None:
@@ -102,9 +147,15 @@ def find(job_id: int, restarts: int, environment: Mapping[str, str]) -> JobKey |
     return JobKey(job_id, restarts, int(match[2]), bytes.fromhex(match[3]))
 
 
-def _payload(match: re.Match[str], key: JobKey) -> bytes:
-    head, body = match[0][: match.start(5) - 1], match[6]
-    if not hmac.compare_digest(_mac(key.key, f"{head}:{body}"), match[5]):
+def signed_report(key: JobKey, payload: bytes, now_s: float) -> tuple[str, SignedReport]:
+    """The line to send, and what its answer must be signed with."""
+    line = key.sign(payload, now_s)
+    return line, SignedReport(key, line.split(":")[6])
+
+
+def _payload(match: re.Match[str], key: JobKey, answers: str = "") -> bytes:
+    head, body = match[0][: match.start(6) - 1], match[7]
+    if not hmac.compare_digest(_mac(key.key, f"{answers}{head}:{body}"), match[6]):
         raise UsageError("report", "is signed with no job's key")
     try:
         return base64.b64decode(body, validate=True)

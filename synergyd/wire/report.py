@@ -1,4 +1,4 @@
-"""Reports of a job to the daemon: one line over TCP, a munge credential around a JSON object."""
+"""Reports of a job to the daemon: one line over TCP, a munge credential around a JSON object (or that signed with the job's key)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire import job_key, munge
 from synergyd.wire.codec import Checks, decode, encode
-from synergyd.wire.job_key import JobKey
+from synergyd.wire.job_key import SignedReport
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
@@ -176,28 +176,28 @@ class Told:
 
 
 def answer_line(
-    told: Told | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "", key: JobKey | None = None
+    told: Told | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "", signed: SignedReport | None = None
 ) -> bytes:
     """What the daemon says to a report it took: `ok`, and what this incarnation is told.
 
-    That is said in a munge credential, or signed with the key that the report was signed with, so that whoever else listens on the
-    port can say nothing but `ok`, which changes nothing; most answers have none and cost nothing. Raises UnavailableError.
+    That is said in a munge credential, or to a report that was `signed` with a key is signed with that, so that whoever else listens
+    on the port can say nothing but `ok`, which changes nothing; most answers have none and cost nothing. Raises UnavailableError.
     """
     if told is None:
         return b"ok\n"
     words = _words(told, job_id, restarts).encode()
-    return f"ok {key.sign(words, time.time()) if key else munge.encode(words, munge_socket)}\n".encode()
+    return f"ok {signed.answer(words, time.time()) if signed else munge.encode(words, munge_socket)}\n".encode()
 
 
-def told_by(line: bytes, to: Report, by: int | None, key: JobKey | None = None) -> Told | None:
+def told_by(line: bytes, to: Report, by: int | None, signed: SignedReport | None = None) -> Told | None:
     """What an answer to the report `to` tells, where munge vouches that the daemon's user `by`, or root, said it to this very
-    incarnation, or where it is signed with the `key` that signed the report; None for anything else."""
+    incarnation, or where it answers the report that was `signed` with a key, by that key; None for anything else."""
     word, _, text = line.decode("ascii", "replace").strip().partition(" ")
-    if word != "ok" or not text.startswith(job_key.PREFIX if key else "MUNGE:"):
+    if word != "ok" or not text.startswith(job_key.PREFIX if signed else "MUNGE:"):
         return None
     try:
-        if key:
-            payload, trusted = job_key.answered(text, key), True
+        if signed:
+            payload, trusted = signed.answered(text), True
         else:
             credential = munge.decode(text)
             payload, trusted = credential.payload, credential.uid in (0, by)
@@ -224,7 +224,7 @@ def send(report: Report, address: str, by: int | None = None, timeout_s: float =
     the key that this incarnation was handed.
     """
     host, _, port = address.rpartition(":")
-    line, key = _vouched(report)
+    line, signed = _vouched(report)
     deadline_s = time.monotonic() + timeout_s
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
@@ -241,15 +241,16 @@ def send(report: Report, address: str, by: int | None = None, timeout_s: float =
     if answer.partition(b"\n")[0].split()[:1] != [b"ok"]:
         heard = repr(answer[:40]) if answer else "nothing"
         raise UnavailableError(f"daemon at {address}", f"report not delivered (answered {heard} in place of ok)")
-    return told_by(answer, report, by, key)
+    return told_by(answer, report, by, signed)
 
 
-def _vouched(report: Report) -> tuple[bytes, JobKey | None]:
-    """The report as a line that says whose it is, and the key that signed it where munge did not. Raises UnavailableError."""
+def _vouched(report: Report) -> tuple[bytes, SignedReport | None]:
+    """The report as a line that says whose it is, and what signed it where munge did not. Raises UnavailableError."""
     try:
         return munge.encode(to_json(report)).encode() + b"\n", None
     except UnavailableError:
         key = job_key.find(report.job_id, report.restarts, os.environ)
         if key is None:
             raise
-        return key.sign(to_json(report), time.time()).encode() + b"\n", key
+        line, signed = job_key.signed_report(key, to_json(report), time.time())
+        return line.encode() + b"\n", signed

@@ -19,6 +19,7 @@ from synergyd.slurm.client import SlurmError
 from synergyd.slurm.rows import JobRow, NodeRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import Store, open_store
+from synergyd.wire.job_key import SecretFile
 from synergyd.wire.report import Told
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
@@ -150,6 +151,7 @@ class Site:
             writer=self.slurm,
             store=store,
             inbox=cast(ReportInbox, self.post),
+            secret=SecretFile(self.folder),
             clock=lambda: self.slurm.now_s,
             monotonic=lambda: self.slurm.now_s - self.set_s,
             report_address="ctl:7321",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from synergyd.control.lifecycle import ResizeState
 from synergyd.daemon import job_keys
 from synergyd.daemon.adoption import remove_plan
 from synergyd.daemon.job_keys import JobKeys, key_path
@@ -16,9 +19,11 @@ from synergyd.daemon.report_inbox import ReportInbox
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.job_report import Report
 from synergyd.records import Plan
+from synergyd.slurm.owner_file import write_for
 from synergyd.wire import job_key, munge
-from synergyd.wire.job_key import key_of, opened
-from synergyd.wire.report import Told, send, to_json
+from synergyd.wire.job_key import SecretFile, key_of, opened, signed_report
+from synergyd.wire.report import Told, answer_line, send, to_json, told_by
+from tests.unit.daemon.daemon_world import Site
 from tests.unit.slurm.fake_slurm import row
 
 UID = os.getuid()
@@ -41,7 +46,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def inbox(state_dir: Path) -> Iterator[ReportInbox]:
-    made = ReportInbox("127.0.0.1", 0, secret=job_key.secret(state_dir))
+    made = ReportInbox("127.0.0.1", 0, secret=SecretFile(state_dir))
     yield made
     made.close()
 
@@ -50,7 +55,7 @@ def test_a_job_without_munge_reports_and_is_told(state_dir: Path, inbox: ReportI
     address = f"127.0.0.1:{inbox.port}"
     with pytest.raises(UnavailableError, match="libmunge"):
         send(Report(7, 2, 40), address)  # it was handed no key
-    JobKeys(state_dir).keep([row(7, restarts=2, uid=UID)])
+    keys_in(state_dir).keep([row(7, restarts=2, uid=UID)])
     assert send(Report(7, 2, 40), address) is None
     inbox.answers = {(7, 2): (UID, Told(Plan(dp=4, global_batch=8), 3))}
     assert send(Report(7, 2, 50), address) == Told(Plan(dp=4, global_batch=8), 3)
@@ -61,10 +66,32 @@ def test_a_job_without_munge_reports_and_is_told(state_dir: Path, inbox: ReportI
     assert not inbox.refused
 
 
+def keys_in(state_dir: Path) -> JobKeys:
+    """A daemon's, started anew."""
+    return JobKeys(state_dir, SecretFile(state_dir))
+
+
+def secret_in(state_dir: Path) -> bytes:
+    return SecretFile(state_dir).read_or_make()
+
+
+def test_equal_reports_of_one_second_are_two(
+    state_dir: Path, inbox: ReportInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that waits asks twice a second, and has nothing new to say."""
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    keys_in(state_dir).keep([row(7, restarts=2, uid=UID)])
+    for _ in range(2):
+        assert send(Report(7, 2, 40), f"127.0.0.1:{inbox.port}") is None
+    line = signed(state_dir, Report(7, 2, 40))
+    assert inbox._answer(line, "test") == b"ok\n" and inbox._answer(line, "test") == b""  # a true replay
+    assert len(inbox.take()) == 3
+
+
 def signed(
     state_dir: Path, report: Report, *, job: int = 7, restarts: int = 2, uid: int = UID, late_s: float = 0.0
 ) -> bytes:
-    key = key_of(job_key.secret(state_dir), job, restarts, uid)
+    key = key_of(secret_in(state_dir), job, restarts, uid)
     return key.sign(to_json(report), time.time() - late_s).encode()
 
 
@@ -97,17 +124,42 @@ def test_an_inbox_without_a_secret_takes_no_key(state_dir: Path) -> None:
 
 
 def test_an_answer_that_is_not_signed_is_not_believed(state_dir: Path) -> None:
-    mine, others = (key_of(job_key.secret(state_dir), job, 2, UID) for job in (7, 8))
-    assert job_key.answered(mine.sign(b"words", 1.0), mine) == b"words"
-    for line in (others.sign(b"words", 1.0), mine.sign(b"words", 1.0)[:-4] + "AAAA", "KEY:", ""):
+    mine, others = (key_of(secret_in(state_dir), job, 2, UID) for job in (7, 8))
+    _, asked = signed_report(mine, b"report", 1.0)
+    _, elses = signed_report(others, b"report", 1.0)
+    assert asked.answered(asked.answer(b"words", 1.0)) == b"words"
+    wrong = (
+        elses.answer(b"words", 1.0),
+        asked.answer(b"words", 1.0)[:-4] + "AAAA",
+        mine.sign(b"words", 1.0),
+        "KEY:",
+        "",
+    )
+    for line in wrong:
         with pytest.raises(UsageError):
-            job_key.answered(line, mine)
+            asked.answered(line)
+
+
+def test_an_answer_is_believed_by_the_report_that_it_answers_alone(state_dir: Path) -> None:
+    """An order that was recorded says nothing at the next report of the same incarnation."""
+    key, report, told = key_of(secret_in(state_dir), 7, 2, UID), Report(7, 2, 40), Told(Plan(dp=4, global_batch=8), 3)
+    line, first = signed_report(key, to_json(report), time.time())
+    _, second = signed_report(key, to_json(report), time.time())
+    seen, _ = opened(line, secret_in(state_dir), time.time())
+    answer = answer_line(told, 7, 2, signed=seen)
+    assert told_by(answer, report, None, first) == told
+    assert told_by(answer, report, None, second) is None
+    with pytest.raises(UsageError, match="no job's key"):  # nor is it a report
+        opened(answer.decode().split()[1], secret_in(state_dir), time.time())
 
 
 def test_files_are_their_owners_and_go_with_the_job(state_dir: Path) -> None:
     assert (state_dir / job_key.SECRET).exists() is False
-    keys = JobKeys(state_dir)
+    keys = keys_in(state_dir)
+    keys.keep([])
+    assert list(state_dir.iterdir()) == [state_dir / "plans"]
     keys.keep([row(7, uid=UID), row(8, uid=UID)])
+    assert {p.name for p in state_dir.iterdir()} == {"plans", job_key.SECRET}
     assert (state_dir / job_key.SECRET).stat().st_mode & 0o777 == 0o600
     path = key_path(state_dir, 7)
     first, mode = path.read_text(), path.stat()
@@ -116,8 +168,8 @@ def test_files_are_their_owners_and_go_with_the_job(state_dir: Path) -> None:
     assert path.read_text() == first and not key_path(state_dir, 8).exists()
     keys.keep([row(7, uid=UID, restarts=1)])
     assert path.read_text() != first
-    JobKeys(state_dir).keep([row(7, uid=UID, restarts=1)])  # a daemon after this one has the same secret
-    assert job_key.find(7, 1, os.environ) == key_of(job_key.secret(state_dir), 7, 1, UID)
+    keys_in(state_dir).keep([row(7, uid=UID, restarts=1)])  # a daemon after this one has the same secret
+    assert job_key.find(7, 1, os.environ) == key_of(secret_in(state_dir), 7, 1, UID)
     remove_plan(state_dir, 7)
     assert not path.exists()
 
@@ -129,7 +181,84 @@ def test_a_full_disk_is_told_once(
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(job_keys, "write_for", full)
-    keys = JobKeys(state_dir)
-    for _ in range(3):
-        keys.keep([row(7, uid=UID)])
+    keys = keys_in(state_dir)
+    for epoch in range(3):
+        keys.keep([row(7, uid=UID), row(8 + epoch, uid=UID)])
     assert caplog.text.count("No space left on device") == 1
+
+
+def test_a_number_of_files_an_epoch_and_the_rest_in_the_next(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_keys, "WRITES_AN_EPOCH", 2)
+    tried = list[int]()
+
+    def write(path: Path, text: str, uid: int) -> None:
+        tried.append(int(path.stem))
+        if path.stem in ("1", "2"):
+            raise OSError(errno.EPERM, "Operation not permitted", str(path))
+        write_for(path, text, uid)
+
+    monkeypatch.setattr(job_keys, "write_for", write)
+    keys = keys_in(state_dir)
+    for _ in range(4):
+        keys.keep([row(i, uid=UID) for i in (1, 2, 3, 4, 5)])
+    assert tried == [1, 2, 3, 4, 5, 1, 1, 2]  # those that were refused wait for the others
+    assert {p.stem for p in (state_dir / "plans").glob("*.key")} == {"3", "4", "5"}
+
+
+def test_without_acls_one_warning_and_no_more_writes(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def no_acls(path: Path, *_: object) -> None:
+        tried.append(path)
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported", str(path))
+
+    monkeypatch.setattr(job_keys, "write_for", no_acls)
+    keys = keys_in(state_dir)
+    for epoch in range(3):
+        keys.keep([row(7, uid=UID), row(8, uid=UID, restarts=epoch)])
+    assert len(tried) == 1 and caplog.text.count("not supported") == 1 and "ACLs" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33])
+def test_a_secret_of_the_wrong_length_is_one_line_and_makes_no_key(
+    state_dir: Path, inbox: ReportInbox, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    path = state_dir / job_key.SECRET
+    path.write_bytes(content)
+    keys = keys_in(state_dir)
+    for _ in range(2):
+        keys.keep([row(7, uid=UID)])
+    assert not key_path(state_dir, 7).exists() and path.read_bytes() == content
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert f"{path}: holds {len(content)} bytes, not 32" in line
+    forged = key_of(content, 7, 2, UID).sign(to_json(Report(7, 2, 40)), time.time())
+    assert inbox._answer(forged.encode(), "test") == b""
+    path.unlink()  # as the line says: both go on without a restart
+    keys.keep([row(7, uid=UID, restarts=2)])
+    assert inbox._answer(signed(state_dir, Report(7, 2, 40)), "test") == b"ok\n"
+
+
+def test_the_secret_is_on_the_disk_before_it_has_its_name(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        about = os.fstat(descriptor)
+        synced.append((about.st_size, stat.S_IMODE(about.st_mode), about.st_nlink))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    secret_in(state_dir)
+    assert synced == [(32, 0o600, 1)] and (state_dir / job_key.SECRET).stat().st_nlink == 1
+
+
+def test_jobs_that_wait_have_no_key(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.running(1, "n1")
+    for job_id in range(2, 40):
+        site.slurm.submit(job_id)
+    site.epoch(60)
+    pending = {i for i, job in site.slurm.jobs.items() if job.state == "PENDING"}
+    begun = {i for i in site.slurm.jobs if site.life(i).state is not ResizeState.QUEUED}
+    assert {int(p.stem) for p in (tmp_path / "plans").glob("*.key")} == begun
+    assert 1 in begun and begun & pending and pending - begun, "some run, some are about to, the others wait"

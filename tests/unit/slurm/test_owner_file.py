@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -55,3 +57,16 @@ def test_nothing_is_left_where_it_can_not_be_given(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="not supported"):
         write_for(tmp_path / "7.sh", "a plan\n", 5)
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_left_where_the_last_bytes_find_no_room(tmp_path: Path) -> None:
+    path, (_, most) = tmp_path / "7.sh", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (4, most)
+    )  # refused as late as on a full disk: when the buffer is written
+    try:
+        with pytest.raises(OSError, match=str(path)) as caught:
+            write_for(path, "a plan\n", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert caught.value.errno == errno.EFBIG and not list(tmp_path.iterdir())
