@@ -35,7 +35,8 @@ def script(table: PlanTable) -> str:
 
 
 def model_arguments(model: ModelSpec, precision: str) -> list[str]:
-    """Options of Megatron-LM core_v0.16.1 for the model, made-up data and 50 iterations."""
+    """Options of Megatron-LM core_v0.16.1 for the model's sizes, made-up data and 50 iterations. Routing (sigmoid or group-limited
+    scores, expert bias) and what stands inside attention (qk-layernorm, windows, sinks) are left to the user: a ModelSpec has neither."""
     sizes: dict[str, int | str] = {
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,

@@ -179,15 +179,16 @@ class JobPlanner:
 
     def _memory(self, gpu_type: str) -> MemoryBelief:
         """What the job's own peaks on `gpu_type`, or nothing yet, make believe of those of other plans."""
-        gpu, factor = self._figures(gpu_type), max(self.profile.memory, self.least_memory.get(gpu_type, 0.0))
+        gpu, learnt, least = self._figures(gpu_type), self.profile.memory, self.least_memory.get(gpu_type, 0.0)
         ran, model = [m for m in self.profile.measured if m.shape.gpu_type == gpu_type], self._model
         peak = 0.0
-        if ran and model is not None:
+        # a plan that failed for more than what was learnt makes those just below it no safer for another that ran
+        if ran and model is not None and least <= learnt:
             plans = from_plans([m.plan for m in ran], [m.shape.gpus_per_node for m in ran])
             peak = float(peak_memory(model, gpu, plans).total.max())
-        # a factor of exactly 1 is what a profile has whose memory was never measured
-        known = bool(ran) or factor != 1.0
-        return MemoryBelief(factor, min(LEARNT_SIGMA if known else 1.0, gpu.memory_uncertainty), peak)
+        # exactly 1 is what a profile has whose memory was never measured; that a plan failed tells a bound, no peak
+        known = learnt != 1.0
+        return MemoryBelief(max(learnt, least), min(LEARNT_SIGMA if known else 1.0, gpu.memory_uncertainty), peak)
 
     def _directive(self) -> Directive:
         return self.job.directive or Directive()

@@ -81,7 +81,7 @@ def coarse(profile: Profile) -> Profile:
     return replace(
         profile,
         speed=_rounded(math.log(profile.speed)) if _positive(profile.speed) else profile.speed,
-        memory=_rounded(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
+        memory=_memory_rounded(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
         noise_scale=_rounded(math.log(noise)) if noise is not None and _positive(noise) else noise,
         samples=_power_of_two(profile.samples),
         measured=tuple(_coarse(m) for m in profile.measured),
@@ -124,7 +124,7 @@ def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
         for m in other.measured
     }
     measured = tuple(latest.values())[-_KEPT:]
-    return replace(profile, speed=_rounded(speed), memory=_rounded(memory), samples=1, measured=measured)
+    return replace(profile, speed=_rounded(speed), memory=_memory_rounded(memory), samples=1, measured=measured)
 
 
 def _power_of_two(samples: int) -> int:
@@ -139,6 +139,12 @@ def rounded(value: float) -> float:
 
 def _rounded(logarithm: float) -> float:
     return math.exp(round(logarithm / _GRID) * _GRID)
+
+
+def _memory_rounded(logarithm: float) -> float:
+    """As `_rounded`, but just above 1 in place of 1 where it was measured: exactly 1 is a profile whose memory never was."""
+    on_grid = _rounded(logarithm)
+    return math.nextafter(1.0, 2.0) if on_grid == 1.0 and logarithm != 0 else on_grid
 
 
 def _remembered(

@@ -19,7 +19,8 @@ WORTH_LESS = 0.01  # a risk from which on a plan with more recompute is tried be
 @dataclass(frozen=True)
 class MemoryBelief:
     """`factor` is measured over predicted peak, `sigma` one sigma of the logarithm of what that leaves open (0: certain), `ran_bytes`
-    the highest peak, predicted without the factor, of the plans that have run on this GPU type."""
+    the highest peak, predicted without the factor, of the plans that have run on this GPU type; 0 where a plan has failed that the
+    learnt factor had let pass."""
 
     factor: float = 1.0
     sigma: float = 0.0

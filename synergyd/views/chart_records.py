@@ -135,7 +135,7 @@ class DecidedSize:
     at_s: float
     #: GPUs
     gpus: int
-    #: predicted: throughput (sequences a second) x efficiency
+    #: predicted: throughput (sequences a second) x efficiency x the probability that the memory suffices
     goodput: float
     #: over that of the size asked for
     relative_goodput: float | None

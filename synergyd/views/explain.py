@@ -12,6 +12,8 @@ from synergyd.store.store import Store
 from synergyd.views.json_records import ExplainJson, StoryLine
 from synergyd.words import plan_words, shape_words, size_words
 
+_CERTAIN = 0.995  # a probability from which on two digits show 1.00
+
 
 def collect(store: Store, job_id: int) -> ExplainJson:
     """All that is stored of one job. Raises UsageError if it was never seen."""
@@ -50,11 +52,14 @@ def collect(store: Store, job_id: int) -> ExplainJson:
 def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> tuple[str, ...]:
     if cell is None:
         return ()
+    planned = cell.throughput * cell.efficiency
+    fits = cell.goodput / planned if planned > 0 else 1.0
+    risky = f" x {fits:.2f} that the memory suffices" if fits < _CERTAIN else ""
     return (
         f"size      {shape_words(cell.shape, nodes)}",
         f"plan      {plan_words(cell.plan)}, recompute {cell.plan.recompute}",
         f"predicted {cell.step_s:.3g} s a step (+- {cell.uncertainty:.0%}), {cell.throughput:.3g} sequences/s x "
-        f"{cell.efficiency:.2f} efficiency = goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU",
+        f"{cell.efficiency:.2f} efficiency{risky} = goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU",
     )
 
 

@@ -64,6 +64,8 @@ def render(request: ScriptRequest) -> str:
     environment = dict(request.environment)
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        if megatron_arguments.needs_one_connection(plan, arguments):
+            environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if request.checkpoint:
         environment["SYNERGY_CHECKPOINT_DIR"] = request.checkpoint
     out = ["#!/bin/bash", f"#SBATCH --job-name={shlex.quote(one_line(request.job_name, 200))}"]

@@ -97,8 +97,7 @@ def node_command(
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
-        # Megatron requires it for tp and cp, and refuses it where parameters are sharded
-        if (plan.tp > 1 or plan.cp > 1) and not megatron_arguments.is_sharded(arguments):
+        if megatron_arguments.needs_one_connection(plan, arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if plan_file and plan_file.links and len(allocation.nodes) > 1:
         environment["SYNERGY_LINK_ARBITER"] = plan_file.links

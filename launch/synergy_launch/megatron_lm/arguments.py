@@ -107,6 +107,12 @@ def is_sharded(arguments: Sequence[str]) -> bool:
     return has(arguments, "--use-megatron-fsdp") or has(arguments, "--use-torch-fsdp2")
 
 
+def needs_one_connection(plan: Plan, arguments: Sequence[str]) -> bool:
+    """Whether Megatron-LM's validate_args wants CUDA_DEVICE_MAX_CONNECTIONS=1 (Hopper and older; no harm on newer GPUs) with these
+    arguments, of `with_plan`: for tp and cp. Where the parameters are shared out it refuses 1."""
+    return (plan.tp > 1 or plan.cp > 1) and not is_sharded(arguments)
+
+
 def reshards(arguments: Sequence[str]) -> bool:
     """Whether checkpoints written with these arguments, of `with_plan`, load under another tp and pp."""
     plain = not has(arguments, "--use-distributed-optimizer")

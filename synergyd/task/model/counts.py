@@ -33,12 +33,18 @@ def moe_layers(model: ModelSpec) -> int:
     return -(-(model.layers - model.dense_layers) // model.moe_every) if model.experts else 0
 
 
+def latent_down_parameters(model: ModelSpec) -> int:
+    """Of `latent_parameters` those down to the latent widths, and to the keys' rotary part: every tensor rank holds them whole
+    (Megatron-LM's linear_q_down_proj and linear_kv_down_proj are duplicated). 0 without latent attention."""
+    return model.hidden * (model.q_lora + model.kv_lora + model.rope_dim) if model.kv_lora else 0
+
+
 def latent_parameters(model: ModelSpec) -> int:
     """Weights of one layer's multi-head latent attention (DeepSeek-V2, Liu et al. 2024, section 2.1): down to the latent
     widths and up to the heads, keys and values without the rotary part, which comes from the hidden state; output."""
     h, up_kv = model.hidden, model.heads * head_width(model) + value_width(model)
-    queries = model.q_lora * (h + query_width(model)) if model.q_lora else h * query_width(model)
-    return queries + h * (model.kv_lora + model.rope_dim) + model.kv_lora * up_kv + value_width(model) * h
+    queries = (model.q_lora or h) * query_width(model)
+    return latent_down_parameters(model) + queries + model.kv_lora * up_kv + value_width(model) * h
 
 
 def attention_parameters(model: ModelSpec) -> int:

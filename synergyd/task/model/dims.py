@@ -10,7 +10,7 @@ import numpy as np
 
 from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import Floats
-from synergyd.task.model.counts import dense_ffn, latent_parameters, moe_layers
+from synergyd.task.model.counts import dense_ffn, latent_down_parameters, latent_parameters, moe_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ class Dims:
     mtp: Floats  # layers of multi-token prediction
     moe_share: Floats
     dense_parameters: Floats
+    replicated_parameters: Floats  # of dense_parameters those that every tensor rank holds whole
     expert_parameters: Floats
     embedding_parameters: Floats
     head_parameters: Floats
@@ -87,6 +88,7 @@ def _numbers(model: ModelSpec) -> dict[str, float]:
         "mtp": model.mtp_layers,
         "moe_share": moe_share,
         "dense_parameters": attention + small + (1 - moe_share) * dense_mlp + moe_share * router,
+        "replicated_parameters": latent_down_parameters(model),
         "expert_parameters": moe_share * model.experts * mlp,
         "embedding_parameters": model.vocab * h,
         "head_parameters": 0 if model.tied_embeddings else model.vocab * h,

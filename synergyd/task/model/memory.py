@@ -47,7 +47,7 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
     - Bytes a parameter with Adam: bf16 weights 2, fp32 gradients 4 and 12 for the optimizer (fp16: 2, 2 and 16; fp32: 4,
       4 and 8). ZeRO 1, 2 and 3 divide the optimizer's, the gradients' and the weights' by d * c (Rajbhandari et al. 2020;
       Megatron-LM's theoretical_memory_usage); under ZeRO-3 two layers are gathered whole. Experts are held by e ranks
-      together.
+      together, latent attention's projections down by every tensor rank whole.
     - Activations a layer and micro-batch (Korthikanti et al. 2022, written out for any heads, f and g = 3 gated
       units else 2): T*h * (10 + (2 + 2q + 4k + 2*g*f/h)/t) with q, k = query and key width over h without sequence
       parallel, all divided by t with it (34*T*h/t for GPT); plus 5*a*s*T/t of scores unless fused or recomputed
@@ -92,7 +92,9 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
 
     embedding = model.embedding_parameters / t
-    one_layer = (model.dense_parameters + model.expert_parameters / plans.ep) / t
+    whole_ones = model.replicated_parameters
+    shared_out = model.dense_parameters - whole_ones + model.expert_parameters / plans.ep
+    one_layer = shared_out / t + whole_ones
     # one stage holds both ends and shares the tied embedding; two ends hold a copy each, tied or not
     norm = np.where(model.gates == 3, h, 2 * h)
     single = (
@@ -100,8 +102,8 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
         + model.head_parameters
         + model.positions
         + norm
-        + (model.layers + model.mtp) * (model.dense_parameters + model.expert_parameters / plans.ep)
-    ) / t
+        + (model.layers + model.mtp) * shared_out
+    ) / t + (model.layers + model.mtp) * whole_ones
     first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
     last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
 

@@ -8,6 +8,7 @@
 # plan: tp 2, pp 2, dp 2, micro-batch 1, global batch 16, recompute selective
 set -euo pipefail
 
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 export SYNERGY_CHECKPOINT_DIR='/scratch/ck pt'
 export SYNERGY_PLAN_JSON='{"tp": 2, "pp": 2, "dp": 2, "micro_batch": 1, "global_batch": 16, "recompute": "selective", "sequence_parallel": true, "zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, Node, Profile, Shape
+from synergyd.job_report import Report
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import JobPlanner
+from synergyd.task.learning import coarse, inherited, update_profile
 from synergyd.task.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.spec import load_model
@@ -66,22 +68,52 @@ def job(batch: int) -> Job:
     )
 
 
+TIGHT = replace(H100, memory_gib=37.0)
+
+
+def tight_planner(profile: Profile, least: dict[str, float] | None = None) -> JobPlanner:
+    return JobPlanner(job(64), profile, LLAMA, {"h100": TIGHT}, least_memory=least or {})
+
+
 def best_cell(profile: Profile) -> Cell:
     cluster = Cluster((Node("n", "h100", 8, partitions=("gpu",)),))
-    tight = replace(H100, memory_gib=37.0)
-    cells = JobPlanner(job(64), profile, LLAMA, {"h100": tight}).cells(cluster)
+    cells = tight_planner(profile).cells(cluster)
     return max(cells, key=lambda cell: cell.goodput)
 
 
 def test_what_ran_is_no_risk() -> None:
     first = best_cell(Profile())
     assert first.goodput == pytest.approx(first.throughput, rel=0.1)
-    sure = JobPlanner(job(64), Profile(), LLAMA, {"h100": replace(H100, memory_gib=37.0, memory_uncertainty=0.0)})
+    sure = JobPlanner(job(64), Profile(), LLAMA, {"h100": replace(TIGHT, memory_uncertainty=0.0)})
     risky = max(sure.cells(Cluster((Node("n", "h100", 8, partitions=("gpu",)),))), key=lambda cell: cell.goodput)
     assert risky.memory_bytes > first.memory_bytes and risky.step_s < first.step_s
     ran = Profile(samples=1, measured=(Measurement(risky.plan, risky.shape, risky.step_s, 1),))
     again = best_cell(ran)
     assert again.plan == risky.plan and again.goodput == again.throughput
+    # a plan that failed though it was predicted to need less: those just below it are as likely as not to fail too
+    least = tight_planner(ran).predict(risky.shape, risky.plan)
+    assert least is not None
+    limit = 0.97 * least[1]
+    failed = tight_planner(ran, {"h100": TIGHT.usable_bytes / limit})._memory("h100")
+    assert failed.ran_bytes == 0 and failed.risk(TIGHT, np.array([0.999 * limit]))[0] == pytest.approx(0.5, abs=0.02)
+    # what failed as it was predicted to takes nothing from what ran
+    kept = tight_planner(replace(ran, memory=1.1), {"h100": 1.05})._memory("h100")
+    assert kept.factor == 1.1 and kept.ran_bytes == pytest.approx(least[1])
     # a job whose factor is known is surer of plans that have not run
-    known = JobPlanner(job(64), Profile(memory=1.02, samples=1), LLAMA, {"h100": H100})
-    assert known._memory("h100").sigma == LEARNT_SIGMA < H100.memory_uncertainty
+    assert (
+        tight_planner(Profile(memory=1.02, samples=1))._memory("h100").sigma == LEARNT_SIGMA < H100.memory_uncertainty
+    )
+
+
+@pytest.mark.parametrize("peak", [None, 1.004, 0.996, 1.0, 1.3])
+def test_a_peak_that_was_reported_makes_sure_and_a_step_time_does_not(peak: float | None) -> None:
+    plan, predicted = Plan(8, 1, 1, 1, 64), 40 << 30
+    peak_bytes = None if peak is None else int(peak * predicted) + 1
+    said = Report(1, 0, 100, step_s=2.0, plan=plan, peak_memory_bytes=peak_bytes)
+    profile = update_profile(Profile(), said, 2.0, predicted, NODE)
+    for rounded in (profile, coarse(profile), coarse(coarse(profile)), inherited(Profile(), [profile])):
+        belief = tight_planner(rounded)._memory("h100")
+        assert belief.sigma == (H100.memory_uncertainty if peak is None else LEARNT_SIGMA)
+        assert belief.factor == pytest.approx(peak or 1.0, rel=0.011) and belief.ran_bytes > 0
+        # nor does it matter where it ran
+        assert tight_planner(replace(rounded, measured=()))._memory("h100").sigma == belief.sigma

@@ -42,6 +42,16 @@ def test_the_script_is_the_best_plans() -> None:
     assert " ".join(words).startswith("pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 ")
 
 
+def test_megatron_starts_with_tp_on_hopper() -> None:
+    """validate_args wants CUDA_DEVICE_MAX_CONNECTIONS=1 with tp or cp on compute capability below 10, but with FSDP."""
+    export = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    assert export in run(*LLAMA, "--zero", "1", "--tp", "2", "--cp", "1", "--render")
+    assert export in run(*LLAMA, "--zero", "1", "--tp", "1", "--cp", "2", "--render")
+    assert export not in run(*LLAMA, "--zero", "1", "--tp", "1", "--cp", "1", "--render")
+    sharded = run(*LLAMA, "--zero", "3", "--tp", "2", "--cp", "1", "--render")
+    assert export not in sharded and "fsdp" in sharded
+
+
 def test_latent_attention_and_experts_have_megatrons_options() -> None:
     words = " ".join(model_arguments(load_model("deepseek-v3"), "fp8"))
     assert (

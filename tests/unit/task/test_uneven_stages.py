@@ -130,10 +130,12 @@ def test_llama_405b_on_16384_h100() -> None:
     """Trained at 41 % MFU with tp 8, pp 16, dp 128 (The Llama 3 Herd of Models, table 4: 8,192-token sequences, batch 2,048)."""
     best = plan_table(LLAMA, "h100", [16384], 8, (2048, 2048)).counts[0].rows[:5]
     like = [row.mfu for row in best if (row.cell.plan.tp, row.cell.plan.pp) == (8, 16)]
+    print("Llama 3.1 405B on H100, tp 8, pp 16: MFU", ", ".join(f"{100 * mfu:.1f} %" for mfu in like))
     assert like and max(like) == pytest.approx(0.41, rel=0.1)
 
 
 def test_gpt3_on_1024_a100() -> None:
     """Megatron-LM measured 51 % MFU for this model on A100 (Korthikanti et al. 2022, table 5, 64 GPUs)."""
     best = plan_table(load_model("gpt3-175b"), "a100", [1024], 8, (1536, 1536)).counts[0].rows
+    print(f"GPT-3 175B on A100: MFU {100 * max(row.mfu for row in best):.1f} %")
     assert 0.45 < max(row.mfu for row in best) <= 0.6

@@ -84,8 +84,22 @@ def test_latent_attention_needs_less_memory_for_weights_than_whole_heads() -> No
     gpu, plan = figures("h100"), from_plans([Plan(8, 1, 1, 1, 8, "none", True)], 8)
     less, more = (peak_memory(m, gpu, plan) for m in (model, whole))
     saved = (more.weights + more.optimizer - less.weights - less.optimizer)[0] / 18 * 8 / 62
-    assert saved == pytest.approx(4 * 7168 * 128 * 160 - 187.1e6, rel=0.01)
+    down = 7168 * (1536 + 512 + 64)  # on each of the 8 tensor ranks
+    assert saved == pytest.approx(4 * 7168 * 128 * 160 - 187.1e6 - 7 * down, rel=0.001)
     assert step_time(model, gpu, plan).compute[0] < step_time(whole, gpu, plan).compute[0]
+
+
+def test_every_tensor_rank_holds_latent_attentions_projections_down_whole() -> None:
+    """Megatron-LM's linear_q_down_proj and linear_kv_down_proj are duplicated, not divided by tp."""
+    model = replace(load_model("deepseek-v3"), mtp_layers=0)
+    down = 61 * 7168 * (1536 + 512 + 64)
+    gpu = figures("h100")
+    one, eight = (from_plans([Plan(tp, 1, 1, 1, 8, "none", zero_stage=0)], 8) for tp in (1, 8))
+    held = [peak_memory(model, gpu, plan).optimizer[0] / (12 * gpu.state_scale) for plan in (one, eight)]
+    assert held[1] - held[0] / 8 == pytest.approx(7 / 8 * down, rel=1e-6)
+    plain = load_model("llama3-8b")
+    whole = [peak_memory(plain, gpu, plan).optimizer[0] for plan in (one, eight)]
+    assert whole[1] == pytest.approx(whole[0] / 8)
 
 
 def test_parts_vanish_with_their_degree() -> None:
