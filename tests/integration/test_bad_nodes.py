@@ -87,7 +87,7 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     other = cluster.sbatch(script, "--nodelist=n1", **NOBODY)
     until(cluster, lambda: sizes(cluster, other) == [4], 120, "its start")
     code = (
-        "from synergyd.wire.report import send; from synergyd.records import Report\n"
+        "from synergyd.wire.report import send; from synergyd.job_report import Report\n"
         f"send(Report({other}, 0, 5, step_s=0.1, slow_nodes=('n1',), slow_times=(1.5,)), '127.0.0.1:{cluster.port + 90}', timeout_s=60)"
     )
     cluster.run(*AS_NOBODY, sys.executable, "-c", code)

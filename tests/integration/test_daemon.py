@@ -68,7 +68,7 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
 
 
 def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmCluster) -> None:
-    heartbeat.write(site.state_dir, time.time(), 120)  # as if a daemon ran: the job waits for a decision
+    heartbeat.write(site.state_dir, time.time(), 30)  # as if a daemon ran: the job waits for a decision
     job_id = light_job.submit(site, directive=ELASTIC, gpus=2)
     time.sleep(1)
     assert site.state(job_id) == "PENDING"

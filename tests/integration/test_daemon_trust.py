@@ -112,7 +112,7 @@ def test_without_the_right_to_update_jobs_one_line_says_so(site: SlurmCluster) -
     heartbeat.write(site.state_dir, time.time(), 120)
     job_id = light_job.submit(site, directive=ELASTIC)
     line = failed(site, *AS_NOBODY, "synergyd", code=2)
-    assert line.startswith("synergyd: scontrol update JobId=1: uid 65534 may not manage jobs (")
+    assert line.startswith("synergyd: user nobody: it may not write to jobs: ")
     assert line.endswith("run synergyd as root, SlurmUser, or with AdminLevel=Admin")
     assert not (site.state_dir / heartbeat.NAME).exists()
     assert site.state(job_id) == "PENDING"
@@ -125,7 +125,7 @@ def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
         until_steps(site, job_id)
         address = f"127.0.0.1:{site.port + 90}"
         code = (
-            "from synergyd.wire.report import send; from synergyd.records import Report\n"
+            "from synergyd.wire.report import send; from synergyd.job_report import Report\n"
             f"send(Report({job_id}, 0, 999999, loss=7.5, checkpoint_requests=9, note='forged'), {address!r}, timeout_s=60)"
         )
         site.run(*AS_NOBODY, sys.executable, "-c", code)

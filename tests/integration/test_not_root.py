@@ -135,7 +135,10 @@ def test_a_job_without_munge_reports_with_its_key(site: SlurmCluster) -> None:
         assert not read(site.state_dir / "plans" / f"{first}.key", STRANGER)
         step = status(site)[first]["step"]
         second = light_job.submit(site, directive="min_gpus=4 max_gpus=4", before=away, options=options)
-        site.wait_for(lambda: restarts(site, first) == 1, 90, "the resize\n" + daemon.tail())
+        try:
+            site.wait_for(lambda: restarts(site, first) == 1, 90, "the resize")
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{daemon.tail()}\n{light_job.output(site, first)[-3000:]}") from None
         until_steps(site, first, second, steps=step + 1, timeout_s=120)
         assert "checkpoint acknowledged" in story(site, first)
         site.run("scancel", str(first), str(second))
