@@ -160,7 +160,8 @@ def test_without_munge_training_goes_on_and_says_so_once(site: SlurmCluster) -> 
         job_id = site.sbatch(
             "#!/bin/bash\n#SBATCH --gres=gpu:1\n#SYNERGY max_gpus=1 global_batch=8 "
             f"checkpoint={site.folder}/c model={model(site)}\n"
-            f"srun env MUNGE_SOCKET=/nonexistent synergy-launch --runner python --checkpoint {site.folder}/c {path} 50\n",
+            "srun env MUNGE_SOCKET=/nonexistent SYNERGY_STATE_DIR=/nonexistent "  # nor a key
+            f"synergy-launch --runner python --checkpoint {site.folder}/c {path} 50\n",
             f"--output={out}",
         )
         try:
