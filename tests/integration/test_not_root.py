@@ -126,6 +126,8 @@ def test_slurm_user_resizes_a_job() -> None:
 def test_a_job_without_munge_reports_with_its_key(site: SlurmCluster) -> None:
     """Its processes find no munge; the daemon is another user's than the job. Resized once, and its steps go on."""
     level(site, "Admin")
+    site.run("scancel", "--partition=main")  # what the tests before have left
+    site.wait_for(lambda: not site.run("squeue", "-h").stdout.strip(), 120, "their end")
     away = f"export MUNGE_SOCKET=/nonexistent SYNERGY_STATE_DIR={site.state_dir}\n"
     with synergyd(site, by=AS_NOBODY) as daemon:
         until_beat(site)
