@@ -26,18 +26,22 @@ class AdminComments:
 
     def of(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         """By job id, of those that have one. Of a few jobs one by one."""
-        if len(job_ids) > FEW:
-            return self._of_all(job_ids)
+        found = self._of_all(job_ids) if len(job_ids) > FEW else self._singly(job_ids)
+        return {i: text for i, text in found.items() if text}
+
+    def _singly(self, job_ids: Iterable[int]) -> dict[int, str]:
+        """Of those that have not left; one job's text stops nobody else's epoch."""
         found = {}
         for job_id in job_ids:
             try:
                 found[job_id] = self.of_one(job_id)
             except SlurmError as error:
+                if NO_JOB.search(error.what):
+                    continue
                 if error.transient:
                     raise
-                if not NO_JOB.search(error.what):  # one job's text stops nobody else's epoch
-                    log.warning("%s", error)
-        return {i: text for i, text in found.items() if text}
+                log.warning("%s", error)
+        return found
 
     def of_one(self, job_id: int) -> str:
         """From `scontrol show job`, cheap however long the queue is: an array's id shows all of its tasks. A line end in another
@@ -75,14 +79,7 @@ class AdminComments:
         """One read of all jobs. One whose record is forged in another's job name is read by itself; one that forged its own has none."""
         found = comments_in(self._run("scontrol", "show", "job", "--all").decode(errors="replace"))
         sure = {i: found[i][0] for i in job_ids if len(found.get(i, ())) == 1}
-        for job_id in (i for i in job_ids if len(found.get(i, ())) > 1):
-            try:
-                sure[job_id] = self.of_one(job_id)
-            except SlurmError as error:
-                if error.transient:
-                    raise
-                log.warning("%s", error)
-        return {i: comment for i, comment in sure.items() if comment}
+        return sure | self._singly(i for i in job_ids if len(found.get(i, ())) > 1)
 
 
 def comments_in(text: str) -> dict[int, list[str]]:

@@ -160,6 +160,8 @@ def test_admin_comments_of_few_jobs_do_not_read_the_whole_queue(shell: Shell) ->
     assert shell.calls == [["scontrol", "show", "job", "7"]]
     shell.answers("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert shell.backend.admin_comments([7, 8]) == {}  # they have left meanwhile
+    shell.answers("scontrol", error="Job/step already completing or completed\n", code=1)
+    assert shell.backend.admin_comments([7, 8]) == {}
     shell.answers("scontrol", error="Unable to contact slurm controller\n", code=1)
     with pytest.raises(SlurmError, match="Unable to contact"):
         shell.backend.admin_comments([7])
