@@ -5,14 +5,14 @@ Beyond it slurmctld refuses, and Slurm's commands sleep 1, 2, 3 ... s by themsel
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
+
+from synergyd.slurm.config_values import config_values
 
 # slurm.conf(5), SlurmctldParameters: tokens that a user has at first, and how many come back each so many seconds
 BUCKET, REFILL, PERIOD_S = 30, 2, 1
 OURS = 0.5  # of the limit for the daemon's main loop: its other threads, and the user's own commands, are counted by Slurm too
-_PARAMETERS = re.compile(r"^SlurmctldParameters\s*=\s*(.*)$", re.MULTILINE)
 
 
 class Pace:
@@ -39,8 +39,7 @@ class Pace:
 
 def pace_of(config: str) -> Pace | None:
     """What `scontrol show config` allows a user other than root and SlurmUser; None where nothing is limited."""
-    found = _PARAMETERS.search(config)
-    words = [word.strip().lower() for word in found[1].split(",")] if found else []
+    words = [word.strip().lower() for word in config_values(config).get("SlurmctldParameters", "").split(",")]
     if "rl_enable" not in words:
         return None
     said = dict(word.partition("=")[::2] for word in words)

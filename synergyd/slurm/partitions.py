@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from synergyd.errors import UsageError
+from synergyd.slurm.config_values import config_values
 from synergyd.slurm.rows import PartitionRow, seconds_of
 from synergyd.wire.hostlist import expand
 
@@ -16,7 +17,7 @@ def partition_rows(partitions: str, config: str) -> tuple[PartitionRow, ...]:
 
     No value in either has white space that matters here, and each key=value ends at the first `=`.
     """
-    cluster = {key.strip(): value.strip() for key, _, value in (x.partition("=") for x in config.splitlines())}
+    cluster = config_values(config)
     rows = []
     for line in partitions.splitlines():
         fields = dict(word.partition("=")[::2] for word in line.split())

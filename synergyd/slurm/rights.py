@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable
 
 from synergyd.slurm.client import DeniedError, SlurmError
+from synergyd.slurm.config_values import config_values
 
 USERS = ("scontrol", "show", "assoc_mgr", "flags=users")
 ENOUGH = "run synergyd as root, SlurmUser, or with AdminLevel=Admin"
-_SLURM_USER = re.compile(r"^SlurmUser\s*=\s*(\S*)\((\d+)\)\s*$", re.MULTILINE)
+_NAME_UID = re.compile(r"(\S*)\((\d+)\)\Z")
 _LEVEL = re.compile(r"^UserName=(\S*)\((\d+)\) .*\bAdminLevel=([^\n]*?)\s*$", re.MULTILINE)
 
 
@@ -39,12 +40,12 @@ def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
 
 def counts_users(config: str) -> bool:
     """Does Slurm have users of slurmdbd? Where slurmdbd is away it has none for a while."""
-    return re.search(r"^AccountingStorageType\s*=.*slurmdbd", config, re.MULTILINE) is not None
+    return "slurmdbd" in config_values(config).get("AccountingStorageType", "")
 
 
 def slurm_user(config: str) -> tuple[str, int]:
     """(name, uid) out of `scontrol show config`; root's where it does not say."""
-    found = _SLURM_USER.search(config)
+    found = _NAME_UID.match(config_values(config).get("SlurmUser", ""))
     return (found[1], int(found[2])) if found else ("root", 0)
 
 
