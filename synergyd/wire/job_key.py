@@ -22,10 +22,9 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.ordinary_file import read_bytes
-from synergyd.wire.plan_file import plan_path
+from synergyd.wire.plan_file import path_in_job
 
 PREFIX = "KEY:"
-STATE_DIR = "/var/lib/synergy"  # where $SYNERGY_STATE_DIR says nothing else
 TTL_S = 300  # munge's own
 SECRET = "reports.key"
 _SECRET_BYTES = 32
@@ -136,12 +135,11 @@ def opened(line: str, secret: bytes, now_s: float) -> tuple[SignedReport, bytes]
 
 def find(job_id: int, restarts: int, environment: Mapping[str, str]) -> JobKey | None:
     """The key that this incarnation was handed; None where there is none, or one of another incarnation."""
-    named = environment.get("SYNERGY_PLAN", "")
-    plan = Path(named) if named else plan_path(Path(environment.get("SYNERGY_STATE_DIR", STATE_DIR)), job_id)
     try:
-        match = _FILE.match(read_bytes(plan.with_suffix(".key"), 1000).decode("ascii", "replace"))
+        text = read_bytes(path_in_job(job_id, environment).with_suffix(".key"), 1000).decode("ascii", "replace")
     except OSError:
         return None
+    match = _FILE.match(text)
     if match is None or int(match[1]) != restarts:
         return None
     return JobKey(job_id, restarts, int(match[2]), bytes.fromhex(match[3]))

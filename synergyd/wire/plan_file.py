@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from synergyd.wire.codec import decode, encode
 from synergyd.wire.plan import PLAN_CHECKS
 
 FORMAT = 1
+STATE_DIR = "/var/lib/synergy"  # where $SYNERGY_STATE_DIR says nothing else
 _LIMIT_BYTES = 1 << 20
 _SPARE_BYTES = 2048  # of a reserved file: a plan that is not known yet, with the largest numbers, is a quarter of that
 
@@ -39,6 +41,12 @@ class PlanFile:
 def plan_path(state_dir: Path, job_id: int) -> Path:
     """Where the daemon writes the hand-over of a job."""
     return state_dir / "plans" / f"{int(job_id)}.json"
+
+
+def path_in_job(job_id: int, environment: Mapping[str, str]) -> Path:
+    """Where the job itself finds it: $SYNERGY_PLAN, else in $SYNERGY_STATE_DIR."""
+    named = environment.get("SYNERGY_PLAN", "")
+    return Path(named) if named else plan_path(Path(environment.get("SYNERGY_STATE_DIR", STATE_DIR)), job_id)
 
 
 def fresh_path(state_dir: Path, job_id: int) -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 from synergy_launch.launcher.allocation import slurm_name
 from synergyd.errors import UsageError
 from synergyd.wire import plan_file
-from synergyd.wire.job_key import STATE_DIR
 from synergyd.wire.plan_file import PlanFile
 
 
@@ -19,12 +18,10 @@ def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[
 
     Raises UsageError for a wrong $SYNERGY_PLAN outside Slurm.
     """
-    named = environment.get("SYNERGY_PLAN", "")
     if job_id is None:
+        named = environment.get("SYNERGY_PLAN", "")
         return (plan_file.read(Path(named), 0), "") if named else (None, "")
-    state_dir = Path(environment.get("SYNERGY_STATE_DIR", STATE_DIR))
-    path = Path(named) if named else plan_file.plan_path(state_dir, job_id)
-    remark = ""
+    path, remark = plan_file.path_in_job(job_id, environment), ""
     if _may_exist(path):
         try:
             return plan_file.read(path, job_id), ""
