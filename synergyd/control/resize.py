@@ -278,8 +278,8 @@ def _restarted(life: JobLifecycle, event: RestartedInPlace, now_s: float) -> Ste
         or event.number < life.orders
     ):
         return Step(life)
-    runs = replace(life, plan=life.target.plan, target=None, origin=None, attempts=0, stays=False)
-    return to(runs, ResizeState.RUNNING, now_s, f"restarted in place: {words(life.target)}")
+    goes_on = replace(life, plan=life.target.plan, target=None, origin=None, attempts=0, stays=False)
+    return to(goes_on, ResizeState.RUNNING, now_s, f"restarted in place: {words(life.target)}")
 
 
 def _done(life: JobLifecycle, instruction: Instruction, now_s: float, limits: ResizeTimes) -> Step:

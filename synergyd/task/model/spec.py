@@ -206,8 +206,9 @@ _MAY_BE_ZERO = frozenset(
         "q_lora",
         "rope_dim",
         "value_dim",
+        "mtp_layers",
     )
-) | {"mtp_layers"}
+)
 
 
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
