@@ -6,7 +6,7 @@
 one after the other over the Unix socket: the whole status, one job's status, explain. An epoch is written every two seconds
 meanwhile, so that the service reads anew. `epochs`: a real daemon on a throwaway cluster with a few hundred jobs, an epoch every two
 seconds; seconds of its epochs with no watcher and with all of them, each a client of its own that long-polls the whole status.
-The watchers run on this machine too: their own work counts against the epochs.
+The service runs at the niceness of its unit. The watchers, who would be elsewhere, run here too, at the lowest priority.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -43,11 +44,18 @@ STORY = 12  # lines of a job's story
 QUEUE = 300  # jobs of the real daemon
 
 
+def _unit_niceness() -> int:
+    unit = Path(__file__).parents[2] / "slurm_plugins/synergyrestd.service"
+    return next(int(line.partition("=")[2]) for line in unit.read_text().splitlines() if line.startswith("Nice="))
+
+
 @contextmanager
 def service(cluster: SlurmCluster, *options: str) -> Iterator[None]:
     """A synergyrestd of the cluster."""
     with (cluster.folder / "log" / "synergyrestd.log").open("ab") as log:
-        process = subprocess.Popen(["synergyrestd", *options], env=cluster.env, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["nice", "-n", str(_unit_niceness()), "synergyrestd", *options], env=cluster.env, stdout=log, stderr=log
+        )
     try:
         cluster.wait_for((cluster.state_dir / "rest.sock").is_socket, 60, "the service")
         yield
@@ -185,6 +193,8 @@ def _wait_epochs(store: Store, count: int) -> list[float]:
 
 
 def _watch_all(socket_path: str, munge_socket: str, watchers: int, news: Any) -> None:
+    os.nice(19)
+
     async def watch() -> None:
         etag = ""
         while True:
