@@ -218,7 +218,7 @@ def _uplink(text: str) -> str:
 
 
 def _rule(text: str) -> str:
-    if not re.fullmatch(r"(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
+    if not re.fullmatch(r"look-ahead|(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
         raise ValueError(text)
     return text
 
@@ -251,7 +251,7 @@ DATABASE = ValueType(
 WEB = ValueType(name="URL", takes="https://HOST/PATH, or http:// to 127.0.0.1", read=_web)
 LINK = ValueType(name="link", takes=_LINKS, read=_link)
 UPLINK = ValueType(name="link", takes=f"none, or {_LINKS}", read=_uplink, write=lambda link: link or "none")
-RULE = ValueType(name="word", takes="ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
+RULE = ValueType(name="word", takes="look-ahead; ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
 PLACEMENT = ValueType(name="word", takes="pack, quiet or lwf-N, such as lwf-1", read=_placement)
 
 

@@ -7,21 +7,31 @@ wakes it with a Tick at `wake_s(state)` at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.links.disciplines import Discipline, Srsf
+from synergyd.links.disciplines import LOOK_AHEAD, Discipline, Srsf, discipline_named
 from synergyd.links.model import Topology, pace
 
 
 @dataclass(frozen=True)
 class ArbiterTerms:
-    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires."""
+    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires. `look_ahead`: a discipline is
+    chosen for each group of jobs that share links (lookahead.py), and stands in `chosen` by job id; `discipline` holds until then."""
 
     discipline: Discipline = field(default_factory=lambda: Discipline(Srsf(1)))
     topology: Topology = field(default_factory=Topology)
     bound_s: float = 0.5
     lost_s: float = 30.0
+    look_ahead: bool = False
+    chosen: Mapping[int, Discipline] = field(default_factory=dict)
+
+
+def terms_named(rule: str, topology: Topology | None = None, bound_s: float = 0.5) -> ArbiterTerms:
+    """The terms of LinkArbiterRule=`rule`. Raises UsageError."""
+    ahead = rule == LOOK_AHEAD
+    discipline = Discipline(Srsf(1)) if ahead else discipline_named(rule)
+    return ArbiterTerms(discipline, topology or Topology(), bound_s, look_ahead=ahead)
 
 
 @dataclass(frozen=True)
@@ -88,9 +98,10 @@ class SendUnderWay:
 
 @dataclass(frozen=True)
 class ArbiterState:
-    """Everything the arbiter knows. Mappings by job id."""
+    """Everything the arbiter knows. Mappings by job id. `links`: those that each member crosses."""
 
     members: Mapping[int, JobJoined] = field(default_factory=dict)
+    links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     waiting: Mapping[int, SendWait] = field(default_factory=dict)
     flights: Mapping[int, SendUnderWay] = field(default_factory=dict)
 
@@ -107,12 +118,14 @@ def step(
     state: ArbiterState, event: Event, now_s: float, terms: ArbiterTerms
 ) -> tuple[ArbiterState, tuple[SendGrant, ...]]:
     """The next state, and the jobs that may send now, in order."""
-    members, waiting, flights = dict(state.members), dict(state.waiting), dict(state.flights)
+    members, links, waiting, flights = state.members, state.links, dict(state.waiting), dict(state.flights)
     grants: list[SendGrant] = []
     if isinstance(event, JobJoined):
-        members[event.job_id] = event
+        members = {**members, event.job_id: event}
+        links = {**links, event.job_id: terms.topology.crossed(event.nodes)}
     elif isinstance(event, JobLeft):
-        members.pop(event.job_id, None)
+        members = {j: member for j, member in members.items() if j != event.job_id}
+        links = {j: names for j, names in links.items() if j != event.job_id}
         flights.pop(event.job_id, None)
         if waiting.pop(event.job_id, None):
             grants.append(SendGrant(event.job_id, "open"))
@@ -121,15 +134,13 @@ def step(
     elif isinstance(event, SendAsked):
         # A job that asks again has ended its last all-reduce.
         flights.pop(event.job_id, None)
-        member = members.get(event.job_id)
-        if member is None or not terms.topology.crossed(member.nodes):
+        if not links.get(event.job_id):
             grants.append(SendGrant(event.job_id, "open"))
         else:
             waiting[event.job_id] = SendWait(event.size_mb, now_s)
     flights = {j: f for j, f in flights.items() if now_s - f.granted_s < terms.lost_s}
-    links = {j: terms.topology.crossed(members[j].nodes) for j in (*waiting, *flights) if j in members}
     flights = _repaced(flights, links, now_s, terms.topology)
-    for job_id, why in _admitted(ArbiterState(members, waiting, flights), links, now_s, terms):
+    for job_id, why in _admitted(ArbiterState(members, links, waiting, flights), now_s, terms):
         wait = waiting.pop(job_id)
         flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
         flights = _repaced(flights, links, now_s, terms.topology)
@@ -137,7 +148,15 @@ def step(
             if not set(links[job_id]).isdisjoint(links[other]):
                 waiting[other] = replace(behind, overtaken_by=behind.overtaken_by | {job_id})
         grants.append(SendGrant(job_id, why))
-    return ArbiterState(members, waiting, flights), tuple(grants)
+    return ArbiterState(members, links, waiting, flights), tuple(grants)
+
+
+def measured_mb(size_mb: float, exposed_s: float, links: Sequence[str], topology: Topology) -> float:
+    """What the rule compares. Messages whose time was measured count by it, as so many MB as the links' figures say go through
+    in that time: then it does not matter how far these figures, or what a job sends beside its gradients, are off."""
+    if exposed_s <= 0 or not links:
+        return size_mb
+    return exposed_s * 1000.0 / max(topology.figures(link).per_mb for link in links)
 
 
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
@@ -145,22 +164,24 @@ def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
     return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)
 
 
-def _admitted(
-    state: ArbiterState, links: Mapping[int, tuple[str, ...]], now_s: float, terms: ArbiterTerms
-) -> Iterator[tuple[int, str]]:
+def _admitted(state: ArbiterState, now_s: float, terms: ArbiterTerms) -> Iterator[tuple[int, str]]:
     """(job, why) of those waiting that may send, one after another, each counted before the next is decided."""
-    flights, discipline, figures = dict(state.flights), terms.discipline, terms.topology.figures
+    if not state.waiting:
+        return
+    flights, links, figures = dict(state.flights), state.links, terms.topology.figures
     kept: dict[str, float] = {}
 
     def order(job_id: int) -> tuple[float, int]:
         member = state.members[job_id]
-        return member.left_s * (1 if discipline.by_time else member.gpus), job_id
+        by_time = terms.chosen.get(job_id, terms.discipline).by_time
+        return member.left_s * (1 if by_time else member.gpus), job_id
 
     # whoever has overtaken another on its links comes after it: by asking again and again nobody keeps a link
     turns = {i for w in state.waiting.values() for i in w.overtaken_by}
     left = dict(state.waiting)
     for job_id in sorted(left, key=lambda i: (i in turns, *order(i))):
         wait, mine = state.waiting[job_id], links[job_id]
+        discipline = terms.chosen.get(job_id, terms.discipline)
         beside = [j for j in flights if not set(mine).isdisjoint(links.get(j, ()))]
         sharers = {x: sum(x in links[j] for j in beside) for x in mine}
         busiest = max(mine, key=lambda x: (sharers[x], figures(x).per_mb))

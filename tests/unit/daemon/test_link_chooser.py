@@ -1,0 +1,74 @@
+"""What the arbiter has seen of each job, and the thread that chooses by it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from synergyd.daemon import link_chooser
+from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
+from synergyd.daemon.link_chooser import LinkChooser, SeenJobs
+from synergyd.links.arbiter import ArbiterState, JobLeft, SendAsked, SendDone, terms_named
+from synergyd.links.disciplines import Discipline
+from synergyd.wire.link_protocol import Hello
+from tests.unit.daemon.link_arbiter_world import decode, encode, made_gate, until
+
+
+def test_what_is_seen_of_a_job() -> None:
+    seen = SeenJobs()
+    seen.note(SendAsked(1, 20.0), 0.0)
+    assert seen.senders(0.0) == {}  # its compute is not known yet
+    for n, compute_s in enumerate((0.3, 0.3, 9.0)):  # the last step waited for a checkpoint
+        seen.note(SendDone(1), float(n) + 0.5)
+        seen.note(SendAsked(1, 20.0), float(n) + 0.5 + compute_s)
+    (sender,) = seen.senders(20.0).values()
+    assert (sender.compute_s, sender.message_mb) == (pytest.approx(0.3), 20.0)
+    seen.note(SendDone(1), 20.0)
+    assert seen.senders(20.1)[1].due_s == pytest.approx(20.3)
+    assert seen.senders(25.0)[1].due_s == 25.0
+    seen.note(JobLeft(1), 26.0)
+    assert seen.senders(26.0) == {}
+
+
+def test_the_arbiter_chooses_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_chooser, "FIRST_S", 0.02)
+    members = {n: Member(5, 0, ("a", "b"), 2, math.inf) for n in (1, 2)}
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), terms_named("look-ahead"), decode=decode, encode=encode)
+    gates = [made_gate(arbiter.port, Hello(n, 0, ("a", "b"))) for n in members]
+    try:
+        arbiter.follow(members)
+        assert all(gate.connected(30) for gate in gates)
+
+        def step_and_look() -> bool:
+            for gate in gates:
+                gate.begin(10_000_000)
+                time.sleep(0.005)
+                gate.end()
+            return set(arbiter.terms.chosen) == {1, 2}
+
+        assert until(step_and_look)
+        arbiter.follow({1: members[1]})
+        assert until(lambda: not arbiter.terms.chosen)
+    finally:
+        for gate in gates:
+            gate.close()
+        arbiter.close()
+
+
+def test_a_fault_ends_the_choosing_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(link_chooser, "FIRST_S", 0.001)
+
+    def broken(*_: object) -> Mapping[int, Discipline]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(link_chooser, "chosen_disciplines", broken)
+    put: list[Mapping[int, Discipline]] = []
+    with caplog.at_level(logging.ERROR):
+        chooser = LinkChooser(lambda: (ArbiterState(), terms_named("look-ahead")), SeenJobs(), put.append, lambda: 1.0)
+        assert until(lambda: "the rule is srsf-1" in caplog.text)
+    chooser.close()
+    assert not put
