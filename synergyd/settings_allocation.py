@@ -224,7 +224,12 @@ class AllocationSettings:
     )
     node_link: str = field(
         default="10gbe",
-        metadata=about("NodeLink", LINK, "The network link of each node, for LinkAware and the link arbiter."),
+        metadata=about(
+            "NodeLink",
+            LINK,
+            "The network link of each node, for LinkAware and the link arbiter. What sharing it costs is a guess scaled from 10 GbE, "
+            "unless the figures that synergyctl profiles measure --pairs prints stand behind it, such as 10gbe@0.86+0.24.",
+        ),
     )
     leaf_uplink: str = field(
         default="",

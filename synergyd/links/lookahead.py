@@ -98,7 +98,12 @@ def chosen_disciplines(
         if not all(job_id in senders for job_id in group):
             yield dict.fromkeys(group, terms.discipline)
             continue
-        own = ArbiterState(*({j: x for j, x in each.items() if j in group} for each in _parts(state)))
+        own = ArbiterState(
+            {j: x for j, x in state.members.items() if j in group},
+            {j: x for j, x in state.links.items() if j in group},
+            {j: x for j, x in state.waiting.items() if j in group},
+            {j: x for j, x in state.flights.items() if j in group},
+        )
         some = [senders[j] for j in sorted(group)]
         present = terms.chosen.get(min(group), terms.discipline)
 
@@ -107,10 +112,6 @@ def chosen_disciplines(
 
         best, _ = choose(present, candidates, forecast, len(group), now_s, margin)
         yield dict.fromkeys(group, best)
-
-
-def _parts(state: ArbiterState) -> tuple[Mapping[int, object], ...]:
-    return state.members, state.links, state.waiting, state.flights
 
 
 def finish_sum(

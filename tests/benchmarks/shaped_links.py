@@ -2,11 +2,14 @@
 
     python -m tests.benchmarks.shaped_links [--cases small,medium,large,mixed,medium+overlap,mixed+overlap] [--repeats 3]
                                             [--rules none,srsf-1,srsf-2,ada-srsf,look-ahead] [--mbit 200] [--json]
+    python -m tests.benchmarks.shaped_links --penalty [--mbit 200]
 
 Five torchrun jobs (gloo, DDP, two ranks each, real munge and arbiter) on four network namespaces, each with one link of --mbit each
 way to a switch; every node has two or three jobs. Compute sleeps, so that a few cores suffice; `+overlap` sleeps half of it in the
 backward pass while gradients are on their way. Jobs start together and each trains a fixed number of steps; then its links are free.
 Needs root, tc and munged.
+
+`--penalty`: what sharing one of these links costs, by `synergyctl profiles measure --pairs` on two of the nodes.
 
 How to read it: seconds until a job ends, mean over jobs, and until the last one ends; mean over repeats +- standard deviation; and the
 ratio to `none` of the same repeat. Repeats take the rules in turn, so that other work on the machine meets them all.
@@ -27,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import terms_named
 from synergyd.links.model import TEN_GBE, Topology
@@ -80,7 +84,9 @@ def measure(loads: Sequence[Load], rules: Sequence[str], mbit: float) -> list[li
                 arbiter.follow(_members(loads, topology))
                 for number, load in enumerate(loads):
                     started += _start(nodes, cluster, arbiter.port, number, load, rules)
-                return [_phase(cluster.folder, arbiter, n, rule, loads, topology, started) for n, rule in enumerate(rules)]
+                return [
+                    _phase(cluster.folder, arbiter, n, rule, loads, topology, started) for n, rule in enumerate(rules)
+                ]
             finally:
                 arbiter.close()
                 for process in started:
@@ -155,9 +161,25 @@ def _wait(folder: Path, names: Sequence[str], started: Sequence[subprocess.Popen
     end = time.monotonic() + timeout_s
     while not all((folder / name).exists() for name in names):
         if time.monotonic() > end or any(process.poll() for process in started):
-            logs = "\n".join(f"{p.name}:\n{p.read_text(errors='replace')[-2000:]}" for p in sorted(folder.glob("*.log")))
+            logs = "\n".join(
+                f"{p.name}:\n{p.read_text(errors='replace')[-2000:]}" for p in sorted(folder.glob("*.log"))
+            )
             raise TimeoutError(f"no {', '.join(names)}\n{logs}")
         time.sleep(0.02)
+
+
+def penalty(mbit: float) -> str:
+    """What `profiles measure --pairs` prints on two nodes with 2 processes each."""
+    found = []
+    with ShapedNodes("pen", mbit, 2, 2) as nodes:
+        for node in range(2):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
+            command += ["--nproc-per-node", "2", "--master-addr", nodes.address(0, 0), "--master-port", "29500"]
+            command += ["-m", "tests.benchmarks.shaped_links", "--rank", nodes.interface(0), nodes.interface(1)]
+            argv = nodes.command(node, command)
+            environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
+            found.append(subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        return "".join(process.communicate(timeout=300)[0] for process in found)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -184,10 +206,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--penalty", action="store_true", help="measure what sharing a link costs only")
+    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)  # a process of --penalty, and the interfaces
     args = parser.parse_args(argv)
+    if args.rank:
+        # each of a node's processes has its own share of the link's queue, as jobs have
+        os.environ["GLOO_SOCKET_IFNAME"] = args.rank[int(os.environ["LOCAL_RANK"])]
+        print(measured_pairs("cpu", "10gbe", False) or "", end="")
+        return 0
     reason = why_not() or ("munged is not installed" if "munged" in missing_programs() else "")
     if reason:
         print(f"skipped: {reason}")
+        return 0
+    if args.penalty:
+        print(penalty(args.mbit), end="")
         return 0
     told = {}
     rules = args.rules.split(",")

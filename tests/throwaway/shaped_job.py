@@ -51,7 +51,8 @@ class Halves(nn.Module):
         half = len(self.pieces) // 2
         first = torch.stack([(piece * scale).sum() for piece in self.pieces[:half] or self.pieces]).sum()
         if self._between_s:
-            first = _Pause.apply(first, self._between_s)
+            pause: Any = _Pause
+            first = pause.apply(first, self._between_s)
         # made later, so that autograd comes to them first
         rest = [(piece * scale).sum() for piece in self.pieces[half:]] if half else []
         return torch.stack([first, *rest]).sum()
