@@ -1,7 +1,8 @@
 """Real jobs on shaped links: when each rule of the link arbiter ends them, against nobody gated.
 
     python -m tests.benchmarks.shaped_links [--cases small,medium,large,mixed,medium+overlap,mixed+overlap] [--repeats 3]
-                                            [--rules none,srsf-1,srsf-2,ada-srsf,look-ahead] [--mbit 200] [--json]
+                                            [--rules none,srsf-1,srsf-2,ada-srsf,look-ahead] [--mbit 200]
+                                            [--link 10gbe@B+H] [--json]
     python -m tests.benchmarks.shaped_links --penalty [--mbit 200]
 
 Five torchrun jobs (gloo, DDP, two ranks each, real munge and arbiter) on four network namespaces, each with one link of --mbit each
@@ -33,7 +34,7 @@ from typing import Any
 from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import terms_named
-from synergyd.links.model import TEN_GBE, Topology
+from synergyd.links.model import TEN_GBE, Link, Topology, link_named
 from synergyd.wire import munge
 from tests.paths import ROOT, python_path
 from tests.throwaway.netns import ShapedNodes, why_not
@@ -64,11 +65,11 @@ CASES = {"small": _equal(1), "medium": _equal(5), "large": _equal(15), "mixed": 
 CASES |= {f"{name}+overlap": tuple(replace(x, overlap=0.5) for x in CASES[name]) for name in ("medium", "mixed")}
 
 
-def measure(loads: Sequence[Load], rules: Sequence[str], mbit: float) -> list[list[dict[str, Any]]]:
+def measure(loads: Sequence[Load], rules: Sequence[str], mbit: float, link: Link) -> list[list[dict[str, Any]]]:
     """For each phase (a rule's name) what each job wrote."""
     cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="syn-links-")))
     started: list[subprocess.Popen[bytes]] = []
-    topology = Topology(nic=TEN_GBE.faster(mbit / 10_000))
+    topology = Topology(nic=link)
     try:
         (cluster.folder / "log").mkdir()
         cluster.start_munged()
@@ -173,7 +174,8 @@ def penalty(mbit: float) -> str:
     found = []
     with ShapedNodes("pen", mbit, 2, 2) as nodes:
         for node in range(2):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
+            command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--nnodes", "2"]
+            command += ["--node-rank", str(node)]
             command += ["--nproc-per-node", "2", "--master-addr", nodes.address(0, 0), "--master-port", "29500"]
             command += ["-m", "tests.benchmarks.shaped_links", "--rank", nodes.interface(0), nodes.interface(1)]
             argv = nodes.command(node, command)
@@ -186,12 +188,12 @@ def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def case(name: str, rules: Sequence[str], repeats: int, mbit: float) -> dict[str, dict[str, Any]]:
+def case(name: str, rules: Sequence[str], repeats: int, mbit: float, link: Link) -> dict[str, dict[str, Any]]:
     """By rule: each repeat's mean and last end in seconds, and the messages that waited."""
     loads = CASES[name]
     phases = [rule for n in range(repeats) for rule in (rules if n % 2 == 0 else list(rules)[::-1])]
     found: dict[str, dict[str, Any]] = {rule: {"mean_s": [], "last_s": [], "each_s": []} for rule in rules}
-    for rule, jobs in zip(phases, measure(loads, phases, mbit), strict=True):
+    for rule, jobs in zip(phases, measure(loads, phases, mbit, link), strict=True):
         ends = [job["ends"][-1] for job in jobs]
         found[rule]["mean_s"].append(statistics.fmean(ends))
         found[rule]["last_s"].append(max(ends))
@@ -205,6 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rules", default=f"{OPEN},srsf-1,srsf-2,ada-srsf,look-ahead")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=200.0)
+    parser.add_argument("--link", default="", help="the arbiter's NodeLink; default: 10gbe's scaled to --mbit, a guess")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--penalty", action="store_true", help="measure what sharing a link costs only")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)  # a process of --penalty, and the interfaces
@@ -221,10 +224,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.penalty:
         print(penalty(args.mbit), end="")
         return 0
+    link = link_named(args.link) if args.link else TEN_GBE.faster(args.mbit / 10_000)
     told = {}
     rules = args.rules.split(",")
     for name in args.cases.split(","):
-        told[name] = case(name, rules, args.repeats, args.mbit)
+        told[name] = case(name, rules, args.repeats, args.mbit, link)
         for rule, one in told[name].items():
             over = [a / b for a, b in zip(one["mean_s"], told[name][rules[0]]["mean_s"], strict=True)]
             print(
@@ -235,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
                 flush=True,
             )
     if args.json:
-        print(json.dumps({"load": os.getloadavg(), "mbit": args.mbit, "cases": told}))
+        print(json.dumps({"load": os.getloadavg(), "mbit": args.mbit, "link": args.link, "cases": told}))
     return 0
 
 
