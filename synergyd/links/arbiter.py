@@ -7,8 +7,8 @@ wakes it with a Tick at `wake_s(state)` at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from synergyd.links.disciplines import LOOK_AHEAD, Discipline, Srsf, discipline_named
 from synergyd.links.model import Topology, pace
@@ -139,16 +139,30 @@ def step(
         else:
             waiting[event.job_id] = SendWait(event.size_mb, now_s)
     flights = {j: f for j, f in flights.items() if now_s - f.granted_s < terms.lost_s}
-    flights = _repaced(flights, links, now_s, terms.topology)
-    for job_id, why in _admitted(ArbiterState(members, links, waiting, flights), now_s, terms):
+    freed = {x for j in state.flights.keys() - flights.keys() for x in state.links.get(j, ())}
+    if freed:
+        flights = _repaced(flights, links, freed, now_s, terms.topology)
+    now = ArbiterState(members, links, waiting, flights)
+    for job_id, why in _admitted(now, _affected(now, event, freed, terms), now_s, terms):
         wait = waiting.pop(job_id)
         flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
-        flights = _repaced(flights, links, now_s, terms.topology)
+        flights = _repaced(flights, links, links[job_id], now_s, terms.topology)
         for other, behind in waiting.items():
             if not set(links[job_id]).isdisjoint(links[other]):
-                waiting[other] = replace(behind, overtaken_by=behind.overtaken_by | {job_id})
+                waiting[other] = SendWait(behind.size_mb, behind.since_s, behind.overtaken_by | {job_id})
         grants.append(SendGrant(job_id, why))
     return ArbiterState(members, links, waiting, flights), tuple(grants)
+
+
+def _affected(state: ArbiterState, event: Event, freed: set[str], terms: ArbiterTerms) -> list[int]:
+    """Those that wait and may have become admissible. After a question or an end only who asks, who crosses the links that came free,
+    and whoever had overtaken one of them: for the others more is on their links than before, or as much."""
+    everybody = list(state.waiting)
+    if not isinstance(event, SendAsked | SendDone) or terms.chosen.get(event.job_id, terms.discipline).reserve:
+        return everybody
+    near = {j for j in everybody if j == event.job_id or not freed.isdisjoint(state.links[j])}
+    behind = {i for j in near for i in state.waiting[j].overtaken_by}
+    return [j for j in everybody if j in near or j in behind]
 
 
 def measured_mb(size_mb: float, exposed_s: float, links: Sequence[str], topology: Topology) -> float:
@@ -164,9 +178,11 @@ def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
     return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)
 
 
-def _admitted(state: ArbiterState, now_s: float, terms: ArbiterTerms) -> Iterator[tuple[int, str]]:
-    """(job, why) of those waiting that may send, one after another, each counted before the next is decided."""
-    if not state.waiting:
+def _admitted(
+    state: ArbiterState, affected: Sequence[int], now_s: float, terms: ArbiterTerms
+) -> Iterator[tuple[int, str]]:
+    """(job, why) of those `affected` that may send, one after another, each counted before the next is decided."""
+    if not affected:
         return
     flights, links, figures = dict(state.flights), state.links, terms.topology.figures
     kept: dict[str, float] = {}
@@ -177,17 +193,23 @@ def _admitted(state: ArbiterState, now_s: float, terms: ArbiterTerms) -> Iterato
         return member.left_s * (1 if by_time else member.gpus), job_id
 
     # whoever has overtaken another on its links comes after it: by asking again and again nobody keeps a link
-    turns = {i for w in state.waiting.values() for i in w.overtaken_by}
+    turns = {i for i in affected if any(i in w.overtaken_by for w in state.waiting.values())}
     left = dict(state.waiting)
-    for job_id in sorted(left, key=lambda i: (i in turns, *order(i))):
+    carried: dict[str, list[int]] = {}
+    for j in flights:
+        for x in links.get(j, ()):
+            carried.setdefault(x, []).append(j)
+    for job_id in sorted(affected, key=lambda i: (i in turns, *order(i))):
         wait, mine = state.waiting[job_id], links[job_id]
         discipline = terms.chosen.get(job_id, terms.discipline)
-        beside = [j for j in flights if not set(mine).isdisjoint(links.get(j, ()))]
-        sharers = {x: sum(x in links[j] for j in beside) for x in mine}
+        beside = dict.fromkeys(j for x in mine for j in carried.get(x, ()))
+        sharers = {x: len(carried.get(x, ())) for x in mine}
         busiest = max(mine, key=lambda x: (sharers[x], figures(x).per_mb))
         if now_s >= wait.since_s + terms.bound_s:
             why = "bound"
-        elif any(job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()):
+        elif job_id in turns and any(
+            job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()
+        ):
             why = ""
         elif any(x in kept for x in mine):
             end = now_s + wait.size_mb * max(figures(x).per_mb for x in mine) / 1000.0
@@ -197,6 +219,8 @@ def _admitted(state: ArbiterState, now_s: float, terms: ArbiterTerms) -> Iterato
             why = "rule" if discipline.rule.admits(wait.size_mb, sharers[busiest], rests, figures(busiest)) else ""
         if why:
             flights[job_id] = SendUnderWay(wait.size_mb, now_s, figures(busiest).cost(sharers[busiest] + 1), now_s)
+            for x in mine:
+                carried.setdefault(x, []).append(job_id)
             del left[job_id]
             yield job_id, why
         elif discipline.reserve:
@@ -206,16 +230,22 @@ def _admitted(state: ArbiterState, now_s: float, terms: ArbiterTerms) -> Iterato
 
 
 def _repaced(
-    flights: Mapping[int, SendUnderWay], links: Mapping[int, tuple[str, ...]], now_s: float, topology: Topology
+    flights: Mapping[int, SendUnderWay],
+    links: Mapping[int, tuple[str, ...]],
+    changed: Collection[str],
+    now_s: float,
+    topology: Topology,
 ) -> dict[int, SendUnderWay]:
-    """The flights with what is left of each now and the pace their links allow from now on."""
+    """The flights, of those on `changed` links what is left now and the pace their links allow from now on."""
     load: dict[str, int] = {}
     for job_id in flights:
         for link in links.get(job_id, ()):
             load[link] = load.get(link, 0) + 1
-    repaced = {}
+    repaced = dict(flights)
     for job_id, flight in flights.items():
         mine = links.get(job_id, ())
+        if not any(x in changed for x in mine):
+            continue
         cost = pace([topology.figures(x) for x in mine], [load[x] for x in mine])
-        repaced[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
+        repaced[job_id] = SendUnderWay(flight.rest(now_s), now_s, cost or flight.ms_per_mb, flight.granted_s)
     return repaced
