@@ -30,6 +30,7 @@ from synergyd.links.arbiter import (
     SendAsked,
     SendDone,
     SendGrant,
+    asks_in_vain,
     measured_mb,
     step,
     wake_s,
@@ -391,10 +392,13 @@ class LinkArbiter:
         if job is None:
             return
         self.counts = replace(self.counts, bound=self.counts.bound + (grant.why == "bound"))
+        free = asks_in_vain(self._state, grant.job_id, self.terms)
+        if free:
+            self._seen.let_go(grant.job_id)
         for session in [s for s in job.sessions if s.asked]:
             number, session.asked = session.asked, 0
             job.sending.add(session)
-            self._say(session, answer_line("go", number))
+            self._say(session, answer_line("free" if free else "go", number))
 
     def _say(self, session: _Session, line: bytes) -> None:
         try:

@@ -29,11 +29,12 @@ _WINDOW = 9  # steps whose median compute counts
 
 @dataclass
 class Seen:
-    """What the arbiter has seen of one job. `ended_s`: when its last message arrived."""
+    """What the arbiter has seen of one job. `ended_s`: when its last message arrived, None if it need not ask after that one."""
 
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     message_mb: float = 0.0
     ended_s: float | None = None
+    asks: bool = True
 
 
 class SeenJobs:
@@ -46,13 +47,19 @@ class SeenJobs:
         if isinstance(event, JobLeft):
             self.jobs.pop(event.job_id, None)
         elif isinstance(event, SendDone):
-            self.jobs.setdefault(event.job_id, Seen()).ended_s = now_s
+            seen = self.jobs.setdefault(event.job_id, Seen())
+            seen.ended_s = now_s if seen.asks else None
         elif isinstance(event, SendAsked):
             seen = self.jobs.setdefault(event.job_id, Seen())
-            seen.message_mb = event.size_mb
+            seen.message_mb, seen.asks = event.size_mb, True
             if seen.ended_s is not None:
                 seen.compute_s.append(now_s - seen.ended_s)
                 seen.ended_s = None
+
+    def let_go(self, job_id: int) -> None:
+        """It need not ask for a while: until its next question nothing is seen of it."""
+        if job_id in self.jobs:
+            self.jobs[job_id].asks = False
 
     def senders(self, now_s: float) -> dict[int, Sender]:
         """By job id, of those whose compute is known. Called from the thread that chooses."""

@@ -173,6 +173,15 @@ def measured_mb(size_mb: float, exposed_s: float, links: Sequence[str], topology
     return exposed_s * 1000.0 / max(topology.figures(link).per_mb for link in links)
 
 
+def asks_in_vain(state: ArbiterState, job_id: int, terms: ArbiterTerms) -> bool:
+    """Whether a job need not ask for now: it shares no link, or by what is chosen for those that share its links nobody waits."""
+    chosen = terms.chosen.get(job_id)
+    if chosen is not None:
+        return chosen.rule.most > len(state.members)
+    mine = set(state.links.get(job_id, ()))
+    return all(j == job_id or mine.isdisjoint(names) for j, names in state.links.items())
+
+
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
     """When a Tick is due: the first wait's bound. None while no job waits."""
     return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)

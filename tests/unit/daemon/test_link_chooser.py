@@ -14,7 +14,7 @@ from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
 from synergyd.daemon.link_chooser import LinkChooser, SeenJobs
 from synergyd.links.arbiter import ArbiterState, JobLeft, SendAsked, SendDone, terms_named
 from synergyd.links.disciplines import Discipline
-from synergyd.wire.link_protocol import Hello
+from synergyd.wire.link_protocol import FREE_S, Hello
 from tests.unit.daemon.link_arbiter_world import decode, encode, made_gate, until
 
 
@@ -32,6 +32,39 @@ def test_what_is_seen_of_a_job() -> None:
     assert seen.senders(25.0)[1].due_s == 25.0
     seen.note(JobLeft(1), 26.0)
     assert seen.senders(26.0) == {}
+
+
+def test_what_a_job_does_while_it_need_not_ask_is_not_counted() -> None:
+    seen = SeenJobs()
+    for at_s in (0.0, 1.0):
+        seen.note(SendAsked(1, 20.0), at_s)
+        seen.note(SendDone(1), at_s + 0.5)
+    seen.note(SendAsked(1, 20.0), 2.0)
+    seen.let_go(1)
+    seen.note(SendDone(1), 2.5)
+    seen.note(SendAsked(1, 20.0), 14.0)
+    assert list(seen.jobs[1].compute_s) == [0.5, 0.5]
+
+
+def test_a_job_that_shares_no_link_is_asked_to_ask_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {1: Member(5, 0, ("a", "b"), 2, 1.0), 2: Member(5, 0, ("c", "d"), 2, 1.0)}
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), terms_named("srsf-1"), decode=decode, encode=encode)
+    now = [0.0]
+    gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")), monotonic=lambda: now[0])
+    try:
+        arbiter.follow(members)
+        assert gate.connected(30)
+        for _ in range(5):
+            gate.begin(1000)
+            gate.end()
+        assert gate.counts.asked == 1 and not gate.counts.failures
+        now[0] = FREE_S + 1
+        gate.begin(1000)
+        gate.end()
+        assert gate.counts.asked == 2
+    finally:
+        gate.close()
+        arbiter.close()
 
 
 def test_the_arbiter_chooses_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
