@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from synergyd.errors import UsageError
-from synergyd.setting_types import LINK
+from synergyd.links.model import link_named
 from synergyd.task.model.measure_links import PairTimings, link_figures, pair_timings
 
 # bytes a rank: large ones, for a link is shared by rate
@@ -19,9 +19,9 @@ _SIZES = {"cpu": (1 << 20, 1 << 22, 1 << 23), "cuda": (1 << 22, 1 << 24, 1 << 27
 def measured_pairs(device: str, link: str, as_json: bool) -> str | None:
     """The text to write; None on ranks that leave it to the first one. Raises UsageError."""
     try:
-        name = LINK.read(link)
-    except ValueError:
-        raise UsageError("--link", f"{link!r} is none", LINK.takes) from None
+        link_named(link)
+    except UsageError as error:
+        raise UsageError("--link", error.what, error.right) from None
     world, local = (int(os.environ.get(key) or 1) for key in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if local != 2 or world < 4 or world % local:
         right = "torchrun --nnodes 2 --nproc-per-node 2 ... -m synergyd.cli.measure --pairs"
@@ -30,7 +30,7 @@ def measured_pairs(device: str, link: str, as_json: bool) -> str | None:
     if timings is None:
         return None
     per_mb, penalty = link_figures(timings)
-    value = f"{name.partition('@')[0]}@{per_mb:.4g}+{penalty:.4g}"
+    value = f"{link.lower().partition('@')[0]}@{per_mb:.4g}+{penalty:.4g}"
     if as_json:
         told = {"link": value, "per_mb_ms": per_mb, "penalty_ms": penalty, "measured": asdict(timings)}
         return json.dumps(told, indent=2) + "\n"

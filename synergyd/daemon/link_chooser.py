@@ -23,7 +23,11 @@ SHARE = 0.05
 FIRST_S, LAST_S = (
     1.0,
     30.0,
-)  # between two choices: doubled while the same is chosen, from the first again when a job joins or leaves
+)  # between two choices: doubled while the same is chosen, from the first again when a job joins, leaves or pauses
+_IDLE_S, _IDLE_STEPS = (
+    2.0,
+    5,
+)  # a job that does not ask for so long, and for so many times its compute, is idle: it evaluates, or saves
 _WINDOW = 9  # steps whose median compute counts
 
 
@@ -72,6 +76,16 @@ class SeenJobs:
                 found[job_id] = Sender(job_id, compute_s, seen.message_mb, due_s)
         return found
 
+    def idle(self, now_s: float) -> set[int]:
+        """Jobs that have not asked for much longer than a step computes. Called from the thread that chooses."""
+        return {
+            job_id
+            for job_id, seen in list(self.jobs.items())
+            if (took := list(seen.compute_s))
+            and (ended_s := seen.ended_s) is not None
+            and now_s - ended_s > max(_IDLE_S, _IDLE_STEPS * statistics.median(took))
+        }
+
 
 class LinkChooser:
     """The thread. `look` gives the arbiter's present state and terms, `put` gets each group's choice; both may be called from it."""
@@ -94,17 +108,19 @@ class LinkChooser:
 
     def _live(self) -> None:
         wait_s, next_s, links = FIRST_S, 0.0, None
+        were_idle: set[int] = set()
         while not self._closing.wait(FIRST_S):
             state, terms = self._look()
             now_s = self._clock()
-            if state.links is not links:
-                wait_s, next_s, links = FIRST_S, min(next_s, now_s), state.links
+            idle = self._seen.idle(now_s)
+            if state.links is not links or idle != were_idle:
+                wait_s, next_s, links, were_idle = FIRST_S, min(next_s, now_s), state.links, idle
             if not terms.look_ahead or now_s < next_s:
                 continue
             begun = time.thread_time()
             try:
                 found: dict[int, Discipline] = {}
-                for group in chosen_disciplines(state, self._seen.senders(now_s), now_s, terms):
+                for group in chosen_disciplines(state, self._seen.senders(now_s), now_s, terms, idle=idle):
                     found |= group
             except Exception:
                 log.exception("the look-ahead ended by a fault; the rule is %s", terms.discipline.name)

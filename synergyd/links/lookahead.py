@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.links.arbiter import (
@@ -91,10 +91,11 @@ def chosen_disciplines(
     terms: ArbiterTerms,
     candidates: Sequence[Discipline] = WITH_NONE,
     margin: float = 0.005,
+    idle: Collection[int] = (),
 ) -> Iterator[dict[int, Discipline]]:
     """For each group of jobs that share links the discipline of each of them, one group after another. A group with a job of which
-    nothing has been seen yet keeps `terms.discipline`."""
-    for group in sharing_groups(state.links):
+    nothing has been seen yet keeps `terms.discipline`. `idle`: jobs that send nothing at present, as if they were not there."""
+    for group in sharing_groups({j: names for j, names in state.links.items() if j not in idle}):
         if not all(job_id in senders for job_id in group):
             yield dict.fromkeys(group, terms.discipline)
             continue

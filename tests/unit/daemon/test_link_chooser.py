@@ -30,6 +30,8 @@ def test_what_is_seen_of_a_job() -> None:
     seen.note(SendDone(1), 20.0)
     assert seen.senders(20.1)[1].due_s == pytest.approx(20.3)
     assert seen.senders(25.0)[1].due_s == 25.0
+    # it takes a checkpoint, or has ended and not left
+    assert seen.idle(21.0) == set() and seen.idle(23.0) == {1}
     seen.note(JobLeft(1), 26.0)
     assert seen.senders(26.0) == {}
 

@@ -89,6 +89,14 @@ def test_each_group_has_its_own_and_one_not_seen_yet_takes_turns() -> None:
     assert found[2] == found[3] == Discipline(Srsf(1)) and found[0] == found[1] != Discipline(Srsf(1))
 
 
+def test_who_is_idle_does_not_count() -> None:
+    state = joined([(("a", "b"), 10.0), (("a", "b"), 10.0), (("a", "b"), 10.0)])
+    seen = {j: Sender(j, 0.05, 40.0, 0.0) for j in range(3)}
+    (found,) = chosen_disciplines(state, seen, 0.0, terms("look-ahead"), idle={2})
+    assert set(found) == {0, 1}
+    assert not list(chosen_disciplines(state, seen, 0.0, terms("look-ahead"), idle={1, 2}))
+
+
 def test_the_one_in_force_is_left_only_for_a_gain_beyond_the_margin() -> None:
     totals = {"srsf-1": 100.0, "srsf-2": 99.8, "ada-srsf": 99.0}
     names = {discipline_named(name): total for name, total in totals.items()}

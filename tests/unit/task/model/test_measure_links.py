@@ -52,7 +52,7 @@ def test_what_is_printed_is_what_the_setting_takes() -> None:
     [
         (["--pairs"], {}, "needs several nodes with 2 processes each"),
         (["--pairs"], {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, "needs several nodes with 2 processes each"),
-        (["--pairs", "--link", "tcp"], {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "--link: 'tcp' is none"),
+        (["--pairs", "--link", "tcp"], {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "--link: no figures for 'tcp'"),
     ],
 )
 def test_mistakes_are_one_line(options: list[str], environment: dict[str, str], says: str, tmp_path: Path) -> None:
