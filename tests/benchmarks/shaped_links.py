@@ -91,8 +91,9 @@ def measure(loads: Sequence[Load], rules: Sequence[str], mbit: float, link: Link
             finally:
                 arbiter.close()
                 for process in started:
-                    process.kill()
-                    process.wait()
+                    process.terminate()  # torchrun ends its workers
+                for process in started:
+                    process.wait(60)
     finally:
         cluster.stop()
 
