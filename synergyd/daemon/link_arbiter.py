@@ -393,8 +393,7 @@ class LinkArbiter:
             return
         self.counts = replace(self.counts, bound=self.counts.bound + (grant.why == "bound"))
         free = asks_in_vain(self._state, grant.job_id, self.terms)
-        if free:
-            self._seen.let_go(grant.job_id)
+        free = free and self._seen.let_go(grant.job_id, grant.job_id in self.terms.chosen)
         for session in [s for s in job.sessions if s.asked]:
             number, session.asked = session.asked, 0
             job.sending.add(session)

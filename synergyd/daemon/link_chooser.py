@@ -24,10 +24,9 @@ FIRST_S, LAST_S = (
     1.0,
     30.0,
 )  # between two choices: doubled while the same is chosen, from the first again when a job joins, leaves or pauses
-_IDLE_S, _IDLE_STEPS = (
-    2.0,
-    5,
-)  # a job that does not ask for so long, and for so many times its compute, is idle: it evaluates, or saves
+# a job that does not ask for so long, and for so many times its compute, is idle: it evaluates, or saves
+_IDLE_S, _IDLE_STEPS = 2.0, 5
+_LOOKS = 3  # steps
 _WINDOW = 9  # steps whose median compute counts
 
 
@@ -39,6 +38,7 @@ class Seen:
     message_mb: float = 0.0
     ended_s: float | None = None
     asks: bool = True
+    fresh: int = 0  # steps seen since it was let go
 
 
 class SeenJobs:
@@ -58,12 +58,17 @@ class SeenJobs:
             seen.message_mb, seen.asks = event.size_mb, True
             if seen.ended_s is not None:
                 seen.compute_s.append(now_s - seen.ended_s)
+                seen.fresh += 1
                 seen.ended_s = None
 
-    def let_go(self, job_id: int) -> None:
-        """It need not ask for a while: until its next question nothing is seen of it."""
-        if job_id in self.jobs:
-            self.jobs[job_id].asks = False
+    def let_go(self, job_id: int, shares: bool) -> bool:
+        """Whether a job that asks in vain may be told so. Until its next question nothing is seen of it, so one that `shares` links is
+        looked at for some steps first."""
+        seen = self.jobs.setdefault(job_id, Seen())
+        if shares and seen.fresh < _LOOKS:
+            return False
+        seen.asks, seen.fresh = False, 0
+        return True
 
     def senders(self, now_s: float) -> dict[int, Sender]:
         """By job id, of those whose compute is known. Called from the thread that chooses."""

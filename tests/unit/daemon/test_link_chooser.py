@@ -42,7 +42,8 @@ def test_what_a_job_does_while_it_need_not_ask_is_not_counted() -> None:
         seen.note(SendAsked(1, 20.0), at_s)
         seen.note(SendDone(1), at_s + 0.5)
     seen.note(SendAsked(1, 20.0), 2.0)
-    seen.let_go(1)
+    assert not seen.let_go(1, shares=True)  # 2 steps are little
+    assert seen.let_go(1, shares=False)
     seen.note(SendDone(1), 2.5)
     seen.note(SendAsked(1, 20.0), 14.0)
     assert list(seen.jobs[1].compute_s) == [0.5, 0.5]
