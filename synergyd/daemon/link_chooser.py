@@ -20,10 +20,8 @@ from synergyd.links.lookahead import Sender, chosen_disciplines
 
 log = logging.getLogger("synergyd.links")
 SHARE = 0.05
-FIRST_S, LAST_S = (
-    1.0,
-    30.0,
-)  # between two choices: doubled while the same is chosen, from the first again when a job joins, leaves or pauses
+# between two choices: doubled while the same is chosen, from the first again when a job joins, leaves or pauses
+FIRST_S, LAST_S = 1.0, 30.0
 # a job that does not ask for so long, and for so many times its compute, is idle: it evaluates, or saves
 _IDLE_S, _IDLE_STEPS = 2.0, 5
 _LOOKS = 3  # steps
