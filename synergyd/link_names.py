@@ -16,7 +16,7 @@ class LinkClass:
 
 # Sources: NVIDIA's NVLink, Quantum InfiniBand and Spectrum product pages, PCI-SIG, IEEE 802.3; latencies: nccl-tests'
 # small all-reduces. What collectives reach of the rate is a GPU type's link_efficiency and inter_efficiency
-# (task/model/hardware.toml); what sharing a link costs is scaled from its rate (links/model.py).
+# (task/model/hardware.toml); what sharing a link costs is a guess scaled from its rate (links/model.py) until it is measured.
 #: Between nodes: one port.
 NETWORK_LINKS: dict[str, LinkClass] = {
     "1gbe": LinkClass(0.125, 1e-4),  # Ethernet with TCP
@@ -55,3 +55,15 @@ def parse_link(text: str) -> tuple[int, str] | None:
     match = re.fullmatch(r"(?:([1-9][0-9]{0,3})x)?([a-z0-9-]+)", text.lower())
     name = _FORMER.get(match[2], match[2]) if match else ""
     return (int(match[1] or 1), name) if match and name in LINK_CLASSES else None
+
+
+def parse_measured(text: str) -> tuple[str, tuple[float, float] | None]:
+    """(the link's name as `parse_link` takes it, its measured b and h in ms/MB) of `NAME@B+H`; None for the figures where the text
+    has none. Raises ValueError for figures that are none."""
+    name, at, figures = text.partition("@")
+    if not at:
+        return name, None
+    match = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,6})?)\+([0-9]{1,5}(?:\.[0-9]{1,6})?)", figures)
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(text)
+    return name, (float(match[1]), float(match[2]))

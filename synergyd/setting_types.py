@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergyd.link_names import NETWORK_LINKS, parse_link
+from synergyd.link_names import NETWORK_LINKS, parse_link, parse_measured
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
@@ -207,10 +207,12 @@ def some_of(words: Sequence[str]) -> ValueType:
 
 
 def _link(text: str) -> str:
-    count, name = parse_link(text) or (0, "")
+    kind, figures = parse_measured(text)
+    count, name = parse_link(kind) or (0, "")
     if name not in NETWORK_LINKS:
         raise ValueError(text)
-    return f"{count}x{name}" if count > 1 else name
+    measured = f"@{figures[0]:g}+{figures[1]:g}" if figures else ""
+    return (f"{count}x{name}" if count > 1 else name) + measured
 
 
 def _uplink(text: str) -> str:
@@ -218,7 +220,7 @@ def _uplink(text: str) -> str:
 
 
 def _rule(text: str) -> str:
-    if not re.fullmatch(r"(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
+    if not re.fullmatch(r"look-ahead|(ada-srsf|srsf-[1-9][0-9]{0,2})(-time)?(-reserve)?", text):
         raise ValueError(text)
     return text
 
@@ -229,7 +231,7 @@ def _placement(text: str) -> str:
     return text
 
 
-_LINKS = f"{', '.join(NETWORK_LINKS)}; 4x10gbe for several together"
+_LINKS = f"{', '.join(NETWORK_LINKS)}; 4x10gbe for several together; 10gbe@B+H with measured ms/MB"
 FLAG = ValueType(name="yes or no", takes="yes or no", read=_yes, write=_yes_text)
 PORT = ValueType(name="port", takes="a port from 1 to 65535, or 0 for none", read=_port)
 GPUS = ValueType(name="number", takes="a number of GPUs", read=_gpus, unit="GPUs")
@@ -251,7 +253,7 @@ DATABASE = ValueType(
 WEB = ValueType(name="URL", takes="https://HOST/PATH, or http:// to 127.0.0.1", read=_web)
 LINK = ValueType(name="link", takes=_LINKS, read=_link)
 UPLINK = ValueType(name="link", takes=f"none, or {_LINKS}", read=_uplink, write=lambda link: link or "none")
-RULE = ValueType(name="word", takes="ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
+RULE = ValueType(name="word", takes="look-ahead; ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
 PLACEMENT = ValueType(name="word", takes="pack, quiet or lwf-N, such as lwf-1", read=_placement)
 
 

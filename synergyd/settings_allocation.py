@@ -224,7 +224,12 @@ class AllocationSettings:
     )
     node_link: str = field(
         default="10gbe",
-        metadata=about("NodeLink", LINK, "The network link of each node, for LinkAware and the link arbiter."),
+        metadata=about(
+            "NodeLink",
+            LINK,
+            "The network link of each node, for LinkAware and the link arbiter. What sharing it costs is a guess scaled from 10 GbE, "
+            "unless the figures that synergyctl profiles measure --pairs prints stand behind it, such as 10gbe@0.86+0.24.",
+        ),
     )
     leaf_uplink: str = field(
         default="",
@@ -252,11 +257,12 @@ class AllocationSettings:
         ),
     )
     link_arbiter_rule: str = field(  # the rules: links/disciplines.py
-        default="ada-srsf",
+        default="look-ahead",
         metadata=about(
             "LinkArbiterRule",
             RULE,
-            "Who takes turns on a shared link. srsf-N: at most N jobs on a link at once. ada-srsf: a second job joins only with "
+            "Who takes turns on a shared link. look-ahead: whichever of the rules below, or none, is forecast to end the jobs that share "
+            "links soonest. srsf-N: at most N jobs on a link at once. ada-srsf: a second job joins only with "
             "a message that is short against what is left of the first one's. -time behind it: the shortest remaining time "
             "comes first, instead of the least remaining GPU time. -reserve behind it: a job that must wait has its links "
             "reserved.",

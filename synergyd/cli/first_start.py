@@ -34,6 +34,7 @@ def findings(settings: Settings) -> list[Finding]:
     if config:
         found += [_json(), _reader(), _rights(user, config)]
     found += [_state_dir(settings.state_dir, user), _database(settings), *_ports(settings)]
+    found += _links(settings)
     if settings.rest_port or "auth/jwt" in config.get("AuthAltTypes", ""):
         found += [_rest_libraries(), *_jwt(config, user)]
     return found
@@ -153,6 +154,19 @@ def _ports(settings: Settings) -> list[Finding]:
                 serves = os.access(settings.rest_socket(), os.F_OK) if key == "RestPort" else runs
                 text = "is taken by Synergy itself, which runs" if serves else error.strerror or "can't be taken"
                 found.append(Finding(f"{key} {port}", serves, text, f"end what holds it, or set {key} to another"))
+    return found
+
+
+def _links(settings: Settings) -> list[Finding]:
+    """Whether what sharing a link costs is measured, where it counts. 10 Gbit/s Ethernet's is, by the model's paper."""
+    if not (settings.link_aware or settings.link_arbiter_port or settings.placement == "quiet"):
+        return []
+    right = "synergyctl profiles measure --pairs prints the line with the figures"
+    found = []
+    for key, link in (("NodeLink", settings.node_link), ("LeafUplink", settings.leaf_uplink)):
+        if link and "@" not in link and not link.endswith("10gbe"):
+            what = "what sharing it costs is a guess, scaled from 10 GbE"
+            found.append(Finding(f"{key} {link}", None, what, right))
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from synergyd.cli.atomic import write_atomically
+from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.errors import UsageError
 from synergyd.task.model.figures_file import write_figures
 from synergyd.task.model.hardware import canonical
@@ -54,7 +55,18 @@ _MOST_RANKS = 64
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Default: standard output."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: figures and every measured point.")
-def measure(gpu_type: str | None, device: str, ranks: int | None, out: Path | None, as_json: bool) -> None:
+@click.option(
+    "--pairs",
+    is_flag=True,
+    help="Measure only what sharing a node's network link costs: one all-reduce between nodes, then two at once. Under torchrun or "
+    "srun, 2 processes a node; it prints the NodeLink line for slurm.conf.",
+)
+@click.option(
+    "--link", default="10gbe", show_default=True, metavar="NAME", help="The name in that line (a setting NodeLink)."
+)
+def measure(
+    gpu_type: str | None, device: str, ranks: int | None, out: Path | None, as_json: bool, pairs: bool, link: str
+) -> None:
     """Measure the GPUs at hand, or the CPU, and write their hardware figures.
 
     A run of about half a minute: matrix products by size and precision, fused attention, copies in device memory, and
@@ -67,11 +79,12 @@ def measure(gpu_type: str | None, device: str, ranks: int | None, out: Path | No
       synergyctl profiles measure --gpu-type a100 --out a100.toml
       srun -N 2 --ntasks-per-node 1 torchrun ... -m synergyd.cli.measure --gpu-type a100 --out a100.toml
       synergyctl profiles measure --device cpu
+      srun -N 2 --ntasks-per-node 1 torchrun --nproc-per-node 2 ... -m synergyd.cli.measure --pairs
 
     Exit code: 0; 2 if an option is wrong or torch is not installed.
     """
     try:
-        text = _measured(gpu_type, device, ranks, as_json)
+        text = measured_pairs(_device(device), link, as_json) if pairs else _measured(gpu_type, device, ranks, as_json)
         if text is None:
             return
         if out is None:
@@ -85,14 +98,10 @@ def measure(gpu_type: str | None, device: str, ranks: int | None, out: Path | No
 
 def _measured(gpu_type: str | None, device: str, ranks: int | None, as_json: bool) -> str | None:
     """The file's text; None on ranks that leave it to the first one."""
-    try:
-        import torch
-    except ImportError:
-        raise UsageError("torch", "is not installed", "pip install 'synergy-slurm[training]'") from None
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "cuda" and not gpus:
-        raise UsageError("--device cuda", "torch sees no GPU", "run it where the GPUs are, or --device cpu")
-    device = "cpu" if device == "cpu" or not gpus else "cuda"
+    device = _device(device)
+    import torch
+
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
     ranks = ranks or (gpus if device == "cuda" else 2)
     if device == "cuda" and ranks > gpus:
         raise UsageError("--ranks", f"{ranks} on {gpus} GPUs", f"at most {gpus}")
@@ -104,6 +113,18 @@ def _measured(gpu_type: str | None, device: str, ranks: int | None, as_json: boo
         collectives = _on_this_machine(device, ranks) if ranks > 1 else ()
     found = replace(one_device(torch, device, time.perf_counter), collectives=collectives)
     return _text(gpu_type or _type_of(found.device, device), found, as_json)
+
+
+def _device(wanted: str) -> str:
+    """cuda or cpu. Raises UsageError."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("torch", "is not installed", "pip install 'synergy-slurm[training]'") from None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and not gpus:
+        raise UsageError("--device cuda", "torch sees no GPU", "run it where the GPUs are, or --device cpu")
+    return "cpu" if wanted == "cpu" or not gpus else "cuda"
 
 
 def _type_of(name: str, device: str) -> str:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from synergyd.daemon.link_chooser import LinkChooser, SeenJobs
 from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.links.arbiter import (
     ArbiterState,
@@ -29,9 +30,12 @@ from synergyd.links.arbiter import (
     SendAsked,
     SendDone,
     SendGrant,
+    asks_in_vain,
+    measured_mb,
     step,
     wake_s,
 )
+from synergyd.links.disciplines import Discipline
 from synergyd.wire import munge
 from synergyd.wire.link_protocol import (
     MAX_HELLO_BYTES,
@@ -125,6 +129,7 @@ class LinkArbiter:
         self._decode, self._encode, self._clock, self._on_failure = decode, encode, clock, on_failure
         self._members: Mapping[int, Member] = {}
         self._state = ArbiterState()
+        self._seen = SeenJobs()
         self._jobs: dict[int, _Job] = {}
         self._sessions: set[_Session] = set()
         self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
@@ -144,6 +149,7 @@ class LinkArbiter:
         self._selector.register(self._awake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._live, name="link-arbiter", daemon=True)
         self._thread.start()
+        self._chooser = LinkChooser(lambda: (self._state, self.terms), self._seen, self._choose, clock)
 
     @property
     def connections(self) -> int:
@@ -157,6 +163,7 @@ class LinkArbiter:
     def close(self) -> None:
         """Stops; every job goes on ungated."""
         self._closing = True
+        self._chooser.close()
         self._call(lambda: None)
         self._thread.join(5.0)
 
@@ -173,6 +180,10 @@ class LinkArbiter:
         except BaseException:
             log.exception("the link arbiter's loop ended by a fault")
             self._on_failure()
+
+    def _choose(self, chosen: Mapping[int, Discipline]) -> None:
+        """In the look-ahead's thread."""
+        self._call(lambda: setattr(self, "terms", replace(self.terms, chosen=chosen if self.terms.look_ahead else {})))
 
     def _serve(self) -> None:
         swept_s = self._clock()
@@ -354,18 +365,11 @@ class LinkArbiter:
         waiting = any(s.asked for s in job.sessions)
         session.asked = said.number
         if not waiting:
-            self._event(SendAsked(job_id, self._size_mb(said, job_id)))
+            links = self._state.links.get(job_id, ())
+            self._event(SendAsked(job_id, measured_mb(said.size_mb, said.exposed_s, links, self.terms.topology)))
         if session.asked and session in self._sessions:
             self.counts = replace(self.counts, waited=self.counts.waited + 1)
             self._say(session, answer_line("wait", said.number))
-
-    def _size_mb(self, said: Asking, job_id: int) -> float:
-        """What the rule compares. Messages whose time was measured count by it, as so many MB as the links' figures say go through
-        in that time: then it does not matter how far these figures, or what a job sends beside its gradients, are off."""
-        links = self.terms.topology.crossed(self._state.members[job_id].nodes)
-        if said.exposed_s <= 0 or not links:
-            return said.size_mb
-        return said.exposed_s * 1000.0 / max(self.terms.topology.figures(link).per_mb for link in links)
 
     def _ended(self, session: _Session, job: _Job) -> None:
         """The session's message is over, or it does not wait for one any more."""
@@ -377,7 +381,9 @@ class LinkArbiter:
                 self._event(SendDone(session.hello.job_id))
 
     def _event(self, event: Event) -> None:
-        self._state, grants = step(self._state, event, self._clock(), self.terms)
+        now_s = self._clock()
+        self._seen.note(event, now_s)
+        self._state, grants = step(self._state, event, now_s, self.terms)
         for grant in grants:
             self._grant(grant)
 
@@ -386,10 +392,12 @@ class LinkArbiter:
         if job is None:
             return
         self.counts = replace(self.counts, bound=self.counts.bound + (grant.why == "bound"))
+        free = asks_in_vain(self._state, grant.job_id, self.terms)
+        free = free and self._seen.let_go(grant.job_id, grant.job_id in self.terms.chosen)
         for session in [s for s in job.sessions if s.asked]:
             number, session.asked = session.asked, 0
             job.sending.add(session)
-            self._say(session, answer_line("go", number))
+            self._say(session, answer_line("free" if free else "go", number))
 
     def _say(self, session: _Session, line: bytes) -> None:
         try:

@@ -23,13 +23,13 @@ import time
 from collections.abc import Mapping
 
 from synergyd.daemon.link_arbiter import ArbiterCounts, LinkArbiter, Member, listen
-from synergyd.links.arbiter import ArbiterTerms
-from synergyd.links.disciplines import discipline_named
+from synergyd.links.arbiter import terms_named
 from synergyd.links.model import Topology, link_named
 
 log = logging.getLogger("synergyd.links")
 _RESTART_S = 5.0  # between two starts of a process that ended
 _COUNTS_S = 1.0  # between two looks at what was counted
+_SWITCH_S = 1e-4  # for which a question waits at most while the look-ahead computes in its thread
 _COUNTS = struct.Struct("<5Q")  # the fields of Counts, and the open connections
 
 
@@ -51,7 +51,7 @@ class LinkProcess:
 
     def __init__(self, host: str, port: int, rule: str, bound_s: float, node_link: str = "10gbe") -> None:
         """Raises UsageError when the port can't be had or the rule or the link is none."""
-        discipline_named(rule)
+        terms_named(rule)
         link_named(node_link)
         self._said = rule, str(bound_s), node_link
         self._listener = listen(host, port)
@@ -140,7 +140,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     _room()
-    terms = ArbiterTerms(discipline_named(rule), Topology(link_named(arguments[4])), bound_s=bound_s)
+    sys.setswitchinterval(_SWITCH_S)
+    terms = terms_named(rule, Topology(link_named(arguments[4])), bound_s)
     # a process that no longer answers ends, and is started anew
     arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
     threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()

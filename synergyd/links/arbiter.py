@@ -7,21 +7,31 @@ wakes it with a Tick at `wake_s(state)` at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from synergyd.links.disciplines import Discipline, Srsf
+from synergyd.links.disciplines import LOOK_AHEAD, Discipline, Srsf, discipline_named
 from synergyd.links.model import Topology, pace
 
 
 @dataclass(frozen=True)
 class ArbiterTerms:
-    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires."""
+    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires. `look_ahead`: a discipline is
+    chosen for each group of jobs that share links (lookahead.py), and stands in `chosen` by job id; `discipline` holds until then."""
 
     discipline: Discipline = field(default_factory=lambda: Discipline(Srsf(1)))
     topology: Topology = field(default_factory=Topology)
     bound_s: float = 0.5
     lost_s: float = 30.0
+    look_ahead: bool = False
+    chosen: Mapping[int, Discipline] = field(default_factory=dict)
+
+
+def terms_named(rule: str, topology: Topology | None = None, bound_s: float = 0.5) -> ArbiterTerms:
+    """The terms of LinkArbiterRule=`rule`. Raises UsageError."""
+    ahead = rule == LOOK_AHEAD
+    discipline = Discipline(Srsf(1)) if ahead else discipline_named(rule)
+    return ArbiterTerms(discipline, topology or Topology(), bound_s, look_ahead=ahead)
 
 
 @dataclass(frozen=True)
@@ -88,9 +98,10 @@ class SendUnderWay:
 
 @dataclass(frozen=True)
 class ArbiterState:
-    """Everything the arbiter knows. Mappings by job id."""
+    """Everything the arbiter knows. Mappings by job id. `links`: those that each member crosses."""
 
     members: Mapping[int, JobJoined] = field(default_factory=dict)
+    links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     waiting: Mapping[int, SendWait] = field(default_factory=dict)
     flights: Mapping[int, SendUnderWay] = field(default_factory=dict)
 
@@ -107,12 +118,14 @@ def step(
     state: ArbiterState, event: Event, now_s: float, terms: ArbiterTerms
 ) -> tuple[ArbiterState, tuple[SendGrant, ...]]:
     """The next state, and the jobs that may send now, in order."""
-    members, waiting, flights = dict(state.members), dict(state.waiting), dict(state.flights)
+    members, links, waiting, flights = state.members, state.links, dict(state.waiting), dict(state.flights)
     grants: list[SendGrant] = []
     if isinstance(event, JobJoined):
-        members[event.job_id] = event
+        members = {**members, event.job_id: event}
+        links = {**links, event.job_id: terms.topology.crossed(event.nodes)}
     elif isinstance(event, JobLeft):
-        members.pop(event.job_id, None)
+        members = {j: member for j, member in members.items() if j != event.job_id}
+        links = {j: names for j, names in links.items() if j != event.job_id}
         flights.pop(event.job_id, None)
         if waiting.pop(event.job_id, None):
             grants.append(SendGrant(event.job_id, "open"))
@@ -121,23 +134,52 @@ def step(
     elif isinstance(event, SendAsked):
         # A job that asks again has ended its last all-reduce.
         flights.pop(event.job_id, None)
-        member = members.get(event.job_id)
-        if member is None or not terms.topology.crossed(member.nodes):
+        if not links.get(event.job_id):
             grants.append(SendGrant(event.job_id, "open"))
         else:
             waiting[event.job_id] = SendWait(event.size_mb, now_s)
     flights = {j: f for j, f in flights.items() if now_s - f.granted_s < terms.lost_s}
-    links = {j: terms.topology.crossed(members[j].nodes) for j in (*waiting, *flights) if j in members}
-    flights = _repaced(flights, links, now_s, terms.topology)
-    for job_id, why in _admitted(ArbiterState(members, waiting, flights), links, now_s, terms):
+    freed = {x for j in state.flights.keys() - flights.keys() for x in state.links.get(j, ())}
+    if freed:
+        flights = _repaced(flights, links, freed, now_s, terms.topology)
+    now = ArbiterState(members, links, waiting, flights)
+    for job_id, why in _admitted(now, _affected(now, event, freed, terms), now_s, terms):
         wait = waiting.pop(job_id)
         flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
-        flights = _repaced(flights, links, now_s, terms.topology)
+        flights = _repaced(flights, links, links[job_id], now_s, terms.topology)
         for other, behind in waiting.items():
             if not set(links[job_id]).isdisjoint(links[other]):
-                waiting[other] = replace(behind, overtaken_by=behind.overtaken_by | {job_id})
+                waiting[other] = SendWait(behind.size_mb, behind.since_s, behind.overtaken_by | {job_id})
         grants.append(SendGrant(job_id, why))
-    return ArbiterState(members, waiting, flights), tuple(grants)
+    return ArbiterState(members, links, waiting, flights), tuple(grants)
+
+
+def _affected(state: ArbiterState, event: Event, freed: set[str], terms: ArbiterTerms) -> list[int]:
+    """Those that wait and may have become admissible. After a question or an end only who asks, who crosses the links that came free,
+    and whoever had overtaken one of them: for the others more is on their links than before, or as much."""
+    everybody = list(state.waiting)
+    if not isinstance(event, SendAsked | SendDone) or terms.chosen.get(event.job_id, terms.discipline).reserve:
+        return everybody
+    near = {j for j in everybody if j == event.job_id or not freed.isdisjoint(state.links[j])}
+    behind = {i for j in near for i in state.waiting[j].overtaken_by}
+    return [j for j in everybody if j in near or j in behind]
+
+
+def measured_mb(size_mb: float, exposed_s: float, links: Sequence[str], topology: Topology) -> float:
+    """What the rule compares. Messages whose time was measured count by it, as so many MB as the links' figures say go through
+    in that time: then it does not matter how far these figures, or what a job sends beside its gradients, are off."""
+    if exposed_s <= 0 or not links:
+        return size_mb
+    return exposed_s * 1000.0 / max(topology.figures(link).per_mb for link in links)
+
+
+def asks_in_vain(state: ArbiterState, job_id: int, terms: ArbiterTerms) -> bool:
+    """Whether a job need not ask for now: it shares no link, or by what is chosen for those that share its links nobody waits."""
+    chosen = terms.chosen.get(job_id)
+    if chosen is not None:
+        return chosen.rule.most > len(state.members)
+    mine = set(state.links.get(job_id, ()))
+    return all(j == job_id or mine.isdisjoint(names) for j, names in state.links.items())
 
 
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
@@ -146,27 +188,37 @@ def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
 
 
 def _admitted(
-    state: ArbiterState, links: Mapping[int, tuple[str, ...]], now_s: float, terms: ArbiterTerms
+    state: ArbiterState, affected: Sequence[int], now_s: float, terms: ArbiterTerms
 ) -> Iterator[tuple[int, str]]:
-    """(job, why) of those waiting that may send, one after another, each counted before the next is decided."""
-    flights, discipline, figures = dict(state.flights), terms.discipline, terms.topology.figures
+    """(job, why) of those `affected` that may send, one after another, each counted before the next is decided."""
+    if not affected:
+        return
+    flights, links, figures = dict(state.flights), state.links, terms.topology.figures
     kept: dict[str, float] = {}
 
     def order(job_id: int) -> tuple[float, int]:
         member = state.members[job_id]
-        return member.left_s * (1 if discipline.by_time else member.gpus), job_id
+        by_time = terms.chosen.get(job_id, terms.discipline).by_time
+        return member.left_s * (1 if by_time else member.gpus), job_id
 
     # whoever has overtaken another on its links comes after it: by asking again and again nobody keeps a link
-    turns = {i for w in state.waiting.values() for i in w.overtaken_by}
+    turns = {i for i in affected if any(i in w.overtaken_by for w in state.waiting.values())}
     left = dict(state.waiting)
-    for job_id in sorted(left, key=lambda i: (i in turns, *order(i))):
+    carried: dict[str, list[int]] = {}
+    for j in flights:
+        for x in links.get(j, ()):
+            carried.setdefault(x, []).append(j)
+    for job_id in sorted(affected, key=lambda i: (i in turns, *order(i))):
         wait, mine = state.waiting[job_id], links[job_id]
-        beside = [j for j in flights if not set(mine).isdisjoint(links.get(j, ()))]
-        sharers = {x: sum(x in links[j] for j in beside) for x in mine}
+        discipline = terms.chosen.get(job_id, terms.discipline)
+        beside = dict.fromkeys(j for x in mine for j in carried.get(x, ()))
+        sharers = {x: len(carried.get(x, ())) for x in mine}
         busiest = max(mine, key=lambda x: (sharers[x], figures(x).per_mb))
         if now_s >= wait.since_s + terms.bound_s:
             why = "bound"
-        elif any(job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()):
+        elif job_id in turns and any(
+            job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()
+        ):
             why = ""
         elif any(x in kept for x in mine):
             end = now_s + wait.size_mb * max(figures(x).per_mb for x in mine) / 1000.0
@@ -176,6 +228,8 @@ def _admitted(
             why = "rule" if discipline.rule.admits(wait.size_mb, sharers[busiest], rests, figures(busiest)) else ""
         if why:
             flights[job_id] = SendUnderWay(wait.size_mb, now_s, figures(busiest).cost(sharers[busiest] + 1), now_s)
+            for x in mine:
+                carried.setdefault(x, []).append(job_id)
             del left[job_id]
             yield job_id, why
         elif discipline.reserve:
@@ -185,16 +239,22 @@ def _admitted(
 
 
 def _repaced(
-    flights: Mapping[int, SendUnderWay], links: Mapping[int, tuple[str, ...]], now_s: float, topology: Topology
+    flights: Mapping[int, SendUnderWay],
+    links: Mapping[int, tuple[str, ...]],
+    changed: Collection[str],
+    now_s: float,
+    topology: Topology,
 ) -> dict[int, SendUnderWay]:
-    """The flights with what is left of each now and the pace their links allow from now on."""
+    """The flights, of those on `changed` links what is left now and the pace their links allow from now on."""
     load: dict[str, int] = {}
     for job_id in flights:
         for link in links.get(job_id, ()):
             load[link] = load.get(link, 0) + 1
-    repaced = {}
+    repaced = dict(flights)
     for job_id, flight in flights.items():
         mine = links.get(job_id, ())
+        if not any(x in changed for x in mine):
+            continue
         cost = pace([topology.figures(x) for x in mine], [load[x] for x in mine])
-        repaced[job_id] = replace(flight, left_mb=flight.rest(now_s), since_s=now_s, ms_per_mb=cost or flight.ms_per_mb)
+        repaced[job_id] = SendUnderWay(flight.rest(now_s), now_s, cost or flight.ms_per_mb, flight.granted_s)
     return repaced

@@ -12,6 +12,8 @@ from typing import Protocol
 from synergyd.errors import UsageError
 from synergyd.links.model import Link
 
+LOOK_AHEAD = "look-ahead"  # none of these for good: whichever the forecast says (lookahead.py)
+
 
 class AdmissionRule(Protocol):
     """Decides on one task: `size_mb` it has to send, `sharers` tasks on the most loaded link it crosses, `rests_mb` what is left of
@@ -87,4 +89,4 @@ def discipline_named(name: str) -> Discipline:
         return Discipline(AdaDual(), by_time, reserve)
     if kind == "srsf" and most.isascii() and most.isdecimal() and int(most) > 0:
         return Discipline(Srsf(int(most)), by_time, reserve)
-    raise UsageError("policy", f"no discipline {name!r}", "srsf-T (T tasks on a link at most) or ada-srsf")
+    raise UsageError("policy", f"no discipline {name!r}", "srsf-T (T tasks on a link at most), ada-srsf or look-ahead")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synergyd.errors import UsageError
-from synergyd.link_names import NETWORK_LINKS, parse_link
+from synergyd.link_names import NETWORK_LINKS, parse_link, parse_measured
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Link:
         return Link(self.per_mb / factor, self.penalty / factor)
 
 
-# Fitted on 10 GbE (the paper's figures); every other rate is this one scaled by the line rate with h/b kept, which is a
-# cautious guess for InfiniBand, whose credit-based flow control loses less to contention.
+# Fitted on 10 GbE (the paper's figures). Every other rate is a guess until `synergyctl profiles measure --pairs` has measured it: this
+# one scaled by the line rate with h/b kept, which is cautious for InfiniBand, whose credit-based flow control loses less to contention.
 TEN_GBE = Link(0.856, 0.235)
 LINKS: dict[str, Link] = {
     name: TEN_GBE.faster(link.gbs / NETWORK_LINKS["10gbe"].gbs) for name, link in NETWORK_LINKS.items()
@@ -44,11 +44,16 @@ LINKS: dict[str, Link] = {
 
 
 def link_named(name: str) -> Link:
-    """The figures of a link between nodes, `4x10gbe` of four together. Raises UsageError."""
-    count, kind = parse_link(name) or (1, "")
+    """The figures of a link between nodes, `4x10gbe` of four together, `10gbe@B+H` as measured. Raises UsageError."""
+    right = f"one of {', '.join(LINKS)}; 4x10gbe for several together; 10gbe@B+H with measured ms/MB"
+    try:
+        spelled, measured = parse_measured(name)
+    except ValueError:
+        raise UsageError("link", f"no figures in {name!r}", right) from None
+    count, kind = parse_link(spelled) or (1, "")
     if kind not in LINKS:
-        raise UsageError("link", f"no figures for {name!r}", f"one of {', '.join(LINKS)}; 4x10gbe for several together")
-    return LINKS[kind].faster(count)
+        raise UsageError("link", f"no figures for {name!r}", right)
+    return Link(*measured) if measured else LINKS[kind].faster(count)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 | from the job | from the arbiter |
 |---|---|
 | a munge credential around a Hello in JSON | `hello CREDENTIAL`, munge's around the welcome's words, or `no REASON` and the end |
-| `ask N MB EXPOSED_S` (0: not known yet) | `go N` at once, or `wait N` at once and `go N` later |
+| `ask N MB EXPOSED_S` (0: not known yet) | `go N` at once, or `wait N` at once and `go N` later; `free N`: go, and don't ask for FREE_S |
 | `done N` | nothing |
 
 N counts a connection's questions, so that a late answer is never taken for the one to a newer question. The welcome names the longest
@@ -25,6 +25,7 @@ MAX_LINE_BYTES = 200
 MAX_NODES = 16_384
 MAX_CHANNELS = 4096
 MAX_MB = 1e9
+FREE_S = 10.0  # as long as a job that comes to share the links may find them taken
 _NONCE = re.compile(r"[0-9a-f]{0,64}\Z")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,254}\Z")
 _WHOLE = re.compile(r"[0-9]{1,18}\Z")
@@ -127,14 +128,14 @@ def question(line: bytes) -> Asking | Ended:
 
 
 def answer_line(word: str, number: int) -> bytes:
-    """`word` is go or wait."""
+    """`word` is go, free or wait."""
     return f"{word} {number}\n".encode()
 
 
 def answer(line: bytes) -> tuple[str, int] | None:
-    """(go or wait, number); None for any other line."""
+    """(go, free or wait, number); None for any other line."""
     words = _words(line)
-    if len(words) == 2 and words[0] in ("go", "wait") and _WHOLE.match(words[1]):
+    if len(words) == 2 and words[0] in ("go", "free", "wait") and _WHOLE.match(words[1]):
         return words[0], int(words[1])
     return None
 

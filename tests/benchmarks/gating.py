@@ -1,6 +1,6 @@
 """The link arbiter: what asking costs when nothing contends, and what it is good for where two jobs share a link.
 
-    python -m tests.benchmarks.gating [--questions 2000] [--steps 100] [--seconds 15] [--no-jobs]
+    python -m tests.benchmarks.gating [--questions 2000] [--members 2] [--steps 100] [--seconds 15] [--no-jobs]
 
 1. Questions on loopback to the arbiter's own process (real munge), with the daemon's process idle and computing; and as a share of
    the step of a real DDP job: two ranks on gloo over loopback, gated and ungated models taking turns step by step.
@@ -116,19 +116,24 @@ def steps(count: int, megabytes: int) -> dict[str, Any]:
     return {"took": took, "counts": gate.counts if gate is not None else None}
 
 
-def overhead(count: int, step_count: int) -> None:
+def overhead(count: int, step_count: int, members: int) -> None:
     if "munged" in missing_programs():
         print("skipped: munged is not installed")
         return
     cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="syn-gate-")))
     process = None
+    neighbours: list[LinkGate] = []  # who shares no link need not ask
     try:
         (cluster.folder / "log").mkdir()
         cluster.start_munged()
         os.environ["MUNGE_SOCKET"] = str(cluster.munge_socket)
         process = LinkProcess("127.0.0.1", 0, "ada-srsf", 0.5)
-        process.follow({1: Member(os.getuid(), 0, NODES, 2, 1000.0)})
+        process.follow({n: Member(os.getuid(), 0, NODES, 2, 1000.0) for n in range(1, members + 1)})
         port = process.port
+        neighbours = [LinkGate(("127.0.0.1", port), Hello(n, 0, NODES)) for n in range(2, members + 1)]
+        if not all(neighbour.connected(60) for neighbour in neighbours):
+            print(f"no connection: {neighbours[0].counts.problem}")
+            return
         print(f"a question and its end, {count} of them, daemon idle:      {ask(port, count)}")
         print(f"a question and its end, {count} of them, daemon computing: {busy(lambda: ask(port, count))}")
         environment = {
@@ -150,6 +155,8 @@ def overhead(count: int, step_count: int) -> None:
                 f"pairwise difference {apart:+.3f} ms; asking took {mean_ms:.3f} ms on average, {mean_ms / whole:.2%} of a step"
             )
     finally:
+        for neighbour in neighbours:
+            neighbour.close()
         if process is not None:
             process.close()
         cluster.stop()
@@ -189,12 +196,13 @@ def _words(number: int, load: Load, outcome: Outcome) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=2000)
+    parser.add_argument("--members", type=int, default=2, help="jobs on the same links, all but one silent")
     parser.add_argument("--steps", type=int, default=100, help="0: no DDP steps")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each phase with two jobs")
     parser.add_argument("--no-jobs", action="store_true", help="only what asking costs")
     args = parser.parse_args()
     print(json.dumps({"cpus": os.cpu_count(), "load": os.getloadavg()}))
-    overhead(args.questions, args.steps)
+    overhead(args.questions, args.steps, args.members)
     if not args.no_jobs:
         jobs(args.seconds)
     return 0

@@ -127,6 +127,35 @@ def ddp_told(own_hook: str) -> list[tuple[str, int]]:
     return made[0][1].told if made else []
 
 
+def fsdp_told(gated: bool) -> dict[str, Any]:
+    """Three steps of FSDP2 with several groups and accumulation; what rank 0's gate was told, and the weights after them."""
+    import torch
+    import torch.distributed as dist
+    from synergy_launch.links.fsdp_gate import gate_fsdp
+    from torch.distributed.fsdp import fully_shard
+
+    made: list[tuple[int, Recorder]] = []
+    _gates(made)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    gate = gate_fsdp(model) if gated else None
+    assert (gate is None) == (rank != 0 or not gated)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        for last in (False, True):
+            model.set_requires_gradient_sync(last)
+            model(torch.full((1, 64), float(rank + step + last))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = [float(p.full_tensor().double().sum()) for p in model.parameters()]
+    return {"told": made[0][1].told if made else [], "weights": weights}
+
+
 def megatron_told(plan: Any, steps: int, gated: bool, from_outside: bool = False) -> dict[str, Any]:
     """What each leader's gate was told in some steps of a small GPT, and the losses. `from_outside`: as an unchanged script is."""
     import torch.distributed as dist
@@ -158,6 +187,13 @@ def test_ddp_asks_once_a_step_on_rank_0_alone(tmp_path: Any, own_hook: str) -> N
     size = 6 * (64 * 64 + 64) * 4
     # it is closed with the model
     assert told == ([] if own_hook == "before" else [*[("begin", size), ("end", 0)] * 3, ("close", 0)])
+
+
+def test_fsdp_asks_once_a_step_on_rank_0_alone(tmp_path: Any) -> None:
+    gated, _ = training_ranks.run(tmp_path / "on", 2, Call(HERE + "fsdp_told", True), environment=TWO_NODES)
+    plain, _ = training_ranks.run(tmp_path / "off", 2, Call(HERE + "fsdp_told", False), environment=TWO_NODES)
+    assert gated["told"] == [("begin", 4 * (64 * 64 + 64) * 4), ("end", 0)] * 3
+    assert gated["weights"] == plain["weights"] and plain["told"] == []
 
 
 def test_megatron_asks_once_a_step_for_each_reduction_group(tmp_path: Any) -> None:

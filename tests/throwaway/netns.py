@@ -90,3 +90,75 @@ class ShapedLink:
 
 def _run(*argv: str) -> None:
     subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
+
+
+class ShapedNodes:
+    """Namespaces `nodes`, each with one shaped link of `mbit` each way to a switch here; every one of `users` has an address on each
+    node and a fair share of its link, as the model has it. `here` is this machine's own address on the switch."""
+
+    def __init__(self, name: str, mbit: float, nodes: int, users: int) -> None:
+        self._tag = f"{name[:4]}{os.getpid() % 100_000}"  # an interface's name may have 15 letters
+        self._net = f"10.{80 + os.getpid() % 120}"
+        self.nodes = [f"{self._tag}n{n}" for n in range(nodes)]
+        self._mbit, self._users = mbit, users
+        self.here = f"{self._net}.255.1"
+
+    def interface(self, user: int) -> str:
+        return f"eth0:{user}"
+
+    def address(self, node: int, user: int) -> str:
+        return f"{self._net}.{user}.{10 + node}"
+
+    def command(self, node: int, argv: list[str]) -> list[str]:
+        """`argv` as it runs on a node."""
+        return ["ip", "netns", "exec", self.nodes[node], *argv]
+
+    def __enter__(self) -> ShapedNodes:
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _make(self) -> None:
+        switch = f"{self._tag}s"
+        _run("ip", "link", "add", switch, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.here}/16", "dev", switch)
+        _run("ip", "link", "set", switch, "up")
+        for n, name in enumerate(self.nodes):
+            port = f"{self._tag}p{n}"
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _run("ip", "link", "set", port, "master", switch, "up")
+            _run("ip", "-n", name, "link", "set", "eth0", "up")
+            for user in range(self._users):
+                words = ("dev", "eth0", "label", self.interface(user))
+                _run("ip", "-n", name, "addr", "add", f"{self.address(n, user)}/16", *words)
+            mine = [self.address(n, user) for user in range(self._users)]
+            self._shape(("ip", "netns", "exec", name, "tc"), "eth0", "src", mine)
+            self._shape(("tc",), port, "dst", mine)
+
+    def _shape(self, tc: tuple[str, ...], device: str, end: str, addresses: list[str]) -> None:
+        """One direction of a link: a class a user, by the node's address. What is nobody's goes ahead of all."""
+        _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
+        shares = {"parent 1: classid 1:1": self._mbit}
+        shares |= {f"parent 1:1 classid 1:{10 + user}": self._mbit / self._users for user in range(self._users)}
+        for words, rate in shares.items():
+            limits = ("rate", f"{rate}mbit", "ceil", f"{self._mbit}mbit", "burst", "64kb", "cburst", "64kb")
+            _run(*tc, "class", "add", "dev", device, *words.split(), "htb", *limits, "quantum", "3000")
+        for user, address in enumerate(addresses):
+            matches = ("u32", "match", "ip", end, f"{address}/32", "flowid", f"1:{10 + user}")
+            _run(*tc, "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "prio", "1", *matches)
+            _run(*tc, "qdisc", "add", "dev", device, "parent", f"1:{10 + user}", "pfifo", "limit", "200")
+
+    def _remove(self) -> None:
+        deletions = [["netns", "del", name] for name in self.nodes] + [["link", "del", f"{self._tag}s"]]
+        for argv in deletions:
+            subprocess.run(["ip", *argv], capture_output=True, check=False, timeout=20)

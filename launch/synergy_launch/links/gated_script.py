@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 MODULE = "megatron.core.distributed.distributed_data_parallel"
+FSDP_MODULE = "megatron.core.distributed.torch_fully_sharded_data_parallel"
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
@@ -50,11 +51,27 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Gates every Megatron DDP that this process makes from now on."""
-    if MODULE in sys.modules:
-        _gate_class(sys.modules[MODULE])
-    else:
-        sys.meta_path.insert(0, ImportWatch(MODULE, _gate_class))
+    """Gates every Megatron DDP, and what it shards by FSDP2, that this process makes from now on."""
+    for name, gate_class in ((MODULE, _gate_class), (FSDP_MODULE, _gate_fsdp_class)):
+        if name in sys.modules:
+            gate_class(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, ImportWatch(name, gate_class))
+
+
+def _gate_fsdp_class(module: ModuleType) -> None:
+    made: Any = module.TorchFullyShardedDataParallel
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            from synergy_launch.links.fsdp_gate import gate_fsdp
+
+            gate_fsdp(self.module)
+        except Exception as error:  # as below
+            _say(error)
+
+    original, made.__init__ = made.__init__, init
 
 
 def _gate_class(module: ModuleType) -> None:

@@ -23,7 +23,17 @@ from dataclasses import dataclass, replace
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
 from synergyd.wire import munge
 from synergyd.wire.hostlist import expand
-from synergyd.wire.link_protocol import Asking, Hello, answer, ask_line, bound_of, done_line, hello_json, welcome_of
+from synergyd.wire.link_protocol import (
+    FREE_S,
+    Asking,
+    Hello,
+    answer,
+    ask_line,
+    bound_of,
+    done_line,
+    hello_json,
+    welcome_of,
+)
 
 ADDRESS = "SYNERGY_LINK_ARBITER"
 BY = "SYNERGY_LINK_ARBITER_UID"  # the daemon's
@@ -90,6 +100,7 @@ class LinkGate:
         self._number = 0
         self._held = 0  # the question whose grant is in use; 0: none
         self._since = 0.0
+        self._free_until = 0.0  # the arbiter need not be asked before
         self._good = self._bad = 0
         self._ran_out = 0  # waits that no word ended
         self._took: deque[float] = deque(maxlen=_WINDOW)
@@ -102,9 +113,9 @@ class LinkGate:
         """A message of so many bytes is ready: returns when it may go, after the arbiter's bound at the latest. Seconds waited."""
         self.end()  # of what was begun before, where its end was not reported
         wire = self._wire
-        if wire is None:
-            return 0.0
         began = self._monotonic()
+        if wire is None or began < self._free_until:
+            return 0.0
         self._number += 1
         exposed_s = min(self._took, default=0.0)
         must_wait = False
@@ -125,7 +136,9 @@ class LinkGate:
         self.counts = GateCounts(
             counts.asked + 1, counts.waited + must_wait, counts.waited_s + waited_s, counts.failures, counts.problem
         )
-        if word == "go":
+        if word == "free":
+            self._free_until = now + FREE_S
+        if word in ("go", "free"):
             self._good += 1
             if self._good >= _GOOD:
                 self._bad = 0

@@ -44,6 +44,7 @@ from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.batch.tuner import fitting
+from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
@@ -129,7 +130,7 @@ class SynergyTask:
         )
         self._own = ForwardTimer()
         self._note_batch()
-        self.link_gate = gate_ddp(model)
+        self.link_gate = gate_ddp(model) or gate_fsdp(model)
 
     def __enter__(self) -> SynergyTask:
         self._watching = self.agent.watching()

@@ -1,11 +1,10 @@
 """A discipline chosen by forecast: whichever makes the mean JCT of the jobs at hand least if it stayed in force (a rollout).
 
-No fixed rule is best everywhere: gating wastes links while jobs wait for all of theirs, sharing wastes the penalty, and which
-weighs more depends on penalty, message sizes and load. So whenever a job with links has started or ended, every candidate is
-tried on a copy of the present state, run to the end of the jobs that are there (arrivals to come are not known), and the one with
-the least sum of finish times is in force until the next change. Without arrivals it cannot do worse than any candidate kept
-throughout, but for `margin`; with them that holds as far as arrivals treat the candidates alike. Changes that follow closely are
-taken together: the next look is no earlier than `patience` times the jobs' mean forecast remaining time.
+The rule is links/lookahead.py's, the forecast this simulation played to its end. Whenever a job with links has started or ended,
+every candidate is tried on a copy of the present state, run to the end of the jobs that are there (arrivals to come are not known),
+and the one with the least sum of finish times is in force until the next change. Without arrivals it cannot do worse than any
+candidate kept throughout, but for `margin`; with them that holds as far as arrivals treat the candidates alike. Changes that follow
+closely are taken together: the next look is no earlier than `patience` times the jobs' mean forecast remaining time.
 """
 
 from __future__ import annotations
@@ -13,20 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from synergyd.links.disciplines import AdaDual, Discipline, Srsf
+from synergyd.links.disciplines import LOOK_AHEAD, Discipline
+from synergyd.links.lookahead import CANDIDATES, choose
 from synergyd.sim.contention.engine import Engine
-
-# Ours that does best by itself (it orders by time and keeps small messages from starving wide ones), the paper's three, and between.
-CANDIDATES = (
-    Discipline(Srsf(1), by_time=True, reserve=True),
-    Discipline(Srsf(1)),
-    Discipline(Srsf(2)),
-    Discipline(AdaDual()),
-    Discipline(Srsf(2), by_time=True, reserve=True),
-    Discipline(Srsf(1), by_time=True),
-    Discipline(AdaDual(), by_time=True, reserve=True),
-    Discipline(Srsf(3)),
-)
 
 
 @dataclass(frozen=True)
@@ -37,7 +25,7 @@ class LookAhead:
     candidates: Sequence[Discipline] = CANDIDATES
     patience: float = 0.01
     margin: float = 0.005
-    name: str = "look-ahead"
+    name: str = LOOK_AHEAD
 
     def run(self, engine: Engine) -> dict[str, int]:
         """Runs the engine to its end; how often each candidate was chosen."""
@@ -55,13 +43,12 @@ class LookAhead:
 
     def choose(self, engine: Engine) -> tuple[Discipline, float]:
         """(the discipline to be in force from now, the mean of the remaining times forecast with it in ms)."""
-        present, best = engine.unfinished, engine.discipline
-        least = forecast(engine, best, present)
-        # Others must come below this at first, then below the best so far.
-        limit = least - self.margin * (least - len(present) * engine.now)
-        for discipline in self.candidates:
-            if discipline != engine.discipline and (total := forecast(engine, discipline, present, limit)) < limit:
-                best, least, limit = discipline, total, total
+        present = engine.unfinished
+
+        def total(discipline: Discipline, limit: float) -> float:
+            return forecast(engine, discipline, present, limit)
+
+        best, least = choose(engine.discipline, self.candidates, total, len(present), engine.now, self.margin)
         return best, least / len(present) - engine.now
 
 

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from synergyd.errors import UsageError
-from synergyd.links.disciplines import Discipline, discipline_named
+from synergyd.links.disciplines import LOOK_AHEAD, Discipline, discipline_named
+from synergyd.links.lookahead import CANDIDATES
 from synergyd.links.model import Link, Topology, link_named
 from synergyd.sim.contention.engine import Engine
-from synergyd.sim.contention.lookahead import CANDIDATES, LookAhead
+from synergyd.sim.contention.lookahead import LookAhead
 from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.placers import placer_named
 from synergyd.sim.contention.workload import MIX, JobSpec, paper_workload
 
-POLICIES = ("srsf-1", "srsf-2", "srsf-3", "ada-srsf", "look-ahead")
+POLICIES = ("srsf-1", "srsf-2", "srsf-3", "ada-srsf", LOOK_AHEAD)
 PLACEMENT = "lwf-1"
 
 
@@ -114,7 +115,7 @@ def parse_policy(name: str) -> tuple[str, Discipline | LookAhead]:
     placement, plus, discipline = name.rpartition("+")
     placement = placement if plus else PLACEMENT
     placer_named(placement)
-    return placement, LookAhead() if discipline == "look-ahead" else discipline_named(discipline)
+    return placement, LookAhead() if discipline == LOOK_AHEAD else discipline_named(discipline)
 
 
 def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = None) -> list[ContentionRun]:

@@ -212,3 +212,17 @@ def test_clocks_are_told_apart_beyond_the_answers_own_time() -> None:
     assert checks.offset_of("2026-11-22T12:00:00", now_s, now_s + 3) == 0
     assert checks.offset_of("2026-11-22T12:02:00", now_s, now_s + 3) == -117
     assert checks.offset_of("nonsense", now_s, now_s) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "guesses"),
+    [
+        (Settings(node_link="ib-ndr"), []),
+        (Settings(node_link="ib-ndr", link_arbiter_port=7322), ["NodeLink ib-ndr"]),
+        (Settings(node_link="4x10gbe", leaf_uplink="roce-400", link_aware=True), ["LeafUplink roce-400"]),
+        (Settings(node_link="ib-ndr@0.01+0.002", placement="quiet"), []),
+    ],
+)
+def test_what_was_never_measured_of_links_is_called_a_guess(settings: Settings, guesses: list[str]) -> None:
+    found = first_start._links(settings)
+    assert [f.name for f in found] == guesses and all(f.ok is None and "guess" in f.found for f in found)

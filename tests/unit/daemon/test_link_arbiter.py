@@ -104,9 +104,9 @@ def test_a_wrong_hello_is_one_line(payload: bytes, problem: str) -> None:
 # -- grants ------------------------------------------------------------------------------------------------------------
 
 
-def test_alone_it_goes_at_once(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
-    gate = gates(1)
-    assert gate.connected(30)
+def test_without_a_message_on_its_links_it_goes_at_once(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
+    gate, neighbour = gates(1), gates(2)
+    assert gate.connected(30) and neighbour.connected(30)
     for _ in range(30):
         assert gate.begin(10 * MB) < link_gate.ANSWER_S
         gate.end()
@@ -244,7 +244,7 @@ def test_a_job_that_left_or_started_anew_is_let_go(arbiter: LinkArbiter, gates: 
         arbiter.follow({1: member("a", "b", restarts=1), 2: member("b", "c", left=7.0)})
         assert line_of(one) == b"no job 1 no longer runs as it did\n"
         two.sendall(b"ask 1 1 0\n")
-        assert line_of(two) == b"go 1\n"
+        assert line_of(two) == b"free 1\n"
         assert arbiter._state.members[2].left_s == 7.0 and 1 not in arbiter._state.members
         arbiter.follow({})
         assert line_of(two).startswith(b"no ")
@@ -253,7 +253,7 @@ def test_a_job_that_left_or_started_anew_is_let_go(arbiter: LinkArbiter, gates: 
 def test_a_second_connection_of_a_group_takes_the_place_of_the_first(arbiter: LinkArbiter) -> None:
     with raw(arbiter, 1) as old:
         old.sendall(b"ask 1 4000 0\n")
-        assert line_of(old) == b"go 1\n"
+        assert line_of(old) == b"free 1\n"
         with raw(arbiter, 1) as new, raw(arbiter, 2) as other:
             assert line_of(old) == b"no connected anew\n"
             other.sendall(b"ask 1 4000 0\n")
@@ -328,7 +328,7 @@ def test_a_job_is_welcomed_beside_a_thousand_silent_strangers(arbiter: LinkArbit
                 job_id = list(MEMBERS)[number // 100 % len(MEMBERS)]
                 with raw(arbiter, job_id) as job:
                     job.sendall(b"ask 1 1.0 0\n")
-                    assert line_of(job) == b"go 1\n"
+                    assert line_of(job) == b"free 1\n"
         assert until(lambda: arbiter.counts.refused >= 936)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -16,10 +17,11 @@ from synergyd.links.arbiter import (
     SendAsked,
     SendDone,
     SendGrant,
+    asks_in_vain,
     step,
     wake_s,
 )
-from synergyd.links.disciplines import Discipline, discipline_named
+from synergyd.links.disciplines import Discipline, Srsf, discipline_named
 from synergyd.links.model import Link, Topology
 from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.sim.contention.engine import Engine
@@ -152,6 +154,14 @@ def test_slowdown_grows_with_every_neighbour_and_lies_between_turns_and_step() -
         steps[name] = max(engine.finish) / (50 * 20.0)
     two = slowdowns([Traffic(i, ("a", "b"), 0.01, 10.0) for i in range(2)], TOPOLOGY)[0].slowdown
     assert steps["srsf-1"] < two < steps["srsf-2"]
+
+
+def test_who_shares_with_nobody_or_in_a_group_where_nobody_waits_asks_in_vain() -> None:
+    state, _ = play([*TWO, (0.0, JobJoined(3, ("x", "y"), 2, 1.0))], terms())
+    assert [asks_in_vain(state, j, terms()) for j in (1, 2, 3, 9)] == [False, False, True, True]
+    everybody = dict.fromkeys((1, 2), Discipline(Srsf(4)))
+    assert asks_in_vain(state, 1, replace(terms(), chosen=everybody))
+    assert not asks_in_vain(state, 1, replace(terms(), chosen=dict.fromkeys((1, 2), Discipline(Srsf(3)))))
 
 
 def test_the_default_is_to_avoid_contention() -> None:

@@ -106,6 +106,14 @@ def test_a_running_job_moves_only_if_that_pays_for_its_restart() -> None:
         assert set(kept.placement.nodes.values()) == {("n0", "n1")} and not kept.allocation.moved
 
 
+@pytest.mark.parametrize(("sync_s", "moved"), [(0.15, False), (0.2, True)])
+def test_a_gain_within_the_forecasts_error_moves_nobody(sync_s: float, moved: bool) -> None:
+    # steps take 1.029 and 1.051 times as long; both jobs gain that: log 1.029^2 = 0.057, log 1.051^2 = 0.1; log 1.07 = 0.068
+    offers = (sends(1.0, 2, 2, sync_s),)
+    found = solved(Problem((ask(1, offers, 4), ask(2, offers, 4)), rooms(4)))
+    assert (found.placement.nodes[1] != found.placement.nodes[2]) is moved
+
+
 def test_neighbours_outside_of_the_problem_count() -> None:
     beside = Traffic(9, ("n0", "n1"), 0.5, 500 / TEN_GBE.per_mb)
     problem = Problem((ask(1, (sends(1.0, 2, 2),), 4),), rooms(4))

@@ -10,9 +10,10 @@ import pytest
 
 from synergyd.errors import UsageError
 from synergyd.links.disciplines import Discipline, discipline_named
+from synergyd.links.lookahead import CANDIDATES
 from synergyd.links.model import Link, Topology
 from synergyd.sim.contention.engine import Engine
-from synergyd.sim.contention.lookahead import CANDIDATES, LookAhead, forecast
+from synergyd.sim.contention.lookahead import LookAhead, forecast
 from synergyd.sim.contention.machine import Machine
 from synergyd.sim.contention.placers import placer_named
 from synergyd.sim.contention.workload import MIX, JobSpec, paper_workload
