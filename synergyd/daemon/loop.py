@@ -261,7 +261,8 @@ class Daemon:
             if job_id in forms.waits and self.registry.known[job_id].directive is not None:
                 slurms = job_id in forms.slurms and not job.held and not job.paused
             else:
-                nothing = job.shape.gpus < 1 or (offered is not None and not offered.cells)  # to decide about
+                none = offered is not None and not offered.cells and not self.observer.waits_for_nodes
+                nothing = job.shape.gpus < 1 or none  # to decide about
                 slurms = job.directive is None or (nothing and not job.held)
             if slurms and self.registry.release_at_once(self.observer.rows[job_id], snapshot.time_s):
                 yield job_id
