@@ -215,6 +215,7 @@ class Daemon:
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
+                self.heartbeat.go_on(self._now())  # many starts at Slurm's pace for one user (rl_enable) take minutes
             self._keep_keys(jobs)
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)

@@ -136,7 +136,7 @@ class CommandLine(Commands):
         return frozenset(f["NodeList"] for f, _ in rows if state_heard(f) == UNHEARD)
 
     def leaf_switches(self) -> dict[str, str]:
-        """From `scontrol show topology`: the switches of level 0."""
+        """From `scontrol show topology`: the switches of level 0 (topology/tree), or the blocks (topology/block)."""
         try:
             lines = self.run("scontrol", "show", "topology").decode(errors="replace").splitlines()
         except SlurmError as error:
@@ -146,9 +146,10 @@ class CommandLine(Commands):
         found: dict[str, str] = {}
         for line in lines:
             words = dict(word.partition("=")[::2] for word in line.split())
-            if words.get("Level") == "0" and words.get("SwitchName"):
+            leaf = words.get("BlockName") or (words.get("Level") == "0" and words.get("SwitchName"))
+            if leaf:
                 for name in _hosts(words.get("Nodes", "")):
-                    found[name] = words["SwitchName"]
+                    found[name] = leaf
         return found
 
     def reservations(self) -> str:
