@@ -55,7 +55,9 @@ class Verbs(click.Group):
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--conf", type=click.Path(path_type=Path, dir_okay=False), help="slurm.conf to read settings from.")
 @click.option("--database", default="", metavar="URL", help="Database URL, in place of the Database setting.")
-@click.option("-M", "--cluster", default="", metavar="NAME", help="Another cluster, whose jobs lie in the same PostgreSQL.")
+@click.option(
+    "-M", "--cluster", default="", metavar="NAME", help="Another cluster, whose jobs lie in the same PostgreSQL."
+)
 @click.version_option(__version__, prog_name="synergyctl")
 @click.pass_context
 def cli(ctx: click.Context, conf: Path | None, database: str, cluster: str) -> None:

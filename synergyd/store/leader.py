@@ -247,7 +247,9 @@ class Leader:
         """Two clusters in one database would take each other's jobs for their own, and one daemon would stand by for the other."""
         if owner and self._me.cluster and owner != self._me.cluster:
             what = f"it holds the jobs of the cluster {owner}, and this is {self._me.cluster}"
-            raise UsageError(show(self._url), what, "give each cluster its own: write ?schema={cluster} behind Database")
+            raise UsageError(
+                show(self._url), what, "give each cluster its own: write ?schema={cluster} behind Database"
+            )
 
     def _may_take(self, held: lease.Held, known: int | None) -> bool:
         now_s = self._elapsed()

@@ -13,7 +13,16 @@ from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from synergyd.errors import NoSchemaError, UsageError
-from synergyd.store.connect import UPGRADE, file_exists, make_engine, make_namespace, parse_url, plain_errors, show, sqlite_path
+from synergyd.store.connect import (
+    UPGRADE,
+    file_exists,
+    make_engine,
+    make_namespace,
+    parse_url,
+    plain_errors,
+    show,
+    sqlite_path,
+)
 
 _ALEMBIC = threading.Lock()  # alembic.context is one for the whole process
 

@@ -83,7 +83,11 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) 
     own = job_key.find(job_id, 1, {"SYNERGY_PLAN": str(key_path(cluster.state_dir, job_id).with_suffix(".json"))})
     assert own is not None
     forged = Report(job_id, 1, 999_999, loss=7.5, note="forged")
-    others = (JobKey(job_id, 1, 0, os.urandom(32)), JobKey(job_id, 1, 65534, own.key), JobKey(job_id + 1, 1, 0, own.key))
+    others = (
+        JobKey(job_id, 1, 0, os.urandom(32)),
+        JobKey(job_id, 1, 65534, own.key),
+        JobKey(job_id + 1, 1, 0, own.key),
+    )
     for key in others:
         send_raw(cluster.port + 90, key.sign(to_json(forged), time.time()).encode() + b"\n")
     refused = "signed with no job's key"

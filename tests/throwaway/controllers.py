@@ -46,5 +46,8 @@ def conf_lines(folder: Path, controllers: int) -> list[str]:
 def command(folder: Path, number: int, slurmctld: list[str]) -> list[str]:
     """slurmctld `number` (from 1) on its host; the process that is started becomes it."""
     binds = {folder / "hosts": "/etc/hosts", folder / f"ctl{number}": folder / "ctl"}
-    steps = [f"hostname ctl{number}", *(f"mount --bind {shlex.quote(f'{a}')} {shlex.quote(f'{b}')}" for a, b in binds.items())]
+    steps = [
+        f"hostname ctl{number}",
+        *(f"mount --bind {shlex.quote(f'{a}')} {shlex.quote(f'{b}')}" for a, b in binds.items()),
+    ]
     return ["unshare", "--uts", "--mount", "sh", "-c", f"{' && '.join(steps)} && exec {shlex.join(slurmctld)}"]

@@ -384,7 +384,12 @@ class SlurmCluster:
         log = (self.folder / "log" / f"{key or program}.log").open("ab")
         with log:
             self._processes[key or program] = subprocess.Popen(
-                [self._program(program), *args], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                [self._program(program), *args],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
 
     def _end(self, name: str) -> None:
