@@ -22,9 +22,10 @@ def pairs() -> Iterator[Pairs]:
         yield running
 
 
-@pytest.mark.parametrize("fault", ["takeover", "reconfigure"])
-@pytest.mark.parametrize("state", ["RUNNING", "CHECKPOINTING", "REQUEUING", "HELD", "RESIZED"])
+# the other states: python -m tests.benchmarks.faults --controllers
+@pytest.mark.parametrize(
+    ("state", "fault"), [("REQUEUING", "reconfigure"), ("REQUEUING", "takeover"), ("HELD", "takeover")]
+)
 def test_ends_right(pairs: Pairs, state: str, fault: str) -> None:
     result = pairs.run(state, fault)
-    print(state, fault, result.ended, f"took {result.took_s:.1f} settled {result.settled_s:.1f}")
     assert not result.wrong, f"{'; '.join(result.wrong)}\n{result.told}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import signal
 import socket
@@ -167,16 +166,12 @@ class SlurmCluster:
 
     def start_controller(self, number: int = 1, *, wait: bool = True) -> None:
         """slurmctld (again, on the same state, after `kill("slurmctld")`); a second one is `slurmctld2`."""
-        words = ["-D", "-f", str(self.conf)]
+        words, up = [self._program("slurmctld"), "-D", "-f", str(self.conf)], "is UP"
         if self.controllers > 1:
-            words = controllers.command(self.folder, number, [self._program("slurmctld"), *words])
-            self.spawn(words[0], words[1:], key=controllers.key(number))
-        else:
-            self.spawn("slurmctld", words)
-        if not wait:
-            return
-        up = re.compile(f"at ctl{number} is UP" if self.controllers > 1 else "is UP")
-        self.wait_for(lambda: up.search(self.run("scontrol", "ping", check=False).stdout), 60, "slurmctld to answer")
+            words, up = controllers.command(self.folder, number, words), f"at ctl{number} is UP"
+        self.spawn(words[0], words[1:], key=controllers.key(number))
+        if wait:
+            self.wait_for(lambda: up in self.run("scontrol", "ping", check=False).stdout, 60, "slurmctld to answer")
 
     def start_node(self, name: str) -> None:
         """The slurmd of node `name`."""

@@ -13,3 +13,8 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("leader", sa.Column("cluster", sa.Text(), nullable=False, server_default=""))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("leader") as table:
+        table.drop_column("cluster")
