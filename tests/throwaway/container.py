@@ -29,12 +29,13 @@ def why_not() -> str:
 def entering(path: Path, mounts: Mapping[Path, str]) -> Path:
     """Writes the script `path`, which runs its arguments in such a root. `mounts`: where each file or folder lies in it; what is
     shown as `PLACE:ro` can't be written to."""
-    root, python = "/run", Path(sys.executable).resolve()
-    base = Path(sysconfig.get_path("stdlib"))  # of the interpreter below any virtual environment
-    site = base / ("dist-packages" if base.parent == Path("/usr/lib") else "site-packages")
-    shown = {Path(x): x for x in (*LIBRARIES, *DEVICES, str(base)) if Path(x).exists()}
-    lines = ["#!/bin/sh", "set -e", "mount --make-rprivate /", f"mount -t tmpfs tmpfs {root}", f"mkdir {root}/tmp"]
-    for source, place in {**shown, python: "/usr/bin/python3", **mounts}.items():
+    root, python, base = "/run", Path(sys.executable).resolve(), Path(sys.base_prefix)
+    site = Path(sysconfig.get_path("stdlib")) / ("dist-packages" if base == Path("/usr") else "site-packages")
+    shown = {Path(x): x for x in (*LIBRARIES, *DEVICES) if Path(x).exists()}
+    shown |= {python: str(python)} if base == Path("/usr") else {base: str(base)}  # /usr itself has Slurm's programs
+    lines = ["#!/bin/sh", "set -e", "mount --make-rprivate /", f"mount -t tmpfs tmpfs {root}"]
+    lines += [f"mkdir -p {root}/tmp {root}/bin", f"ln -s {shlex.quote(str(python))} {root}/bin/python3"]
+    for source, place in {**shown, **mounts}.items():
         place, _, read_only = place.partition(":")
         at, what = shlex.quote(f"{root}{place}"), shlex.quote(str(source))
         made = f"mkdir -p {at}" if source.is_dir() else f"mkdir -p $(dirname {at}) && : > {at}"

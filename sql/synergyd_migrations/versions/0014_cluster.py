@@ -16,5 +16,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("leader") as table:
-        table.drop_column("cluster")
+    op.drop_column("leader", "cluster")

@@ -148,7 +148,7 @@ def test_nodes_that_have_not_registered_are_asked_for_where_there_are_two_contro
         shell.calls.clear()
 
     widths = dict(NODE_FIELDS)
-    fields = [(name, widths[name]) for name in ("NodeList", "StateComplete", "Version")]
+    fields = tuple((name, widths[name]) for name in ("NodeList", "StateComplete", "Version"))
     rows = [NODE, {**NODE, "NodeList": "n2", "Version": "N/A"}, {**NODE, "NodeList": "n3", "StateComplete": "unknown"}]
     shell.answers("sinfo", b"".join(cut(fields, r) for r in rows))
     answer("SlurmctldHost[0]        = a\n")
