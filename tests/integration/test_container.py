@@ -67,9 +67,9 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) 
         row = status(cluster).get(job_id) or {}
         return (row.get("restarts"), row.get("gpus")) == (restarts, gpus) and (row.get("step") or 0) > 2
 
-    cluster.wait_for(lambda: trains(0, 4), 120, "reports from the container\n" + told())
-    cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     try:
+        cluster.wait_for(lambda: trains(0, 4), 120, "reports from the container")
+        cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
         cluster.wait_for(lambda: trains(1, 8), 120, "reports after the resize")
     except RuntimeError as error:
         raise AssertionError(f"{error}\n{told()}") from None
