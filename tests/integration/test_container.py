@@ -49,7 +49,8 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) 
     build(work / "synergy-launch.pyz")
     script = work / "train.py"
     script.write_text(Path(agent_job.__file__).read_text())
-    mounts = {work: "/work", cluster.state_dir / "plans": "/var/lib/synergy/plans:ro"}
+    # where the plugin tells the job that they lie
+    mounts = {work: "/work", cluster.state_dir / "plans": f"{cluster.state_dir}/plans:ro"}
     enter = shlex.quote(str(container.entering(cluster.folder / "enter", mounts)))
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     output = cluster.folder / "out"
