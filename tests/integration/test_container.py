@@ -65,8 +65,9 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) 
         return f"{output.read_text() if output.exists() else ''}\n{daemon.tail()}"
 
     def trains(restarts: int, gpus: int) -> bool:
-        row = status(cluster).get(job_id) or {}
-        return (row.get("restarts"), row.get("gpus")) == (restarts, gpus) and (row.get("step") or 0) > 2
+        row, lines = status(cluster).get(job_id) or {}, read_ledger(work / "ledger")
+        since = max((x.step for x in lines if x.what == "saved" and x.restarts < restarts), default=0)
+        return (row.get("restarts"), row.get("gpus")) == (restarts, gpus) and (row.get("step") or 0) > since
 
     try:
         cluster.wait_for(lambda: trains(0, 4), 120, "reports from the container")
