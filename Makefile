@@ -11,6 +11,7 @@
 #   make cluster  a throwaway Slurm cluster until Ctrl-C
 #   make docs     the documentation site, in build/site
 #   make deb      Debian packages, in build/deb
+#   make launcher build/synergy-launch.pyz, the launcher in one file
 #   make test-deb installs, upgrades and removes them in a fresh Debian, as docs/admin/install.md says
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -24,7 +25,7 @@ SLURM ?=
 SLURM_SOURCE ?=
 OTHER_SLURM = $(BIN)/python -m tests.throwaway.other_slurm $(if $(SLURM_SOURCE),--source '$(SLURM_SOURCE)',$(SLURM))
 
-.PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs deb test-deb
+.PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs deb launcher test-deb
 
 demo: system venv
 	$(BIN)/python -m tests.demo
@@ -92,6 +93,10 @@ build/venv-docs/.ready: setup.cfg
 	$(PYTHON) -m venv build/venv-docs
 	build/venv-docs/bin/pip install -q --disable-pip-version-check $$($(PYTHON) -c '$(DOCS_NEEDS)')
 	@touch $@
+
+# The launcher in one file, for containers: docs/user/containers.md.
+launcher: venv
+	@$(BIN)/python -m deb.launch_archive
 
 deb: venv
 	@echo "== build/deb: three packages; pip fetches the libraries of synergyctl (about 70 MB)"

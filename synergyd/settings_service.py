@@ -20,7 +20,8 @@ class ServiceSettings:
             "Database",
             DATABASE,
             "Where profiles and decisions are stored: an SQLAlchemy URL. Keep the password out of it: put it into a .pgpass "
-            "file, or name such a file as PGPASSFILE in /etc/default/synergyd.",
+            "file, or name such a file as PGPASSFILE in /etc/default/synergyd. Of PostgreSQL `?schema=NAME` names the schema to use; "
+            "`{cluster}` stands for the ClusterName, so that one line serves clusters that share a database.",
             unset="an SQLite file, synergy.db in StateDir",
             example="sqlite:////var/lib/synergy/synergy.db",
         ),

@@ -28,18 +28,20 @@ REST_LIBRARIES = frozenset({"starlette", "uvicorn", "jwt"})
 
 
 class Context:
-    """`ctx.obj` of every verb. `conf`: a slurm.conf named on the command line; `database`: a URL named there."""
+    """`ctx.obj` of every verb. `conf`: a slurm.conf named on the command line; `database`: a URL named there; `cluster`: another one
+    than slurm.conf's, in the same PostgreSQL."""
 
-    def __init__(self, conf: Path | None = None, database: str = "") -> None:
+    def __init__(self, conf: Path | None = None, database: str = "", cluster: str = "") -> None:
         self.conf = conf
         self.database = database
+        self.cluster = cluster
 
     @cached_property
     def loaded(self) -> LoadedSettings:
         """Settings with their origins; raises UsageError where there is no slurm.conf."""
         from synergyd.slurm.conf import find_slurm_conf, load_settings
 
-        return load_settings(self.conf or find_slurm_conf())
+        return load_settings(self.conf or find_slurm_conf(), self.cluster)
 
     @cached_property
     def settings(self) -> Settings:
@@ -54,7 +56,7 @@ class Context:
         from synergyd.cli.desk import RestDesk, database_desk
         from synergyd.cli.rest_client import RestClient
 
-        if self.database or not (service := self._service()):
+        if self.database or self.cluster or not (service := self._service()):
             return database_desk(self.store())
         return nullcontext(RestDesk(RestClient(service)))
 

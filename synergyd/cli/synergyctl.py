@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import click
 
 from synergyd import __version__
 from synergyd.cli.context import Context, guarded
+from synergyd.errors import UsageError, shown
 
 # verb -> (module, attribute, first line of its help): known without importing it
 VERBS = {
@@ -28,6 +30,8 @@ VERBS = {
     "doctor": ("doctor", "doctor", "What a node lacks to run Synergy's jobs."),
     "db": ("db", "db", "The database's schema."),
 }
+#: verbs that need another cluster's database and nothing else of it
+OF_CLUSTERS = frozenset({"status", "explain", "report", "pause", "resume", "set", "db"})
 
 
 class Verbs(click.Group):
@@ -51,9 +55,12 @@ class Verbs(click.Group):
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--conf", type=click.Path(path_type=Path, dir_okay=False), help="slurm.conf to read settings from.")
 @click.option("--database", default="", metavar="URL", help="Database URL, in place of the Database setting.")
+@click.option(
+    "-M", "--cluster", default="", metavar="NAME", help="Another cluster, whose jobs lie in the same PostgreSQL."
+)
 @click.version_option(__version__, prog_name="synergyctl")
 @click.pass_context
-def cli(ctx: click.Context, conf: Path | None, database: str) -> None:
+def cli(ctx: click.Context, conf: Path | None, database: str, cluster: str) -> None:
     """See and steer what Synergy does with the jobs of this cluster.
 
     \b
@@ -63,7 +70,12 @@ def cli(ctx: click.Context, conf: Path | None, database: str) -> None:
 
     Shell completion: eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"
     """
-    ctx.obj = Context(conf, database)
+    if cluster and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", cluster):
+        raise UsageError("--cluster", f"{shown(cluster)} is no cluster's name", "write its ClusterName")
+    if cluster and ctx.invoked_subcommand not in OF_CLUSTERS:
+        known = ", ".join(sorted(OF_CLUSTERS))
+        raise UsageError(f"--cluster {cluster}", f"{ctx.invoked_subcommand} knows this cluster alone", f"use {known}")
+    ctx.obj = Context(conf, database, cluster.lower())
 
 
 def main() -> None:

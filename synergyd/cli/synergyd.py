@@ -33,10 +33,11 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of its own set-up at every start
-    settings = Context(conf, database).settings
+    context = Context(conf, database)
+    settings = context.settings
     if dry_run:
         settings = replace(settings, dry_run=True)
-    raise SystemExit(run(settings, once=once))
+    raise SystemExit(run(settings, once=once, cluster=context.loaded.cluster))
 
 
 def main() -> None:

@@ -215,6 +215,7 @@ class Daemon:
             for decision in self.decisions:
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
+                self.heartbeat.go_on(self._now())  # many starts at Slurm's pace for one user (rl_enable) take minutes
             self._keep_keys(jobs)
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
@@ -261,7 +262,8 @@ class Daemon:
             if job_id in forms.waits and self.registry.known[job_id].directive is not None:
                 slurms = job_id in forms.slurms and not job.held and not job.paused
             else:
-                nothing = job.shape.gpus < 1 or (offered is not None and not offered.cells)  # to decide about
+                none = offered is not None and not offered.cells and not self.observer.waits_for_nodes
+                nothing = job.shape.gpus < 1 or none  # to decide about
                 slurms = job.directive is None or (nothing and not job.held)
             if slurms and self.registry.release_at_once(self.observer.rows[job_id], snapshot.time_s):
                 yield job_id

@@ -27,6 +27,7 @@ from synergyd.slurm.het_jobs import apart, with_leader
 from synergyd.slurm.hidden_nodes import HiddenNodes
 from synergyd.slurm.job_forms import Forms, forms_of
 from synergyd.slurm.needs import beyond_placing
+from synergyd.slurm.node_states import UNHEARD
 from synergyd.slurm.observe import (
     cluster_of,
     crowded,
@@ -49,7 +50,6 @@ from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
-UNHEARD = "unknown"  # a node's state at slurmctld's start, until it registers or SlurmdTimeout has passed
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 PASSED_EPOCHS = 2  # that a job waits at the least before it counts as passed by others
@@ -234,6 +234,11 @@ class Observer:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
         nodes = self._hidden.shown(self.reader.nodes(), self._limits)
         return cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, self._leaves, self._limits)
+
+    @property
+    def waits_for_nodes(self) -> bool:
+        """slurmctld, which has just started, waits to hear of nodes that a job may get."""
+        return any(n.state == UNHEARD for n in self._nodes)
 
     @property
     def may_take_jobs(self) -> frozenset[str]:

@@ -48,8 +48,13 @@ def _spare_collector(epochs: int) -> None:
     gc.freeze()
 
 
-def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], None] | None = None) -> int:
-    """Runs until SIGTERM or SIGINT (or for one epoch). Returns the exit code. Raises UsageError for wrong settings."""
+def run(
+    settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], None] | None = None, cluster: str = ""
+) -> int:
+    """Runs until SIGTERM or SIGINT (or for one epoch). Returns the exit code. Raises UsageError for wrong settings.
+
+    `cluster`: its name, where the database may hold others'.
+    """
     prepare(settings)
     stop = threading.Event()
 
@@ -58,7 +63,7 @@ def run(settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], 
         stop.set()
 
     url = settings.database_url()
-    leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir))
+    leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
     keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s))
     writer = CommandLine(writing=keeper.writing)
     reader, why = open_reader({})

@@ -203,6 +203,8 @@ class Actuator:
                 self._show_script(row, known, target)
             case Release():
                 if state is JobState.PENDING:
+                    if silent := self.slurm.unheard(row.req_nodes):
+                        return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
                     self.slurm.update(whole, {"StartTime": "now"})
             case Wake(nodes=nodes):
                 self.slurm.power_up(nodes)

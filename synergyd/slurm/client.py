@@ -112,6 +112,10 @@ class SlurmWriter(Protocol):
         """Ends the running job and puts it back into the queue."""
         ...
 
+    def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
+        """Which of `nodes` (none: all) have not registered yet with a slurmctld that may have just taken over. Raises SlurmError."""
+        ...
+
     def power_up(self, nodes: Sequence[str]) -> None:
         """Has Slurm power up nodes that are powered down."""
         ...

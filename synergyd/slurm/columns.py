@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from synergyd.errors import UsageError
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.node_states import heard
 from synergyd.slurm.rows import (
     NAME_BYTES,
     REASON_BYTES,
@@ -39,7 +40,7 @@ JOB_FIELDS: tuple[tuple[str, int], ...] = (
 NODE_FIELDS: tuple[tuple[str, int], ...] = (
     ("NodeList", 128), ("StateComplete", 128), ("Gres", 256), ("GresUsed", 256), ("Features", 256),
     ("PartitionName", 64), ("Reason", REASON_BYTES + 4), ("CPUsState", 44), ("Memory", 16), ("AllocMem", 16),
-    ("Threads", 8), ("Disk", 16),
+    ("Threads", 8), ("Disk", 16), ("Version", 24),
 )  # fmt: skip
 # Further columns by the first release that has them; any is an error to those before.
 JOB_FIELDS_FROM = {(26, 5): (("Exclusive", 8),)}
@@ -177,12 +178,17 @@ def expanded(text: str, where: str) -> tuple[str, ...]:
         raise SlurmError(where, error.what, transient=False) from None
 
 
+def state_heard(f: Mapping[str, str]) -> str:
+    """A node's state, of the columns StateComplete and Version."""
+    return heard(node_state(f["StateComplete"]), value(f["Version"]))
+
+
 def node_row(f: Mapping[str, str], partitions: tuple[str, ...]) -> NodeRow:
     """One row of sinfo, which has one for each partition of a node: `partitions` are those of the rows before."""
     cpus = f["CPUsState"].split("/")  # allocated/idle/other/total
     return NodeRow(
         name=f["NodeList"],
-        state=node_state(f["StateComplete"]),
+        state=state_heard(f),
         gres=value(f["Gres"]),
         gres_used=value(f["GresUsed"]),
         features=tuple(x for x in value(f["Features"]).split(",") if x),

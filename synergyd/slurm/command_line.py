@@ -25,9 +25,12 @@ from synergyd.slurm.columns import (
     job_row,
     node_names,
     node_row,
+    state_heard,
     value,
 )
 from synergyd.slurm.commands import Commands
+from synergyd.slurm.config_values import config_values
+from synergyd.slurm.node_states import UNHEARD
 from synergyd.slurm.owners import TIMEOUT_S, Owners
 from synergyd.slurm.pace import pace_of
 from synergyd.slurm.partitions import partition_rows
@@ -39,6 +42,7 @@ from synergyd.usage import PastRun
 SIGNAL_TIMEOUT_S = (
     4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
 )
+START_TIMEOUT_S = 4.0  # less than a takeover took with SlurmctldTimeout=5 (6 s, 22.05.8)
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 NODE_LIST_BYTES = 16384  # of a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
@@ -75,6 +79,7 @@ class CommandLine(Commands):
         self._owners = Owners()
         self._comments = AdminComments(self.run)
         self._slurm_release = self._told_release = slurm_release
+        self._may_take_over = False  # there are several slurmctlds, as `partitions` read last
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
@@ -119,10 +124,19 @@ class CommandLine(Commands):
     def partitions(self) -> tuple[PartitionRow, ...]:
         """Two calls: the partitions, and the cluster's own defaults."""
         text = self.run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
-        return partition_rows(text, self.run("scontrol", "show", "config").decode(errors="replace"))
+        config = self.run("scontrol", "show", "config").decode(errors="replace")
+        self._may_take_over = "SlurmctldHost[1]" in config_values(config)
+        return partition_rows(text, config)
+
+    def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
+        if not self._may_take_over:
+            return frozenset()
+        fields = [(name, width) for name, width in NODE_FIELDS if name in ("NodeList", "StateComplete", "Version")]
+        rows = self.table("sinfo", fields, "-a", "-N", *(("-n", ",".join(nodes)) if nodes else ()))
+        return frozenset(f["NodeList"] for f, _ in rows if state_heard(f) == UNHEARD)
 
     def leaf_switches(self) -> dict[str, str]:
-        """From `scontrol show topology`: the switches of level 0."""
+        """From `scontrol show topology`: the switches of level 0 (topology/tree), or the blocks (topology/block)."""
         try:
             lines = self.run("scontrol", "show", "topology").decode(errors="replace").splitlines()
         except SlurmError as error:
@@ -132,9 +146,10 @@ class CommandLine(Commands):
         found: dict[str, str] = {}
         for line in lines:
             words = dict(word.partition("=")[::2] for word in line.split())
-            if words.get("Level") == "0" and words.get("SwitchName"):
+            leaf = words.get("BlockName") or (words.get("Level") == "0" and words.get("SwitchName"))
+            if leaf:
                 for name in _hosts(words.get("Nodes", "")):
-                    found[name] = words["SwitchName"]
+                    found[name] = leaf
         return found
 
     def reservations(self) -> str:
@@ -204,7 +219,10 @@ class CommandLine(Commands):
 
     def update(self, job: int | str, fields: Mapping[str, str]) -> None:
         self._check_fields(fields)
-        self._write("scontrol", "update", f"JobId={_named(job)}", *(f"{k}={v}" for k, v in fields.items()))
+        # one that waited for another slurmctld would let the job start on nodes that have not registered there
+        timeout_s = START_TIMEOUT_S if self._may_take_over and fields.get("StartTime") == "now" else math.inf
+        words = (f"JobId={_named(job)}", *(f"{k}={v}" for k, v in fields.items()))
+        self._write("scontrol", "update", *words, timeout_s=timeout_s)
 
     @property
     def acts_as_owner(self) -> bool:

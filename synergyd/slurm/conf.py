@@ -51,6 +51,7 @@ class LoadedSettings:
     origins: Mapping[str, str]
     problems: tuple[Lint, ...]
     files: tuple[Path, ...] = ()
+    cluster: str = ""  # its ClusterName
 
     def errors(self) -> tuple[Lint, ...]:
         return tuple(problem for problem in self.problems if problem.severity == "error")
@@ -70,6 +71,8 @@ class ConfLine:
 
 
 _CONTROLLER = re.compile(r"\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(#,]+)(?:\(([^)\s]+)\))?", re.IGNORECASE)
+_CLUSTER = re.compile(r"\s*ClusterName\s*=\s*([A-Za-z0-9_-]{1,40})\s*(?:#|\Z)", re.IGNORECASE)
+_OF_CLUSTER = "{cluster}"  # in Database: the cluster's name
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = tuple(setting.key for setting in TABLE)
 
@@ -84,8 +87,8 @@ class _Reading:
     problems: list[Lint] = field(default_factory=list)
 
 
-def load_settings(path: Path) -> LoadedSettings:
-    """The settings of slurm.conf `path` and of all it Includes.
+def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
+    """The settings of slurm.conf `path` and of all it Includes. `cluster`: another one's name, whose database is meant.
 
     A wrong line is a Lint of severity "error" and leaves the default in place. Raises UsageError when `path` itself
     can't be read.
@@ -119,10 +122,16 @@ def load_settings(path: Path) -> LoadedSettings:
             port = values.pop(key)
             where = reading.origins.pop(key)
             reading.problems.append(Lint(where, f"{name}={port} is also the {taken[0]}", "give each its own port"))
+    named = [match[1] for line in lines if (match := _CLUSTER.match(line.text))]
+    own = named[-1].lower() if named else ""  # as Slurm has it
+    if cluster and _OF_CLUSTER not in values.get("database", ""):
+        right = f"write ?schema={_OF_CLUSTER} behind Database on all of them"
+        raise UsageError(f"cluster {cluster}", f"Database is that of {own or 'this cluster'} alone", right)
+    if _OF_CLUSTER in values.get("database", ""):
+        values["database"] = values["database"].replace(_OF_CLUSTER, cluster or own)
     settings = Settings(**values, gpu_figures=reading.figures)
-    return LoadedSettings(
-        settings, reading.origins, tuple(reading.problems), tuple(dict.fromkeys(line.path for line in lines))
-    )
+    files = tuple(dict.fromkeys(line.path for line in lines))
+    return LoadedSettings(settings, reading.origins, tuple(reading.problems), files, own)
 
 
 def controller_address(path: Path) -> str:

@@ -22,6 +22,8 @@ _SHUT = frozenset((
 _RESERVED = frozenset(("reserved", "resv", "maint", "maintenance"))
 #: with these alone beside a free base a powered-down node is woken for a job. One that powers up does not respond yet
 _ASLEEP = frozenset(("cloud", "dynamic_norm", "dynamic_future", "planned", "powered_down", "power_up", "powering_up"))
+#: a node's state at slurmctld's start, until it registers or SlurmdTimeout has passed
+UNHEARD = "unknown"
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,11 @@ def offered(state: str) -> NodeOffer:
     asleep = "powered_down" in words or "powering_up" in words
     wakeable = free and asleep and frozenset(flags) <= _ASLEEP | _RESERVED | silent
     return NodeOffer(free and not words & _SHUT, reserved, wakeable, wakeable and waking)
+
+
+def heard(state: str, version: str) -> str:
+    """`state`, or `unknown` where slurmctld calls a node free that has not registered with it yet: it has no `version` of slurmd.
+
+    A second slurmctld that takes over does so for some seconds. Slurm 22.05.8 starts jobs there without their GPUs.
+    """
+    return state if version or not offered(state).up else UNHEARD

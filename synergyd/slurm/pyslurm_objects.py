@@ -11,6 +11,7 @@ from typing import Any
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import node_names
+from synergyd.slurm.node_states import heard
 from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
 
 
@@ -97,7 +98,7 @@ def node_row(n: Any) -> NodeRow:
         raise SlurmError("pyslurm nodes", what, transient=False)
     return NodeRow(
         name=n.name,
-        state=node_state(n.state.lower()),
+        state=heard(node_state(n.state.lower()), n.slurm_version or ""),
         gres=_items(n.configured_gres),
         gres_used=_items(used or dict.fromkeys(kinds or n.configured_gres, total)),
         features=tuple(n.active_features),

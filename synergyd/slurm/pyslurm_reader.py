@@ -15,6 +15,7 @@ from synergyd.slurm import pyslurm_objects
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import count, node_names, nodes_and_cpus, tres_counts
 from synergyd.slurm.commands import TRANSIENT
+from synergyd.slurm.node_states import heard
 from synergyd.slurm.rows import (
     NAME_BYTES,
     REASON_BYTES,
@@ -213,7 +214,7 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
 def _node_row(n: Mapping[str, Any]) -> NodeRow:
     return NodeRow(
         name=n["name"],
-        state=_state(n["state"]),
+        state=heard(_state(n["state"]), n["version"] or ""),
         gres=",".join(n["gres"] or ()),
         gres_used=",".join(n["gres_used"] or ()),
         features=tuple(x for x in (n["features"] or "").split(",") if x),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sqlite3
 import string
 import time
@@ -32,6 +33,7 @@ from synergyd.store.records import RefusedError
 
 RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:password@host/database"
 UPGRADE = "run: synergyctl db upgrade"
+_SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}\Z")
 BUSY_S = 5.0  # how long a connection attempt or another process's SQLite lock is waited for
 STATEMENT_MS = 30_000
 ANSWER_S = 35.0  # a server that is stopped, or a network that takes packets and does not hand them on, ends no statement itself
@@ -60,6 +62,10 @@ def parse_url(url: str) -> URL:
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         if not parsed.database:
             raise UsageError(show(parsed), "the URL names no database", RIGHT_URL)
+        schema = parsed.query.get("schema", "main")
+        if not isinstance(schema, str) or not _SCHEMA.match(schema):
+            right = "write ?schema= once, with a name of letters, digits, _ and - such as a cluster's"
+            raise UsageError(show(parsed), "?schema= names no schema", right)
         return parsed.set(drivername="postgresql+psycopg")
     raise UsageError("database URL", f"unknown kind {parsed.drivername!r}", RIGHT_URL)
 
@@ -70,7 +76,22 @@ def show(url: URL) -> str:
         return f"sqlite:///{url.database or ':memory:'}"
     port = f":{url.port}" if url.port else ""
     host = url.host or str(url.query.get("host", ""))
-    return f"{url.drivername}://{host}{port}/{url.database or ''}"
+    schema = namespace(url)
+    return f"{url.drivername}://{host}{port}/{url.database or ''}{f'?schema={schema}' if schema else ''}"
+
+
+def namespace(url: URL) -> str:
+    """The schema of PostgreSQL that holds this cluster's tables, where the URL names one with `?schema=`; else ""."""
+    name = url.query.get("schema", "")
+    return name if isinstance(name, str) and _SCHEMA.match(name) else ""
+
+
+def make_namespace(connection: Connection, url: URL) -> None:
+    """Makes the schema that the URL names, where it is missing."""
+    name = namespace(url)
+    found = connection.exec_driver_sql("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,)).first() if name else 1
+    if found is None:
+        connection.exec_driver_sql(f'CREATE SCHEMA "{name}"')  # of letters, digits, _ and -
 
 
 def sqlite_path(url: URL) -> Path | None:
@@ -147,6 +168,7 @@ def _postgresql(url: URL, migrating: bool, pooled: bool, answer_s: float) -> Eng
         "application_name": "synergy",
     }
     limits = {k: v for k, v in limits.items() if k not in url.query}
+    schema, url = namespace(url), url.difference_update_query(["schema"])
     try:
         if pooled:
             engine = create_engine(url, connect_args=limits, pool_pre_ping=True, pool_size=2, pool_timeout=BUSY_S)
@@ -160,6 +182,13 @@ def _postgresql(url: URL, migrating: bool, pooled: bool, answer_s: float) -> Eng
         raise UsageError(
             show(url), f"the driver psycopg does not load: {error}", "pip install 'psycopg[binary]'"
         ) from None
+
+    if schema:
+
+        @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks for the current one
+        def on_first(connection: Any, _record: object) -> None:
+            connection.execute(f'SET search_path = "{schema}"')
+            connection.commit()
 
     if migrating:
         return engine

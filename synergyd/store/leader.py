@@ -102,6 +102,7 @@ class Leader:
         pid: int | None = None,
         elapsed: Callable[[], float] = elapsed_s,
         witness: Witness | None = None,
+        cluster: str = "",
     ) -> None:
         self._url = parse_url(url)
         path = sqlite_path(self._url)
@@ -115,6 +116,7 @@ class Leader:
             host=host or socket.gethostname(),
             pid=os.getpid() if pid is None else pid,
             process=process,
+            cluster=cluster,
         )
         self._lease: Lease | None = None
         self._term: int | None = None
@@ -213,13 +215,14 @@ class Leader:
         engine = self._engine or make_engine(self._url, answer_s=ASK_S)
         with engine.execution_options(writes=True).begin() as connection:
             held = lease.locked(connection)
+            self._check_cluster(held.cluster)
             self._beat += 1
             known = lease.acknowledged(connection, self._me.holder)
             leads = self._may_take(held, known)
             if leads:
                 same = held.holder == self._me.holder
                 term = max(held.term, self._term or 0) + (not same or not held.term)
-                mine = replace(self._me, term=term, beat=held.beat + 1)
+                mine = replace(self._me, term=term, beat=held.beat + 1, cluster=self._me.cluster or held.cluster)
                 lease.write(connection, mine, self._clock())
                 lease.unregister(connection, self._me.holder)
                 followed = bool(lease.acknowledge(connection, term, self._forgotten))
@@ -239,6 +242,14 @@ class Leader:
             self._lease = Lease(followed=followed, from_s=from_s, until_s=asked_s + TERM_S - MARGIN_S)
         else:
             self._lease = None
+
+    def _check_cluster(self, owner: str) -> None:
+        """Two clusters in one database would take each other's jobs for their own, and one daemon would stand by for the other."""
+        if owner and self._me.cluster and owner != self._me.cluster:
+            what = f"it holds the jobs of the cluster {owner}, and this is {self._me.cluster}"
+            raise UsageError(
+                show(self._url), what, "give each cluster its own: write ?schema={cluster} behind Database"
+            )
 
     def _may_take(self, held: lease.Held, known: int | None) -> bool:
         now_s = self._elapsed()

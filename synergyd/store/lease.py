@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -21,6 +21,10 @@ class Held:
     term: int = 0
     beat: int = 0
     process: str = ""
+    cluster: str = ""
+
+
+_COLUMNS = tuple(f.name for f in fields(Held))
 
 
 class Watch:
@@ -41,20 +45,18 @@ def locked(connection: Connection) -> Held:
     """The row, which nobody else can read to change until this transaction ends."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")  # a lease that is granted must outlive a crash
-    names = ("holder", "host", "pid", "term", "beat", "process")
-    statement = select(*(getattr(LeaderRow, n) for n in names)).where(LeaderRow.id == 1).with_for_update()
+    statement = select(*(getattr(LeaderRow, n) for n in _COLUMNS)).where(LeaderRow.id == 1).with_for_update()
     row = connection.execute(statement).one_or_none()
     if row is None:
         # an empty one first: two daemons that find none must not both lead
-        free = {"id": 1, "holder": "", "host": "", "pid": 0, "heartbeat_s": 0.0, "term": 0, "beat": 0, "process": ""}
+        free = {"id": 1, "heartbeat_s": 0.0, **asdict(Held())}
         connection.execute(insert(connection, LeaderRow).values(free).on_conflict_do_nothing(index_elements=["id"]))
         row = connection.execute(statement).one()
     return Held(**row._asdict())
 
 
 def write(connection: Connection, held: Held, heartbeat_s: float) -> None:
-    row = {n: getattr(held, n) for n in ("holder", "host", "pid", "term", "beat", "process")}
-    upsert(connection, LeaderRow, [{"id": 1, "heartbeat_s": heartbeat_s, **row}])
+    upsert(connection, LeaderRow, [{"id": 1, "heartbeat_s": heartbeat_s, **asdict(held)}])
 
 
 def acknowledged(connection: Connection, holder: str) -> int | None:

@@ -13,7 +13,16 @@ from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from synergyd.errors import NoSchemaError, UsageError
-from synergyd.store.connect import UPGRADE, file_exists, make_engine, parse_url, plain_errors, show, sqlite_path
+from synergyd.store.connect import (
+    UPGRADE,
+    file_exists,
+    make_engine,
+    make_namespace,
+    parse_url,
+    plain_errors,
+    show,
+    sqlite_path,
+)
 
 _ALEMBIC = threading.Lock()  # alembic.context is one for the whole process
 
@@ -63,6 +72,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
     engine = make_engine(parsed, create=True, migrating=True, pooled=False)
     try:
         with plain_errors(parsed), engine.begin() as connection:
+            make_namespace(connection, parsed)
             return upgrade_on(connection, show(parsed))
     finally:
         engine.dispose()

@@ -174,6 +174,7 @@ class LeaderRow(Base):
     term: Mapped[int] = mapped_column(BigInteger)
     beat: Mapped[int] = mapped_column(BigInteger)
     process: Mapped[str] = mapped_column(Text)
+    cluster: Mapped[str] = mapped_column(Text, server_default="")  # whose jobs these are; "" until a daemon has led
 
 
 class StandbyRow(Base):

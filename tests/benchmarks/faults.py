@@ -1,6 +1,8 @@
 """Fault runs: every state of a resize x every fault, on a real Slurm cluster with a real daemon. Prints a table.
 
-python -m tests.benchmarks.faults [STATE[/FAULT] ...]
+python -m tests.benchmarks.faults [--controllers] [STATE[/FAULT] ...]
+
+--controllers: a second slurmctld takes over, and scontrol reconfigure, in place of the other faults.
 """
 
 from __future__ import annotations
@@ -10,17 +12,20 @@ import sys
 import time
 from pathlib import Path
 
-from tests.throwaway.faults import FAULTS, STATES, matrix
+from tests.throwaway.faults import FAULTS, OF_CONTROLLERS, STATES, matrix
 
 
 def main(wanted: list[str]) -> int:
     """0 when every pair that was tried ended right."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    pairs = [(s, f) for s in STATES for f in FAULTS if not wanted or s in wanted or f"{s}/{f}" in wanted or f in wanted]
+    several = "--controllers" in wanted
+    wanted = [word for word in wanted if word != "--controllers"]
+    faults = OF_CONTROLLERS if several else FAULTS
+    pairs = [(s, f) for s in STATES for f in faults if not wanted or s in wanted or f"{s}/{f}" in wanted or f in wanted]
     reasons: list[str] = []
     began, right = time.monotonic(), 0
     print(f"{'state':<14} {'fault':<17} {'result':<8} {'settled':>8}  ended")
-    with matrix() as running:
+    with matrix(controllers=2 if several else 1) as running:
         for state, fault in pairs:
             done = running.run(state, fault)
             right += not done.wrong

@@ -14,7 +14,7 @@ import pytest
 from synergyd.slurm.associations import parse
 from synergyd.slurm.command_line import CommandLine
 from synergyd.store.store import open_store
-from tests.integration.daemon_site import status, until_beat, until_steps
+from tests.integration.daemon_site import status, until_beat, until_epochs, until_steps
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
 from tests.throwaway.slurm import SlurmCluster
@@ -209,3 +209,28 @@ def test_what_slurm_shows_is_understood(site: SlurmCluster) -> None:
     assert leaf is not None and leaf.job_tres["gres/gpu"].limit == 2 and leaf.fair_share is not None
     assert [a.account for a in found.chain(leaf)] == ["small", "small", "root"]
     assert found.of("small", "root", "main") is None
+
+
+def test_slurmdbd_away_stops_nothing(site: SlurmCluster) -> None:
+    """slurmctld keeps the limits meanwhile; what is changed afterwards counts."""
+    running = submit(site, "few", "--cpus-per-task=4")
+    site.wait_for(lambda: site.state(running) == "RUNNING", 60, "the job to start")
+    site.kill("slurmdbd")
+    until_epochs(site)
+    late = submit(site, "chem", "--cpus-per-task=1", "--mem=1000")
+    site.wait_for(lambda: site.state(late) == "RUNNING", 60, "a job to start without slurmdbd")
+    has = used(site, "chem")
+    assert has["gres/gpu"] <= 4 and has["node"] == 1 and used(site, "few")["cpu"] == 4
+    assert site.state(running) == "RUNNING"
+    site.spawn("slurmdbd", ["-D"])
+    site.wait_for(lambda: site.run("sacctmgr", "-n", "show", "cluster", check=False).returncode == 0, 60, "slurmdbd")
+    site.sacctmgr("modify account free set MaxTRESPerJob=gres/gpu=2")
+    end(site, running, late)
+    after = submit(site, "free")
+    try:
+        site.wait_for(lambda: "may have at most 2 GPUs (MaxTRESPerJob)" in why(site, after), 120, "the new limit")
+        site.wait_for(lambda: site.state(after) == "RUNNING", 60, "the job to start")
+        assert used(site, "free")["gres/gpu"] == 2
+    finally:
+        end(site, after)
+        site.sacctmgr("modify account free set MaxTRESPerJob=gres/gpu=-1")

@@ -24,6 +24,7 @@ from tests.throwaway.synergy import Synergyd, explain, hook
 
 STATES = ("QUEUED", "RUNNING", "CHECKPOINTING", "REQUEUING", "HELD", "RESIZED", "RELEASED")
 FAULTS = ("synergyd-killed", "scancel", "node-down", "slurmctld-killed")
+OF_CONTROLLERS = ("takeover", "reconfigure")  # the first needs a second slurmctld
 # the call that is stopped before it is made, to keep a job in a state
 CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update", "RESIZED": "release"}
 PARK_S = 120
@@ -151,6 +152,8 @@ class Matrix:
             self._control("update", f"NodeName={lost}", "State=DOWN", "Reason=test")
             if state == "RUNNING":
                 self._control("update", "NodeName=n2", "State=RESUME")
+        elif fault == "reconfigure":
+            self._control("reconfigure")
         else:
             self._saved()
             self.cluster.kill("slurmctld")
@@ -280,6 +283,9 @@ class Matrix:
 
     def _clean(self) -> None:
         self.stalls.clear()
+        if self.cluster.ended("slurmctld"):
+            self.cluster.start_controller()
+            self._wait(self._nodes_registered, 60, "the nodes to register with the first slurmctld again")
         self.cluster.run("scancel", *(str(i) for i in (self.job_id, self.blocker) if i), check=False)
         for node in self.killed:
             self.cluster.start_node(node)
@@ -292,6 +298,10 @@ class Matrix:
 
     def _queue_empty(self) -> bool:
         return not self.cluster.run("squeue", "-h").stdout.strip()
+
+    def _nodes_registered(self) -> bool:
+        done = self.cluster.run("sinfo", "-h", "-N", "-O", "Version", check=False)
+        return done.returncode == 0 and "N/A" not in done.stdout
 
     def _nodes_idle(self) -> bool:
         rows = self.cluster.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.split("\n")
@@ -335,9 +345,9 @@ class Pairs:
 
 
 @contextmanager
-def matrix() -> Iterator[Pairs]:
-    """Ready for pairs."""
-    pairs = Pairs(_one_cluster)
+def matrix(controllers: int = 1) -> Iterator[Pairs]:
+    """Ready for pairs, on clusters of so many slurmctlds."""
+    pairs = Pairs(lambda: _one_cluster(controllers))
     try:
         yield pairs
     finally:
@@ -345,9 +355,9 @@ def matrix() -> Iterator[Pairs]:
 
 
 @contextmanager
-def _one_cluster() -> Iterator[Matrix]:
+def _one_cluster(controllers: int) -> Iterator[Matrix]:
     """A cluster of two nodes and a daemon."""
-    cluster = SlurmCluster([NodeGroup("cpu", 2, GPUS)])
+    cluster = SlurmCluster([NodeGroup("cpu", 2, GPUS)], controllers=controllers)
     cluster.job_submit = hook(cluster.state_dir)
     cluster.slurm_conf = (
         f"#SYNERGY StateDir={cluster.state_dir} Epoch=1 RestartCost=0 CheckpointTimeout=15 Park={PARK_S}",

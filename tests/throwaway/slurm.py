@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.throwaway import controllers
 from tests.throwaway.accounting import DBD_PORT, SQL_PORT, Accounting
 from tests.throwaway.accounting import missing_programs as missing_for_accounting
 from tests.throwaway.slurm_output import release
@@ -77,6 +78,7 @@ class SlurmCluster:
     counts_memory: bool = False
     park_cred_expire_s: int = 120
     slurmd_timeout_s: int = 20
+    controllers: int = 1  # slurmctlds; a second one takes over
     accounting: Accounting | None = None  # a slurmdbd of its own
     slurm_user: str = field(default_factory=lambda: _user_name())  # another than root is for root alone
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
@@ -120,7 +122,8 @@ class SlurmCluster:
         self.start_munged()
         if self.accounting is not None:
             self.accounting.start(self)
-        self.start_controller()
+        for number in range(1, self.controllers + 1):
+            self.start_controller(number)
         if self.accounting is not None:
             self.accounting.fill(self)
         static = [name for name, group in self._group_of.items() if not group.cloud]
@@ -130,7 +133,7 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Cancels all jobs, stops every process this object started, and removes the folder."""
-        if "slurmctld" in self._processes and self._processes["slurmctld"].poll() is None:
+        if not all(self.ended(controllers.key(number)) for number in range(1, self.controllers + 1)):
             with suppress(subprocess.TimeoutExpired):  # of a long queue; `_kill_steps` ends what runs
                 self.run("scancel", "--full", "-s", "KILL", *self._job_ids(), check=False, timeout_s=10)
             time.sleep(0.2)
@@ -161,12 +164,14 @@ class SlurmCluster:
         self.spawn("munged", [*args, f"--seed-file={munge}/seed", "--force", "--foreground", "--num-threads=4"])
         self.wait_for(self.munge_socket.exists, 60, "munged's socket")
 
-    def start_controller(self, *, wait: bool = True) -> None:
-        """slurmctld (again, on the same state, after `kill("slurmctld")`)."""
-        self.spawn("slurmctld", ["-D", "-f", str(self.conf)])
-        if not wait:
-            return
-        self.wait_for(lambda: self.run("scontrol", "ping", check=False).returncode == 0, 60, "slurmctld to answer")
+    def start_controller(self, number: int = 1, *, wait: bool = True) -> None:
+        """slurmctld (again, on the same state, after `kill("slurmctld")`); a second one is `slurmctld2`."""
+        words, up = [self._program("slurmctld"), "-D", "-f", str(self.conf)], "is UP"
+        if self.controllers > 1:
+            words, up = controllers.command(self.folder, number, words), f"at ctl{number} is UP"
+        self.spawn(words[0], words[1:], key=controllers.key(number))
+        if wait:
+            self.wait_for(lambda: up in self.run("scontrol", "ping", check=False).stdout, 60, "slurmctld to answer")
 
     def start_node(self, name: str) -> None:
         """The slurmd of node `name`."""
@@ -265,6 +270,9 @@ class SlurmCluster:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _program(self, name: str) -> str:
+        return shutil.which(name, path=self._path()) or name
+
     def _path(self) -> str:
         return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
@@ -295,6 +303,11 @@ class SlurmCluster:
     def _write_files(self) -> None:
         host, d, user = socket.gethostname().split(".")[0], self.folder, _user_name()
         own = d if self.slurm_user == user else d / "state"  # slurmctld gives root's rights up
+        own_controllers = controllers.conf_lines(d, self.controllers) if self.controllers > 1 else [
+            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldPidFile={own}/slurmctld.pid",
+            f"SlurmctldLogFile={own if own != d else d / 'log'}/slurmctld.log",
+        ]  # fmt: skip
         nodes, gres, first = [], [], 1
         for g in self.groups:
             last = first + g.nodes - 1
@@ -314,16 +327,14 @@ class SlurmCluster:
             (d / "job_submit.lua").write_text(text)
         lines = [
             "ClusterName=throwaway",
-            f"SlurmctldHost={host}(127.0.0.1)",
+            *own_controllers,
             f"SlurmctldPort={self.port}",
             f"SlurmdPort={self.port + 1}",
             f"SlurmUser={self.slurm_user}",
             f"SlurmdUser={user}",
             f"StateSaveLocation={d}/state",
             f"SlurmdSpoolDir={d}/spool/%n",
-            f"SlurmctldPidFile={own}/slurmctld.pid",
             f"SlurmdPidFile={d}/slurmd-%n.pid",
-            f"SlurmctldLogFile={own if own != d else d / 'log'}/slurmctld.log",
             f"SlurmdLogFile={d}/log/slurmd-%n.log",
             "AuthType=auth/munge",
             f"AuthInfo=socket={self.munge_socket},cred_expire={self.park_cred_expire_s}",
@@ -366,10 +377,14 @@ class SlurmCluster:
 
     def spawn(self, program: str, args: Sequence[str], key: str = "") -> None:
         log = (self.folder / "log" / f"{key or program}.log").open("ab")
-        path = shutil.which(program, path=self._path()) or program
         with log:
             self._processes[key or program] = subprocess.Popen(
-                [path, *args], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                [self._program(program), *args],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
 
     def _end(self, name: str) -> None:

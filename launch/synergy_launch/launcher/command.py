@@ -189,7 +189,8 @@ def _supervisor(node: NodeCommand, allocation: JobAllocation, plan: Plan | None)
 def run_leader(allocation: JobAllocation, arguments: Sequence[str]) -> int:
     """Starts a step that covers the allocation, and waits for it."""
     # by the same entry, which may know where click lies
-    entry = [sys.argv[0]] if Path(sys.argv[0]).name == "synergy-launch" else ["-m", "synergy_launch.launcher.command"]
+    own = Path(sys.argv[0]).name in ("synergy-launch", "synergy-launch.pyz")
+    entry = [sys.argv[0]] if own else ["-m", "synergy_launch.launcher.command"]
     command = slurm.step_command(allocation, os.environ, [sys.executable, *entry, *arguments])
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the step's own launchers get it too
     child = subprocess.Popen(command, env=slurm.without_stale(os.environ))

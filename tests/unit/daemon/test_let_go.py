@@ -91,6 +91,18 @@ def test_a_component_is_released_through_its_leader(site: Site) -> None:
     assert delays(site) == [["update", "1", "StartTime=now+0"]]
 
 
+def test_a_job_waits_while_slurmctld_has_not_heard_of_the_nodes(site: Site) -> None:
+    """It would start at the size asked for, and be restarted for another one soon after."""
+    site.slurm.states = dict.fromkeys(site.slurm.gpus, "unknown")
+    submitted(site, f"{STAMP} global_batch=8 micro_batch=1")
+    site.epoch()
+    assert not delays(site) and site.slurm.jobs[1].state == "PENDING"
+    site.slurm.states.clear()
+    site.epoch(4)
+    site.tick()
+    assert not delays(site) and site.slurm.jobs[1].state == "RUNNING"
+
+
 def test_a_job_of_which_no_size_can_be_decided_about_is_released(site: Site) -> None:
     submitted(site, "synergy:1 model=no-such-model max_gpus=4")
     assert "no-such-model" in site.epoch()[1].why and len(delays(site)) == 1

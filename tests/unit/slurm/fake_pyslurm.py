@@ -43,12 +43,13 @@ JOBS = [
 NODE: dict[str, Any] = dict(
     name="n1", state="IDLE", gres="gpu:a100:4(S:0-1)", gres_used="gpu:a100:0(IDX:N/A)", alloc_tres_fmt_str=None, features="a100,ib",
     partitions="main,second", reason=None, cpus=64, alloc_cpus=0, real_memory=64000, alloc_memory=0, threads=1, tmp_disk=0,
+    version="22.05.8",
 )  # fmt: skip
 NODES = [
     NODE,
     {**NODE, "name": "n2", "state": "MIXED+DRAIN", "alloc_cpus": 8, "alloc_memory": 32000, "reason": "fan",
      "gres_used": "gpu:a100:2(IDX:0-1)", "alloc_tres_fmt_str": "cpu=8,mem=32000M,gres/gpu=2,gres/gpu:a100=2"},
-    {**NODE, "name": "n3", "gres": None, "gres_used": None, "features": None},
+    {**NODE, "name": "n3", "gres": None, "gres_used": None, "features": None, "version": None},
     {**NODE, "name": "n4", "partitions": None},
 ]  # fmt: skip
 
@@ -184,7 +185,7 @@ def new_node(r: dict[str, Any]) -> Any:
         name=r["name"], state=r["state"], configured_gres=_gres(r["gres"]), allocated_gres=used, reason=r["reason"],
         active_features=_split(r["features"]) or [], partitions=_split(r["partitions"]) or [], total_cpus=r["cpus"],
         allocated_cpus=r["alloc_cpus"], real_memory=r["real_memory"] or None, allocated_memory=r["alloc_memory"],
-        threads_per_core=_parse(r["threads"], NO_VAL16), temporary_disk=_parse(r["tmp_disk"]),
+        threads_per_core=_parse(r["threads"], NO_VAL16), temporary_disk=_parse(r["tmp_disk"]), slurm_version=r["version"],
     )  # fmt: skip
 
 

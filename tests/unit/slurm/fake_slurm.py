@@ -56,6 +56,7 @@ class FakeSlurm:
     full: bool = False
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
     woken: list[str] = field(default_factory=list)  # nodes that were asked to power up
+    silent: set[str] = field(default_factory=set)  # nodes that have not registered since a takeover
     reserved: str = ""  # as scontrol shows reservations
     drained: dict[str, str] = field(default_factory=dict)  # reason by node
     ran_s: dict[int, float] = field(default_factory=dict)  # by job: seconds of all incarnations that ended
@@ -71,6 +72,9 @@ class FakeSlurm:
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")
         return expand(self.required.get(job_id, ""))
+
+    def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
+        return frozenset(self.silent) & frozenset(nodes or self.silent)
 
     def power_up(self, nodes: Sequence[str]) -> None:
         self._reach("scontrol update")

@@ -132,6 +132,17 @@ def test_park_and_release_are_start_times(tmp_path: Path) -> None:
     assert slurm.calls == [["update", "1", "StartTime=now"]]
 
 
+def test_no_job_is_released_to_nodes_that_have_not_registered_since_a_takeover(tmp_path: Path) -> None:
+    """Slurm 22.05.8 would start it without GPUs."""
+    slurm, actuator = make(tmp_path, req_nodes=("n1", "n2"))
+    slurm.silent = {"n2", "n3"}
+    answer = actuator.carry_out(Release(1))
+    assert isinstance(answer, Refused) and answer.transient and "waits for n2 to register" in answer.error
+    assert slurm.calls == []
+    slurm.silent = {"n3"}
+    assert isinstance(actuator.carry_out(Release(1)), CarriedOut)
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED"])
 def test_a_job_that_is_not_pending_is_not_updated(tmp_path: Path, state: str) -> None:
     slurm, actuator = make(tmp_path, state=state)

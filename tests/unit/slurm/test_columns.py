@@ -22,7 +22,7 @@ JOB = {
 NODE = {
     "NodeList": "n1", "StateComplete": "idle", "Gres": "gpu:a100:4", "GresUsed": "gpu:a100:0(IDX:N/A)", "Features": "a100,ib",
     "PartitionName": "main", "Reason": "none", "CPUsState": "24/40/0/64", "Memory": "64000", "AllocMem": "1024", "Threads": "2",
-    "Disk": "9000",
+    "Disk": "9000", "Version": "22.05.8",
 }  # fmt: skip
 
 

@@ -141,6 +141,24 @@ def test_nodes_of_several_partitions_are_one_row(shell: Shell) -> None:
     assert (second.name, second.features) == ("n2", ()) and second.reason.startswith("bad\nfan")
 
 
+def test_nodes_that_have_not_registered_are_asked_for_where_there_are_two_controllers(shell: Shell) -> None:
+    def answer(config: str) -> None:
+        shell.answers("scontrol", config.encode(), first='[ "$2" = partition ] && exit 0')
+        shell.backend.partitions()
+        shell.calls.clear()
+
+    widths = dict(NODE_FIELDS)
+    fields = tuple((name, widths[name]) for name in ("NodeList", "StateComplete", "Version"))
+    rows = [NODE, {**NODE, "NodeList": "n2", "Version": "N/A"}, {**NODE, "NodeList": "n3", "StateComplete": "unknown"}]
+    shell.answers("sinfo", b"".join(cut(fields, r) for r in rows))
+    answer("SlurmctldHost[0]        = a\n")
+    assert not shell.backend.unheard(("n1", "n2"))
+    assert shell.calls[-1:] != [["sinfo"]]
+    answer("SlurmctldHost[0]        = a\nSlurmctldHost[1]        = b\n")
+    assert shell.backend.unheard(("n1", "n2", "n3")) == {"n2", "n3"}
+    assert shell.calls[-1][:6] == ["sinfo", "-h", "-a", "-N", "-n", "n1,n2,n3"]
+
+
 def test_admin_comments(shell: Shell) -> None:
     jobs = [
         {"job_id": 7, "admin_comment": "synergy:1"},

@@ -161,6 +161,15 @@ def test_leaf_switches_are_those_of_level_0(shell: Shell) -> None:
     assert shell.backend.leaf_switches() == {}
 
 
+def test_blocks_are_leaves(shell: Shell) -> None:
+    shell.answers(  # as 24.11.5 says it
+        "scontrol",
+        b"BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n[3-4] BlockSize=2\n"
+        b"AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-4] BlockSize=4\n",
+    )
+    assert shell.backend.leaf_switches() == {"n1": "b1", "n2": "b1", "n3": "b2", "n4": "b2"}
+
+
 def test_writes_are_begun_within_the_lease_or_not_at_all(shell: Shell) -> None:
     allowed = [True]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.slurm.node_states import NodeOffer, offered
+from synergyd.slurm.node_states import NodeOffer, heard, offered
 from synergyd.slurm.observe import node_of
 from synergyd.slurm.rows import NodeRow, node_state
 
@@ -82,6 +82,22 @@ def test_what_a_node_offers(state: str, offer: NodeOffer) -> None:
     assert offered(node_state(state)) == offer
     node = node_of(NodeRow("n1", node_state(state), "gpu:a100:4", "", (), (), ""))
     assert NodeOffer(node.up, node.reserved, node.wakeable, node.waking) == offer
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "seen"),
+    [
+        ("idle", "22.05.8", "idle"),
+        ("idle", "", "unknown"),
+        ("mixed+planned", "", "unknown"),
+        ("down", "", "down"),
+        ("idle+drain", "", "idle+drain"),
+        ("idle+cloud+powered_down", "", "idle+cloud+powered_down"),
+        ("idle+cloud+powering_up", "", "idle+cloud+powering_up"),
+    ],
+)
+def test_a_free_node_that_has_not_registered_is_unknown(state: str, version: str, seen: str) -> None:
+    assert heard(state, version) == seen
 
 
 # node_state_base_string and node_state_flag_string of slurm_protocol_defs.c, 22.05.8

@@ -100,6 +100,7 @@ def test_what_rows_say(put: Put, shape: str) -> None:
         2,
     )
     assert [gpus_of(n.gres_used)[1] for n in nodes.values()] == [0, 2, 0] and nodes["n2"].reason == "fan"
+    assert nodes["n3"].state == "unknown"
     assert nodes["n2"].state == "mixed+drain" and nodes["n1"].features == ("a100", "ib")
 
 
