@@ -14,7 +14,7 @@ from synergyd.errors import UsageError
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.scheduler.problem.records import Progress
-from synergyd.sim.records import TraceJob, placed_on
+from synergyd.sim.records import TraceJob, asked_shape, placed_on
 from synergyd.sim.world import Live
 from synergyd.task.fit.population import prior_of
 from synergyd.task.job_planner import JobPlanner
@@ -224,10 +224,14 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         low, high = batch, batch
     else:
         low, high = job.truth.low, job.truth.high
+    fixed = job.plan if job.plan_fixed else None
     return Directive(
         model=job.model,
         global_batch=(low, high),
-        max_micro_batch=None if rigid else job.max_micro_batch,
+        tp=fixed.tp if fixed else None,
+        pp=fixed.pp if fixed else None,
+        micro_batch=fixed.micro_batch if fixed else None,
+        max_micro_batch=None if rigid or fixed else job.max_micro_batch,
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,
@@ -258,18 +262,6 @@ def submitted(live: Live, cluster: Cluster, *, rigid: bool) -> Job:
         asked=asked,
         directive=directive_of(job, rigid=rigid),
     )
-
-
-def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
-    """The size asked for on the nodes asked for, or the fewest that can share it equally; None where the cluster can't hold it."""
-    types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
-    for gpu_type in types:
-        sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
-        for nodes in [job.nodes] if job.nodes else range(1, len(sizes) + 1):
-            each, rest = divmod(job.gpus, nodes)
-            if not rest and sum(size >= each for size in sizes) >= nodes:
-                return Shape(gpu_type, nodes, each)
-    return None
 
 
 def _kinds(cluster: Cluster) -> tuple[object, ...]:

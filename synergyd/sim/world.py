@@ -83,9 +83,13 @@ class World:
     results: dict[int, JobResult] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     goodput: list[tuple[float, float]] = field(default_factory=list)
+    throughput: list[tuple[float, float]] = field(default_factory=list)
     worth: Callable[[Live], float] = field(
         default=lambda live: 1.0
     )  # least GPU seconds of one unit of a job's progress
+    usual_s: Callable[[Live], float] = field(
+        default=lambda live: 0.0
+    )  # seconds of one unit of a job's progress as its user asked for it
 
     def __post_init__(self) -> None:
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -220,10 +224,12 @@ class World:
             return
         self._epoch_at_s = None
         if not self.jobs:
+            self.throughput.append((self.now_s, 0.0))
             return
         self.director.epoch(self)
-        speed = sum(live.pace.rate * self.worth(live) for live in self.running() if live.pace is not None)
-        self.goodput.append((self.now_s, speed))
+        paces = [(live, live.pace.rate) for live in self.running() if live.pace is not None]
+        self.goodput.append((self.now_s, sum(rate * self.worth(live) for live, rate in paces)))
+        self.throughput.append((self.now_s, sum(rate * self.usual_s(live) for live, rate in paces)))
         if not any(live.grant for live in self.jobs.values()) and self.now_s - self._changed_s > STUCK_S:
             names = ", ".join(live.job.where or live.job.name for live in list(self.jobs.values())[:3])
             raise UsageError(names, "never starts under this policy", "look at its size and at the cluster's")
@@ -295,6 +301,18 @@ class World:
             return
         live.stage = truth.stages - 1
         live.synced_s, live.pace = self.now_s, None
+        end_s = (live.job.costs or self.scenario.costs).end_s
+        if end_s <= 0:
+            self._over(live)
+            return
+        starts = live.starts
+        self._contend()
+        self.at(self.now_s + end_s, STAGE, lambda: self._over(live) if live.grant and live.starts == starts else None)
+
+    def _over(self, live: Live) -> None:
+        """The job has ended, and its GPUs are free."""
+        if live.job_id not in self.jobs:
+            return
         self.halt(live)
         del self.jobs[live.job_id]
         self._left -= 1

@@ -10,8 +10,8 @@ from synergyd.errors import UsageError
 from synergyd.records import Cell, Plan, Profile, Shape
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.settings import Settings
-from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
-from synergyd.sim.records import Costs, JobResult, Outage, Scenario, cluster_of
+from synergyd.sim.belief import LearntBelief, OracleBelief
+from synergyd.sim.records import Costs, JobResult, Outage, Scenario, asked_shape, cluster_of
 from synergyd.sim.simulate import policies, simulate
 from synergyd.sim.synergy_director import SynergyDirector
 from synergyd.sim.world import World, results_in_order
