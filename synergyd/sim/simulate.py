@@ -51,13 +51,14 @@ def simulate(
     *,
     oracle: bool = False,
     rigid: bool | None = None,
+    restart_cost_s: float | None = None,
     ideals: Ideals | None = None,
     figures: Mapping[str, GpuFigures] | None = None,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> SimulatedRun:
     """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. `rigid`: jobs keep the size and the batch that
     was asked for (None: under the policies in RIGID). `figures` by GPU type: what the scheduler takes the hardware for (the
-    built-in ones where it is not there). Raises UsageError: a policy that is not
+    built-in ones where it is not there). `restart_cost_s`: what RestartCost says (None: the truth). Raises UsageError: a policy that is not
     known, a job that can't run or never starts."""
     checked(scenario)
     director: TiresiasReference | SynergyDirector
@@ -71,7 +72,8 @@ def simulate(
         told = settings or Settings()
         # a trace's weights are its own, not a user's wish
         most = max(told.max_weight, *(job.weight for job in scenario.jobs))
-        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s, max_weight=most)
+        cost_s = scenario.costs.resize_s if restart_cost_s is None else restart_cost_s
+        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=cost_s, max_weight=most)
         learnt = LearntBelief(dict(figures or {}), scenario.seed, scenario.lengths_known)
         belief = OracleBelief() if oracle else learnt
         director = SynergyDirector(

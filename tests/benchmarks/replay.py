@@ -81,7 +81,8 @@ def simulated(
     scenario = Scenario(jobs, cluster_of({gpu_type: groups}), costs, epoch_s, seed=seed)
     name = "backfill" if policy == PLAIN else policy
     known = {gpu_type: faster(gpu_type, factor)}
-    return simulate(scenario, name, settings, oracle=policy == PLAIN, figures=known).jobs
+    cost_s, oracle = settings.restart_cost_s, policy == PLAIN
+    return simulate(scenario, name, settings, oracle=oracle, figures=known, restart_cost_s=cost_s).jobs
 
 
 def of_real(real: Outcome, factor: float) -> dict[str, Any]:
