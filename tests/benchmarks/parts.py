@@ -1,6 +1,6 @@
 """What each part of Synergy brings, in simulation: the plan alone, the batch alone, the allocation alone, all together.
 
-    python -m tests.benchmarks.parts [--data DIR] [--trace NAME,...] [--part NAME,...] [--json FILE]
+    python -m tests.benchmarks.parts [--data DIR] [--trace NAME,...] [--part NAME,...] [--jobs N] [--json FILE]
 
 Each part is switched on beside plain Slurm, where every job runs as its user asked: first in, first out, fixed numbers of GPUs,
 plan and batch as asked.
@@ -173,9 +173,10 @@ def with_part(scenario: Scenario, part: Part) -> Scenario:
     return replace(scenario, jobs=jobs)
 
 
-def measure(trace: str, data: Path, name: str) -> RunMetrics:
+def measure(trace: str, data: Path, name: str, jobs: int) -> RunMetrics:
     part = PARTS[name]
     scenario = with_part(TRACES[trace](data, part.keeps_plan), part)
+    scenario = replace(scenario, jobs=scenario.jobs[:jobs])
     ideals = Ideals(scenario)
     # a batch that does not divide by the GPUs asked for is rounded up where both stay as asked
     rigid = part.policy != "synergy" and part.keeps_batch
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), metavar="DIR")
     parser.add_argument("--trace", default=",".join(TRACES))
     parser.add_argument("--part", default=",".join(PARTS))
+    parser.add_argument("--jobs", type=int, default=10_000, help="the first so many of each trace")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
@@ -207,7 +209,7 @@ def main() -> None:
             if name in LACKS[trace]:
                 print(f"| {name} | nothing to choose | | | | | | |", flush=True)
                 continue
-            one = measure(trace, args.data, name)
+            one = measure(trace, args.data, name, args.jobs)
             base = base or one
             print(row(name, one, base), flush=True)
             found.setdefault(trace, {})[name] = asdict(one)

@@ -51,7 +51,8 @@ def read(
         if kind not in known:
             known[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
         times, gpus = known[kind], row.whole("num_gpus", 1, 100_000)
-        kept = _kept(_plan(row)) if keep_plan else ""
+        plan = _plan(row)
+        kept = _kept(plan) if keep_plan else ""
         each = largest_divisor(gpus, gpus_per_node)
         if gpus > times.largest or times.step_s(Placed(gpu_type, (each,) * (gpus // each))) is None:
             right = f"it was measured from {times.smallest(gpu_type)} to {times.largest}"
