@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ class RunMetrics:
     cluster's GPUs / jobs present on average while it was there, its one start included (without it a job of a second would
     be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1. `worst_restart_share`: see `restart_share`.
     `throughput_jobs`: cluster throughput (Crius, EuroSys 2026), the sum over the running jobs of the rate of progress over that on
-    the GPUs and with the batch asked for, at each epoch; its mean from the first to the last submission. It counts jobs at the
+    the GPUs and with the batch asked for; its mean from the first to the last submission. It counts jobs at the
     speed that their users asked for; None where all jobs come at once. `energy_kwh`: of the GPUs held, each at its type's `watts`, so
     an upper bound; None where the watts of a type that was held are not known.
     """
@@ -100,13 +99,8 @@ def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
 def cluster_throughput(run: SimulatedRun) -> float | None:
     """See RunMetrics."""
     submits = [job.submit_s for job in run.scenario.jobs]
-    first_s, last_s = min(submits), max(submits)
-    if last_s <= first_s:
-        return None
-    times = [first_s, *(t for t, _ in run.throughput), math.inf]
-    rates = [0.0, *(rate for _, rate in run.throughput)]
-    spans = (max(0.0, min(b, last_s) - max(a, first_s)) for a, b in itertools.pairwise(times))
-    return math.fsum(span * rate for span, rate in zip(spans, rates, strict=True)) / (last_s - first_s)
+    span_s = max(submits) - min(submits)
+    return run.usual_work_s / span_s if span_s > 0 else None
 
 
 def energy_kwh(run: SimulatedRun) -> float | None:

@@ -211,7 +211,7 @@ class JobResult:
 @dataclass(frozen=True)
 class SimulatedRun:
     """A whole simulation, in which every job finished. `goodput` are (time, cluster's goodput in whole-GPU equivalents),
-    `throughput` (time, sum of the running jobs' rates over those as asked for)."""
+    `usual_work_s`: see World."""
 
     policy: str
     scenario: Scenario
@@ -220,4 +220,4 @@ class SimulatedRun:
     decisions_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     goodput: tuple[tuple[float, float], ...] = field(default=(), repr=False)
-    throughput: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    usual_work_s: float = 0.0

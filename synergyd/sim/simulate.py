@@ -100,5 +100,5 @@ def simulate(
         tuple(director.decisions_s),
         time.perf_counter() - began,
         tuple(world.goodput),
-        tuple(world.throughput),
+        world.usual_work_s,
     )

@@ -83,7 +83,9 @@ class World:
     results: dict[int, JobResult] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     goodput: list[tuple[float, float]] = field(default_factory=list)
-    throughput: list[tuple[float, float]] = field(default_factory=list)
+    usual_work_s: float = (
+        0.0  # work that was done from the first to the last submission, in seconds at the pace asked for
+    )
     worth: Callable[[Live], float] = field(
         default=lambda live: 1.0
     )  # least GPU seconds of one unit of a job's progress
@@ -101,6 +103,8 @@ class World:
         self._left = len(self.scenario.jobs)
         self._epoch_at_s: float | None = None
         self._changed_s = 0.0
+        submits = [job.submit_s for job in self.scenario.jobs]
+        self._arriving_s = min(submits, default=0.0), max(submits, default=0.0)
 
     def run(self, on_progress: Callable[[int, float], None] | None = None) -> None:
         """To the end of the last job. Raises UsageError where the rest of the jobs can never run."""
@@ -182,9 +186,17 @@ class World:
     def sync(self, live: Live) -> None:
         """Brings `progress` up to now."""
         if live.pace is not None and self.now_s > live.synced_s:
+            self._count(live)
             live.progress += live.pace.rate * (self.now_s - live.synced_s)
             live.progress = min(live.progress, live.job.truth.end(live.stage))
             live.synced_s = self.now_s
+
+    def _count(self, live: Live) -> None:
+        """What it has trained since it was synced counts as the cluster's throughput."""
+        first_s, last_s = self._arriving_s
+        seconds = min(self.now_s, last_s) - max(live.synced_s, first_s)
+        if live.pace is not None and seconds > 0:
+            self.usual_work_s += live.pace.rate * self.usual_s(live) * seconds
 
     def placed(self, live: Live) -> Placed:
         return Placed(self._types[live.grant[0][0]], tuple(gpus for _, gpus in live.grant))
@@ -224,12 +236,10 @@ class World:
             return
         self._epoch_at_s = None
         if not self.jobs:
-            self.throughput.append((self.now_s, 0.0))
             return
         self.director.epoch(self)
-        paces = [(live, live.pace.rate) for live in self.running() if live.pace is not None]
-        self.goodput.append((self.now_s, sum(rate * self.worth(live) for live, rate in paces)))
-        self.throughput.append((self.now_s, sum(rate * self.usual_s(live) for live, rate in paces)))
+        speed = sum(live.pace.rate * self.worth(live) for live in self.running() if live.pace is not None)
+        self.goodput.append((self.now_s, speed))
         if not any(live.grant for live in self.jobs.values()) and self.now_s - self._changed_s > STUCK_S:
             names = ", ".join(live.job.where or live.job.name for live in list(self.jobs.values())[:3])
             raise UsageError(names, "never starts under this policy", "look at its size and at the cluster's")
@@ -293,6 +303,7 @@ class World:
         if live.version != version:
             return
         truth = live.job.truth
+        self._count(live)
         live.progress, live.synced_s = truth.end(live.stage), self.now_s
         self.director.moved(self, live)
         live.stage += 1

@@ -38,7 +38,7 @@ from typing import Any
 
 from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
 from synergyd.settings import Settings
-from synergyd.sim.ideal import Ideals
+from synergyd.sim.ideal import Ideal, Ideals
 from synergyd.sim.metrics import RunMetrics, metrics_of
 from synergyd.sim.recorded_truth import RecordedTruth
 from synergyd.sim.records import Scenario, TraceJob, cluster_of
@@ -173,11 +173,18 @@ def with_part(scenario: Scenario, part: Part) -> Scenario:
     return replace(scenario, jobs=jobs)
 
 
+class NoIdeals(Ideals):
+    """Nothing is compared with the best that is possible, which takes longer than the simulations."""
+
+    def of(self, job: TraceJob) -> Ideal | None:
+        return None
+
+
 def measure(trace: str, data: Path, name: str, jobs: int) -> RunMetrics:
     part = PARTS[name]
     scenario = with_part(TRACES[trace](data, part.keeps_plan), part)
     scenario = replace(scenario, jobs=scenario.jobs[:jobs])
-    ideals = Ideals(scenario)
+    ideals = NoIdeals(scenario)
     # a batch that does not divide by the GPUs asked for is rounded up where both stay as asked
     rigid = part.policy != "synergy" and part.keeps_batch
     return metrics_of(simulate(scenario, part.policy, Settings(), rigid=rigid, ideals=ideals), ideals)
