@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
+from synergyd.records import Directive, Job, JobState, ModelSpec, Plan, Profile, Shape
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideal, Ideals
 from synergyd.sim.metrics import RunMetrics, metrics_of
@@ -47,7 +47,7 @@ from synergyd.sim.traces import morphling, pollux
 from synergyd.sim.traces.generate import generate
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.model.hardware import GpuFigures, figures
-from synergyd.task.model.spec import ModelSpec, load_model
+from synergyd.task.model.spec import load_model
 
 POLLUX, MORPHLING = "pollux/workloads/workload-6.csv", "morphling/workloads/workload-base.csv"
 GPU_TYPE, NODES, EACH = "a100-80", 8, 8

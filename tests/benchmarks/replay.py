@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,12 @@ class Summary:
     makespan_s: float
 
 
-def summary(jobs: tuple[Replayed, ...] | tuple[JobResult, ...], factor: float) -> Summary:
+def summary(jobs: Sequence[Replayed | JobResult], factor: float) -> Summary:
     jcts = [j.jct_s for j in jobs]
-    submits = [j.submit_s if isinstance(j, Replayed) else j.job.submit_s for j in jobs]
     return Summary(
         avg_jct_s=factor * statistics.fmean(jcts),
         median_jct_s=factor * statistics.median(jcts),
-        avg_wait_s=factor * statistics.fmean(j.start_s - s for j, s in zip(jobs, submits, strict=True)),
+        avg_wait_s=factor * statistics.fmean(j.start_s - j.finish_s + j.jct_s for j in jobs),
         restarts_per_job=statistics.fmean(j.restarts for j in jobs),
         gpu_hours=factor * sum(j.gpu_s for j in jobs) / 3600,
         makespan_s=factor * max(j.finish_s for j in jobs),
@@ -116,14 +116,12 @@ def compared(policy: str, real: dict[str, float], sims: list[dict[str, float]]) 
             f"{policy:>9} {label:>9} {one['avg_jct_s']:>9.0f} {one['median_jct_s']:>9.0f} {one['avg_wait_s']:>9.0f} "
             f"{one['restarts_per_job']:>9.2f} {one['gpu_hours']:>9.1f} {one['makespan_s']:>9.0f}"
         )
-    for label, of in (("", lambda key: means[key] - real[key]), ("spread", lambda key: spread([s[key] for s in sims]))):
-        apart = [f"{100 * of(key) / real[key]:>+8.1f}%" if real[key] else f"{of(key):>+9.2f}" for key in real]
+    differences = {key: means[key] - real[key] for key in real}
+    spreads = {key: max(s[key] for s in sims) - min(s[key] for s in sims) for key in real}
+    for label, of in (("", differences), ("spread", spreads)):
+        apart = [f"{100 * of[key] / real[key]:>+8.1f}%" if real[key] else f"{of[key]:>+9.2f}" for key in real]
         rows.append(f"{policy:>9} {label:>9} " + " ".join(apart))
     return "\n".join(rows)
-
-
-def spread(values: list[float]) -> float:
-    return max(values) - min(values)
 
 
 def each_job(real: list[dict[str, Any]], sim: tuple[JobResult, ...], factor: float) -> list[dict[str, Any]]:

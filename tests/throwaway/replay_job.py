@@ -83,7 +83,8 @@ class Training:
         question = {"name": self.name, "restarts": self.restarts, "time": time.time()}
         question |= {"nodes": self.nodes, "each": self.each}
         answer = ask(self.path, {**question, "plan": asdict(plan) if plan else None})
-        return Told(**{**answer, "plan": Plan(**answer["plan"])})
+        lists = {key: tuple(value) for key, value in answer.items() if isinstance(value, list)}
+        return Told(**{**answer, **lists, "plan": Plan(**answer["plan"])})
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         self.say("saves")

@@ -38,7 +38,7 @@ def test_a_job_asks_a_server_for_its_pace(tmp_path: Path) -> None:
         path = str(server.path)
         training = replay_job.Training(path, mine.name, nodes=2, each=2, restarts=1)
         found = training.told(PLAN)
-        assert (found.plan, found.ends, found.rates, found.base_batch) == (PLAN, [200.0, 400.0], [4.0, 4.0], 64)
+        assert (found.plan, found.ends, found.rates, found.base_batch) == (PLAN, (200.0, 400.0), (4.0, 4.0), 64)
         assert training.told(None).plan.global_batch == 64
         training.say("trains")
     assert [(s.what, s.restarts, s.gpus) for s in server.said[mine.name]] == [
