@@ -303,7 +303,7 @@ def with_costs(costs: Costs, start_s: float | None, resize_s: float | None) -> C
     """The trace's own costs with those of the command line in their place; a resize keeps its proportions."""
     factor = 1.0 if resize_s is None else resize_s / costs.resize_s if costs.resize_s else 0.0
     first = costs.first_start_s if start_s is None else start_s
-    return Costs(first, costs.checkpoint_s * factor, costs.requeue_s * factor, costs.start_s * factor)
+    return Costs(first, costs.checkpoint_s * factor, costs.requeue_s * factor, costs.start_s * factor, costs.end_s)
 
 
 def run_all(
@@ -341,8 +341,19 @@ def show(scenario: Scenario, measured: dict[str, RunMetrics], bound: LowerBound,
     """Print the policies side by side, for people."""
     title = f"{len(scenario.jobs)} jobs on {scenario.gpus} GPUs; no scheduler can beat an average JCT of {bound.average_s:,.0f} s"
     table = Table(title=title, title_justify="left")
-    names = ("policy", "avg JCT s", "median", "p99", "makespan s", "queued s", "restarts a job", "GPU h", "used %")
-    for name in (*names, "useful %", "worst FTF", "unfair %", "decision ms", "h/s"):
+    names = (
+        "policy",
+        "avg JCT s",
+        "median",
+        "p99",
+        "makespan s",
+        "queued s",
+        "restarts a job",
+        "GPU h",
+        "kWh",
+        "used %",
+    )
+    for name in (*names, "useful %", "throughput", "worst FTF", "unfair %", "decision ms", "h/s"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for name, one in measured.items():
         table.add_row(
@@ -354,8 +365,10 @@ def show(scenario: Scenario, measured: dict[str, RunMetrics], bound: LowerBound,
             f"{one.avg_queueing_s:,.0f}",
             f"{one.restarts_per_job:.2f}",
             f"{one.gpu_hours:,.0f}",
+            "" if one.energy_kwh is None else f"{one.energy_kwh:,.0f}",
             f"{100 * one.utilisation:.0f}",
             f"{100 * one.efficiency:.0f}",
+            "" if one.throughput_jobs is None else f"{one.throughput_jobs:.1f}",
             "" if one.worst_ftf is None else f"{one.worst_ftf:.2f}",
             "" if one.unfair_share is None else f"{100 * one.unfair_share:.1f}",
             "" if one.decision_ms_median is None else f"{one.decision_ms_median:.1f}",

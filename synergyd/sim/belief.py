@@ -14,7 +14,7 @@ from synergyd.errors import UsageError
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.scheduler.problem.records import Progress
-from synergyd.sim.records import TraceJob, placed_on
+from synergyd.sim.records import TraceJob, asked_shape, placed_on
 from synergyd.sim.world import Live
 from synergyd.task.fit.population import prior_of
 from synergyd.task.job_planner import JobPlanner
@@ -25,6 +25,7 @@ from synergyd.task.model.throughput import PRIOR, ThroughputPrior, fit_ahead
 from synergyd.task.shapes import job_shapes
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
+_FIRST_SPEED_STEPS = 3  # after so many an agent states the time of a step
 _AT_MOST = 12  # of one pace: more of them teach nothing more
 REPORT_NOISE = 0.01  # one sigma of a reported step time, relative
 
@@ -53,19 +54,36 @@ class LearntBelief:
     _cells: dict[int, tuple[_Asked, tuple[Cell, ...], str]] = field(default_factory=dict)
     _coarse: CoarseProfiles = field(default_factory=CoarseProfiles)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
-    _reported_s: dict[int, float] = field(default_factory=dict)
+    _reported_s: dict[int, tuple[int, float]] = field(default_factory=dict)  # the incarnation that has last, and when
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
-        """The reports of a running job since its last ones, as its agent would send them; none while none is due."""
+    def reports(self, live: Live, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]:
+        """The reports of a running job since its last ones, as its launcher would send them; none while none is due.
+
+        The first one of an incarnation, as its training begins, says no more than that. One follows as soon as the time of a step
+        is known, then one each REPORT_EVERY_S, and one more as the job `stops` for a checkpoint.
+        """
         assert live.pace is not None and live.plan is not None
-        since_s = max(live.ready_s, self._reported_s.get(job.job_id, 0.0))
-        due = int((until_s - since_s) / REPORT_EVERY_S)
+        first_s = live.ready_s + _FIRST_SPEED_STEPS * live.pace.step_s
+        restarts, before_s = self._reported_s.get(job.job_id, (-1, 0.0))
+        if restarts != job.restarts:
+            before_s = -math.inf
+        if until_s < first_s:
+            due = 0
+        elif before_s < first_s:
+            due = 1 + int((until_s - first_s) / REPORT_EVERY_S)
+            before_s = first_s - REPORT_EVERY_S
+        else:
+            due = int((until_s - before_s) / REPORT_EVERY_S)
+            due += stops and due == 0
         if due < 1:
-            return ()
-        self._reported_s[job.job_id] = since_s + due * REPORT_EVERY_S
+            if restarts == job.restarts:
+                return ()
+            self._reported_s[job.job_id] = job.restarts, -math.inf
+            return (Report(job.job_id, job.restarts, step=0, plan=live.plan),)
+        self._reported_s[job.job_id] = job.restarts, min(until_s, before_s + due * REPORT_EVERY_S)
         return tuple(
             Report(
                 job.job_id,
@@ -156,7 +174,7 @@ class OracleBelief:
     lengths: bool = True
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
-    def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]:
+    def reports(self, live: Live, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]:
         """An oracle learns nothing; its jobs report at once."""
         return (Report(job.job_id, job.restarts, step=0, plan=live.plan, trained_s=until_s - live.ready_s),)
 
@@ -224,10 +242,14 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         low, high = batch, batch
     else:
         low, high = job.truth.low, job.truth.high
+    fixed = job.plan if job.plan_fixed else None
     return Directive(
         model=job.model,
         global_batch=(low, high),
-        max_micro_batch=None if rigid else job.max_micro_batch,
+        tp=fixed.tp if fixed else None,
+        pp=fixed.pp if fixed else None,
+        micro_batch=fixed.micro_batch if fixed else None,
+        max_micro_batch=None if rigid or fixed else job.max_micro_batch,
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,
@@ -258,18 +280,6 @@ def submitted(live: Live, cluster: Cluster, *, rigid: bool) -> Job:
         asked=asked,
         directive=directive_of(job, rigid=rigid),
     )
-
-
-def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
-    """The size asked for on the nodes asked for, or the fewest that can share it equally; None where the cluster can't hold it."""
-    types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
-    for gpu_type in types:
-        sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
-        for nodes in [job.nodes] if job.nodes else range(1, len(sizes) + 1):
-            each, rest = divmod(job.gpus, nodes)
-            if not rest and sum(size >= each for size in sizes) >= nodes:
-                return Shape(gpu_type, nodes, each)
-    return None
 
 
 def _kinds(cluster: Cluster) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.records import Cluster, Shape
-from synergyd.sim.records import Floats, Scenario, TraceJob, Truth
+from synergyd.sim.records import Floats, Scenario, TraceJob, Truth, asked_shape
 
 
 def all_shapes(cluster: Cluster) -> tuple[Shape, ...]:
@@ -53,8 +53,22 @@ class Ideals:
 
     def __init__(self, scenario: Scenario) -> None:
         self._shapes = all_shapes(scenario.cluster)
+        self._cluster = scenario.cluster
+        self._asked: dict[tuple[int, int, str, int, int], Floats | None] = {}
         self._known: dict[tuple[int, int, int, int | None], Ideal | None] = {}
         self._largest = max((s.gpus for s in self._shapes), default=0)
+
+    def asked(self, job: TraceJob) -> Floats | None:
+        """(stages,) units of progress a second on the GPUs and with the batch that its user asks for, with the best plan there;
+        None where nothing can run there."""
+        key = id(job.truth), job.gpus, job.gpu_type, job.nodes, job.batch
+        if key not in self._asked:
+            shape = asked_shape(job, self._cluster)
+            rates = None if shape is None else job.truth.best_rates(shape, job.batch)
+            if rates is None and shape is not None:  # it has no plan with just that batch
+                rates = job.truth.best_rates(shape)
+            self._asked[key] = rates
+        return self._asked[key]
 
     def of(self, job: TraceJob) -> Ideal | None:
         """None where nothing that was measured fits the cluster."""

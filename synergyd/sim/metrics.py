@@ -12,6 +12,7 @@ import numpy as np
 
 from synergyd.sim.ideal import Ideals
 from synergyd.sim.records import Costs, JobResult, SimulatedRun
+from synergyd.task.model.hardware import figures
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class RunMetrics:
     Finish-time fairness of a job (Themis, NSDI 2020): its JCT over the time it would take alone on its fair share, the
     cluster's GPUs / jobs present on average while it was there, its one start included (without it a job of a second would
     be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1. `worst_restart_share`: see `restart_share`.
+    `throughput_jobs`: cluster throughput (Crius, EuroSys 2026), the sum over the running jobs of the rate of progress over that on
+    the GPUs and with the batch asked for; its mean from the first to the last submission. It counts jobs at the
+    speed that their users asked for; None where all jobs come at once. `energy_kwh`: of the GPUs held, each at its type's `watts`, so
+    an upper bound; None where the watts of a type that was held are not known.
     """
 
     jobs: int
@@ -40,6 +45,8 @@ class RunMetrics:
     utilisation: float
     efficiency: float
     goodput_gpus: float
+    throughput_jobs: float | None
+    energy_kwh: float | None
     worst_ftf: float | None
     unfair_share: float | None
     decision_ms_median: float | None
@@ -77,6 +84,8 @@ def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
         utilisation=gpu_s / (run.scenario.gpus * makespan_s) if makespan_s else 0.0,
         efficiency=min(1.0, work_s / gpu_s) if gpu_s else 0.0,
         goodput_gpus=work_s / makespan_s if makespan_s else 0.0,
+        throughput_jobs=cluster_throughput(run),
+        energy_kwh=energy_kwh(run),
         worst_ftf=max(unfair) if unfair else None,
         unfair_share=sum(rho > 1 for rho in unfair) / len(unfair) if unfair else None,
         decision_ms_median=1e3 * statistics.median(took) if took else None,
@@ -87,10 +96,25 @@ def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
     )
 
 
+def cluster_throughput(run: SimulatedRun) -> float | None:
+    """See RunMetrics."""
+    submits = [job.submit_s for job in run.scenario.jobs]
+    span_s = max(submits) - min(submits)
+    return run.usual_work_s / span_s if span_s > 0 else None
+
+
+def energy_kwh(run: SimulatedRun) -> float | None:
+    """See RunMetrics."""
+    watts = {node.name: figures(node.gpu_type).watts for node in run.scenario.cluster.nodes}
+    held = [(watts[name], gpus * (one.end_s - one.start_s)) for one in run.held for name, gpus in one.nodes]
+    return None if any(w <= 0 for w, _ in held) else math.fsum(w * gpu_s for w, gpu_s in held) / 3.6e6
+
+
 def restart_share(result: JobResult, costs: Costs) -> float:
     """Of a job's life, from its first start to its end: checkpoints that were asked for, and starts but the first."""
     life_s = result.finish_s - result.start_s
-    idle_s = result.idle_s - (result.job.costs or costs).first_start_s
+    own = result.job.costs or costs
+    idle_s = result.idle_s - own.first_start_s - own.end_s
     return max(0.0, idle_s) / life_s if life_s > 0 else 0.0
 
 

@@ -212,18 +212,19 @@ EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 8
 LARGEST_LOCAL = {"yolov3": 8}
 
 
-def read_application(folder: Path, gpu_type: str) -> PolluxTruth:
-    """The application whose tables lie in `folder`. Raises UsageError naming file, line and column."""
-    name = folder.name
+def read_application(folder: Path, gpu_type: str, cluster: str = "") -> PolluxTruth:
+    """The application whose tables lie in `folder`; those of times have `-cluster` at the end of their names, where one is given.
+    Raises UsageError naming file, line and column."""
+    name, suffix = folder.name, f"-{cluster}" if cluster else ""
     grouped: dict[tuple[int, ...], list[tuple[int, float, float]]] = defaultdict(list)
-    for row in read_table(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
+    for row in read_table(folder / f"placements{suffix}.csv", ("placement", "local_bsz", "step_time", "sync_time")):
         text = row.text("placement")
         if not text.isascii() or not text.isdecimal() or "0" in text or len(text) > MOST_NODES:
             raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
         times = row.whole("local_bsz", 1), row.number("step_time", 1e-9), row.number("sync_time", 0)
         grouped[tuple(int(c) for c in text)].append(times)
     if not grouped:
-        raise UsageError(str(folder / "placements.csv"), "has no rows")
+        raise UsageError(str(folder / f"placements{suffix}.csv"), "has no rows")
     points = {}
     for placement, rows in grouped.items():
         rows = sorted(rows)
@@ -235,7 +236,7 @@ def read_application(folder: Path, gpu_type: str) -> PolluxTruth:
     coordinates = [tuple(map(float, key)) for key in sorted(means)]
     values = [tuple(np.mean(np.array(means[key]), axis=0)) for key in sorted(means)]
     for row in read_table(
-        folder / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+        folder / f"scalability{suffix}.csv", ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     ):
         coordinates.append((row.number("num_nodes", 1), row.number("num_replicas", 1), row.number("local_bsz", 1)))
         values.append((row.number("step_time", 1e-9), row.number("sync_time", 0)))

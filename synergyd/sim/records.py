@@ -86,12 +86,13 @@ class Truth(Protocol):
 @dataclass(frozen=True)
 class Costs:
     """Seconds without training. A resize costs `checkpoint_s` + `requeue_s` + `start_s`; GPUs are held in the first
-    (the old ones) and the last (the new ones)."""
+    (the old ones) and the last (the new ones), and for `end_s` after a job's last step."""
 
     first_start_s: float = 30.0
     checkpoint_s: float = 8.0
     requeue_s: float = 2.0
     start_s: float = 20.0
+    end_s: float = 0.0
 
     @property
     def resize_s(self) -> float:
@@ -118,6 +119,7 @@ class TraceJob:
     weight: float = 1.0
     spec: ModelSpec | None = None  # the model itself, where `model` is no name that a directive could give
     plan: Plan | None = None  # that its user runs it with at the size asked for; None: data-parallel
+    plan_fixed: bool = False  # its user lets nobody change tp, pp and micro-batch of `plan`
     reshard: bool | None = None  # whether its checkpoint takes other degrees; None: not said
     can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
     nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
@@ -164,6 +166,18 @@ def cluster_of(groups: dict[str, tuple[int, int]]) -> Cluster:
     return Cluster(tuple(nodes))
 
 
+def asked_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
+    """The size asked for on the nodes asked for, or the fewest that can share it equally; None where the cluster can't hold it."""
+    types = [job.gpu_type] if job.gpu_type else list(cluster.gpu_types())
+    for gpu_type in types:
+        sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
+        for nodes in [job.nodes] if job.nodes else range(1, len(sizes) + 1):
+            each, rest = divmod(job.gpus, nodes)
+            if not rest and sum(size >= each for size in sizes) >= nodes:
+                return Shape(gpu_type, nodes, each)
+    return None
+
+
 @dataclass(frozen=True)
 class Held:
     """One incarnation: GPUs a job held from `start_s` to `end_s`, on `nodes` (name, GPUs)."""
@@ -196,7 +210,8 @@ class JobResult:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A whole simulation, in which every job finished. `goodput` are (time, cluster's goodput in whole-GPU equivalents)."""
+    """A whole simulation, in which every job finished. `goodput` are (time, cluster's goodput in whole-GPU equivalents),
+    `usual_work_s`: see World."""
 
     policy: str
     scenario: Scenario
@@ -205,3 +220,4 @@ class SimulatedRun:
     decisions_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     goodput: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    usual_work_s: float = 0.0

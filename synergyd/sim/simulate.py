@@ -9,16 +9,16 @@ from dataclasses import replace
 from synergyd.errors import UsageError
 from synergyd.scheduler.policies.registry import POLICIES, policy_named
 from synergyd.settings import Settings
-from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
+from synergyd.sim.belief import LearntBelief, OracleBelief
 from synergyd.sim.ideal import Ideals
-from synergyd.sim.records import Scenario, SimulatedRun
+from synergyd.sim.records import Scenario, SimulatedRun, asked_shape
 from synergyd.sim.synergy_director import SynergyDirector
 from synergyd.sim.tiresias_reference import TiresiasReference
 from synergyd.sim.world import Live, World, results_in_order
 from synergyd.task.model.hardware import GpuFigures
 
 # Policies that take a job's size and batch as its user asked for them.
-RIGID = frozenset({"fifo", "first-fit", "srtf", "srsf", "tiresias"})
+RIGID = frozenset({"fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias"})
 REFERENCE = "tiresias"  # plays the artifact's own scheduler, uneven placements and all (tiresias_reference.py)
 
 
@@ -50,12 +50,15 @@ def simulate(
     settings: Settings | None = None,
     *,
     oracle: bool = False,
+    rigid: bool | None = None,
+    restart_cost_s: float | None = None,
     ideals: Ideals | None = None,
     figures: Mapping[str, GpuFigures] | None = None,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> SimulatedRun:
-    """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. `figures` by GPU type: what the scheduler takes
-    the hardware for (the built-in ones where it is not there). Raises UsageError: a policy that is not
+    """Runs it out. `oracle`: the scheduler sees the truth instead of learning it. `rigid`: jobs keep the size and the batch that
+    was asked for (None: under the policies in RIGID). `figures` by GPU type: what the scheduler takes the hardware for (the
+    built-in ones where it is not there). `restart_cost_s`: what RestartCost says (None: the truth). Raises UsageError: a policy that is not
     known, a job that can't run or never starts."""
     checked(scenario)
     director: TiresiasReference | SynergyDirector
@@ -69,17 +72,24 @@ def simulate(
         told = settings or Settings()
         # a trace's weights are its own, not a user's wish
         most = max(told.max_weight, *(job.weight for job in scenario.jobs))
-        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=scenario.costs.resize_s, max_weight=most)
+        cost_s = scenario.costs.resize_s if restart_cost_s is None else restart_cost_s
+        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=cost_s, max_weight=most)
         learnt = LearntBelief(dict(figures or {}), scenario.seed, scenario.lengths_known)
         belief = OracleBelief() if oracle else learnt
-        director = SynergyDirector(told, policy_named(policy), belief, scenario.costs, policy in RIGID)
+        director = SynergyDirector(
+            told, policy_named(policy), belief, scenario.costs, policy in RIGID if rigid is None else rigid
+        )
     yardsticks = ideals or Ideals(scenario)
 
     def worth(live: Live) -> float:
         best = yardsticks.of(live.job)
         return 0.0 if best is None else float(best.gpu_s[live.stage])
 
-    world = World(scenario, director, worth=worth)
+    def usual_s(live: Live) -> float:
+        rates = yardsticks.asked(live.job)
+        return 0.0 if rates is None or rates[live.stage] <= 0 else 1.0 / float(rates[live.stage])
+
+    world = World(scenario, director, worth=worth, usual_s=usual_s)
     began = time.perf_counter()
     world.run(on_progress)
     return SimulatedRun(
@@ -90,4 +100,5 @@ def simulate(
         tuple(director.decisions_s),
         time.perf_counter() - began,
         tuple(world.goodput),
+        world.usual_work_s,
     )

@@ -30,6 +30,7 @@ from synergyd.control.events import (
     Reported,
     SnapshotTaken,
 )
+from synergyd.control.instructions import AskCheckpoint
 from synergyd.control.lifecycle import times_of
 from synergyd.control.move_limits import caps_beside, settled
 from synergyd.control.node_health import DrainNode, RememberNodes
@@ -52,7 +53,7 @@ class Belief(Protocol):
     learns: bool
     lengths: bool
 
-    def reports(self, live: Live, job: Job, until_s: float) -> tuple[Report, ...]: ...
+    def reports(self, live: Live, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]: ...
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None: ...
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None: ...
     def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None: ...
@@ -89,13 +90,19 @@ class SynergyDirector:
 
     def moved(self, world: World, live: Live) -> None:
         """Takes the reports that are due of a job, at the pace that it has had."""
+        if (told := self._reported(world, live)) is not None:
+            self._run(world, told)
+
+    def _reported(self, world: World, live: Live, stops: bool = False) -> Reported | None:
         if live.pace is None or world.now_s <= live.ready_s:
-            return
+            return None
         job = self._job(world, live)
-        reports = self.belief.reports(live, job, world.now_s)
-        if reports:
-            predicted = self.belief.predicted(live, job, self._profile(live))
-            self._run(world, Reported(reports, live.restarts, predicted, job.shape))
+        reports = self.belief.reports(live, job, world.now_s, stops)
+        return (
+            Reported(reports, live.restarts, self.belief.predicted(live, job, self._profile(live)), job.shape)
+            if reports
+            else None
+        )
 
     def finished(self, world: World, live: Live) -> None:
         self._run(world, GpuTimeKnown(live.job_id, live.gpu_s, tells=self.belief.lengths))
@@ -198,6 +205,11 @@ class SynergyDirector:
                             moved.append(output)
                     case TellBatch(job_id=job_id, plan=plan):
                         world.replan(world.jobs[job_id], plan)
+                    case AskCheckpoint(job_id=job_id):
+                        # its agent's state changes, which is told at once
+                        if (told := self._reported(world, world.jobs[job_id], stops=True)) is not None:
+                            queue.append(told)
+                        queue.append(Answered(self._slurm.carry_out(world, output)))
                     case Learnt() | ParkAgain() | RememberNodes() | DrainNode():
                         pass
                     case _:

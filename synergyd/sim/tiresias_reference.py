@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from synergyd.records import Plan
-from synergyd.sim.belief import asked_shape
+from synergyd.sim.records import asked_shape
 from synergyd.sim.world import Live, World
 
 DEMOTED_GPU_S = 16 * 3600.0

@@ -83,9 +83,15 @@ class World:
     results: dict[int, JobResult] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     goodput: list[tuple[float, float]] = field(default_factory=list)
+    usual_work_s: float = (
+        0.0  # work that was done from the first to the last submission, in seconds at the pace asked for
+    )
     worth: Callable[[Live], float] = field(
         default=lambda live: 1.0
     )  # least GPU seconds of one unit of a job's progress
+    usual_s: Callable[[Live], float] = field(
+        default=lambda live: 0.0
+    )  # seconds of one unit of a job's progress as its user asked for it
 
     def __post_init__(self) -> None:
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -97,6 +103,8 @@ class World:
         self._left = len(self.scenario.jobs)
         self._epoch_at_s: float | None = None
         self._changed_s = 0.0
+        submits = [job.submit_s for job in self.scenario.jobs]
+        self._arriving_s = min(submits, default=0.0), max(submits, default=0.0)
 
     def run(self, on_progress: Callable[[int, float], None] | None = None) -> None:
         """To the end of the last job. Raises UsageError where the rest of the jobs can never run."""
@@ -178,9 +186,17 @@ class World:
     def sync(self, live: Live) -> None:
         """Brings `progress` up to now."""
         if live.pace is not None and self.now_s > live.synced_s:
+            self._count(live)
             live.progress += live.pace.rate * (self.now_s - live.synced_s)
             live.progress = min(live.progress, live.job.truth.end(live.stage))
             live.synced_s = self.now_s
+
+    def _count(self, live: Live) -> None:
+        """What it has trained since it was synced counts as the cluster's throughput."""
+        first_s, last_s = self._arriving_s
+        seconds = min(self.now_s, last_s) - max(live.synced_s, first_s)
+        if live.pace is not None and seconds > 0:
+            self.usual_work_s += live.pace.rate * self.usual_s(live) * seconds
 
     def placed(self, live: Live) -> Placed:
         return Placed(self._types[live.grant[0][0]], tuple(gpus for _, gpus in live.grant))
@@ -287,6 +303,7 @@ class World:
         if live.version != version:
             return
         truth = live.job.truth
+        self._count(live)
         live.progress, live.synced_s = truth.end(live.stage), self.now_s
         self.director.moved(self, live)
         live.stage += 1
@@ -295,6 +312,18 @@ class World:
             return
         live.stage = truth.stages - 1
         live.synced_s, live.pace = self.now_s, None
+        end_s = (live.job.costs or self.scenario.costs).end_s
+        if end_s <= 0:
+            self._over(live)
+            return
+        starts = live.starts
+        self._contend()
+        self.at(self.now_s + end_s, STAGE, lambda: self._over(live) if live.grant and live.starts == starts else None)
+
+    def _over(self, live: Live) -> None:
+        """The job has ended, and its GPUs are free."""
+        if live.job_id not in self.jobs:
+            return
         self.halt(live)
         del self.jobs[live.job_id]
         self._left -= 1

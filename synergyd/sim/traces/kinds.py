@@ -7,10 +7,11 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.sim.records import Costs, TraceJob
-from synergyd.sim.traces import arena, cluster_logs, gavel, generate, morphling, pollux
+from synergyd.sim.traces import arena, cluster_logs, gavel, generate, morphling, pollux, sia
 
 KINDS = {
     "pollux": "a workload of the Pollux artifact, its measurements in ../traces or --profiles",
+    "sia": "a workload of the Sia artifact, its measurements in ../../traces or --profiles",
     "morphling": "a workload of the Rubick (Morphling) artifact, its measurements in ../traces or --profiles",
     "arena": "a trace of the Crius (Arena) artifact, its tables in .. or --profiles",
     "generate": "JOBS[,HOURS]: made up, no data needed",
@@ -40,6 +41,8 @@ def cluster_of_trace(text: str, profiles: Path | None) -> dict[str, tuple[int, i
     kind, rest = _split(text)
     if kind == "morphling":
         return morphling.CLUSTER
+    if kind == "sia":
+        return sia.CLUSTER
     return arena.read_cluster(profiles or Path(rest).parent.parent) if kind == "arena" else None
 
 
@@ -48,6 +51,8 @@ def read_trace(text: str, profiles: Path | None, gpu_type: str, gpus: int, gpus_
     kind, rest = _split(text)
     if kind == "pollux":
         return Loaded(pollux.read(Path(rest), profiles, gpu_type))
+    if kind == "sia":
+        return Loaded(sia.read(Path(rest), profiles), sia.COSTS)
     if kind == "morphling":
         return Loaded(morphling.read(Path(rest), profiles, gpu_type, gpus_per_node), morphling.COSTS)
     if kind == "arena":

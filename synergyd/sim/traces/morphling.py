@@ -34,24 +34,35 @@ CLUSTER = {"a800": (8, 8)}
 _NAMED = ("ga", "gc", "zero-dp", "zero-offload")
 
 
-def read(path: Path, profiles: Path | None, gpu_type: str, gpus_per_node: int) -> tuple[TraceJob, ...]:
+def read(
+    path: Path, profiles: Path | None, gpu_type: str, gpus_per_node: int, *, keep_plan: bool = False
+) -> tuple[TraceJob, ...]:
     """The jobs of a workload; `profiles` holds a folder for each application (default: traces/ beside the workload's own
-    folder). Raises UsageError."""
+    folder). `keep_plan`: a job runs its exec_plan with as many replicas as it has GPUs for, where that was measured at the size
+    asked for. Raises UsageError."""
     folder = profiles or path.parent.parent / "traces"
     rows = read_table(path, COLUMNS)
     in_order(rows, "submission_time", lambda row: row.number("submission_time", 0))
     known: dict[str, Times] = {}
+    own: dict[tuple[str, str], Times] = {}  # of one plan
     jobs = []
     for row in rows:
         kind = row.text("application")
         if kind not in known:
             known[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
         times, gpus = known[kind], row.whole("num_gpus", 1, 100_000)
-        _plan(row)
+        plan = _plan(row)
+        kept = _kept(plan) if keep_plan else ""
         each = largest_divisor(gpus, gpus_per_node)
         if gpus > times.largest or times.step_s(Placed(gpu_type, (each,) * (gpus // each))) is None:
             right = f"it was measured from {times.smallest(gpu_type)} to {times.largest}"
             raise row.wrong("num_gpus", f"{kind} was not measured on {gpus} GPUs, {each} a node", right)
+        if kept:
+            path_of = application_folder(row, folder) / "placements.csv"
+            if (kind, kept) not in own:
+                own[kind, kept] = Times({gpu_type: read_times(path_of, kept)})
+            if own[kind, kept].step_s(Placed(gpu_type, (each,) * (gpus // each))) is not None:
+                times = own[kind, kept]
         jobs.append(
             TraceJob(
                 row.text("name"),
@@ -80,8 +91,14 @@ def _plan(row: TableRow) -> str:
     return text
 
 
-def read_times(path: Path) -> dict[Placement, float]:
-    """Placement -> seconds of the fastest plan measured there. Raises UsageError."""
+def _kept(plan: str) -> str:
+    """What of a plan stays at other numbers of GPUs: its name, or its pipeline and tensor degrees."""
+    return plan if plan in _NAMED else plan[:2]
+
+
+def read_times(path: Path, kept: str = "") -> dict[Placement, float]:
+    """Placement -> seconds of the fastest plan measured there, of those with what `kept` says (see `_kept`; no time at all where
+    none was). Raises UsageError."""
     found: dict[Placement, float] = {}
     for row in read_table(path, ("exec_plan", "placement", "iter_time")):
         text = row.text("placement")
@@ -89,8 +106,8 @@ def read_times(path: Path) -> dict[Placement, float]:
             raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
         placement = tuple(sorted(map(int, text), reverse=True))
         seconds = row.number("iter_time", 0)
-        if seconds > 0:
+        if seconds > 0 and (not kept or _kept(row.text("exec_plan")) == kept):
             found[placement] = min(seconds, found.get(placement, seconds))
-    if not found:
+    if not found and not kept:
         raise UsageError(str(path), "has no measured times")
     return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from synergyd.errors import UsageError
-from synergyd.sim.pollux_truth import PolluxTruth, read_application
-from synergyd.sim.records import TraceJob
-from synergyd.sim.tables import application_folder, in_order, read_table
+from synergyd.sim.pollux_truth import read_application
+from synergyd.sim.records import TraceJob, Truth
+from synergyd.sim.tables import TableRow, application_folder, in_order, read_table
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 # The reference lets nobody change the batch of this application.
@@ -18,14 +20,26 @@ def read(path: Path, profiles: Path | None, gpu_type: str = "t4") -> tuple[Trace
     """The jobs of a workload; `profiles` holds a folder for each application (default: traces/ beside the workload's own
     folder). Raises UsageError."""
     folder = profiles or path.parent.parent / "traces"
+    return read_jobs(path, lambda row: read_application(application_folder(row, folder), gpu_type), gpu_type)
+
+
+class Application(Truth, Protocol):
+    """The truth of an application's jobs, and the largest batch of one GPU."""
+
+    @property
+    def largest_local(self) -> int: ...
+
+
+def read_jobs(path: Path, application: Callable[[TableRow], Application], gpu_type: str) -> tuple[TraceJob, ...]:
+    """The jobs of a workload. `application` is asked at the first row of each; `gpu_type` "" stands for any. Raises UsageError."""
     rows = read_table(path, COLUMNS)
     in_order(rows, "time", lambda row: row.number("time", 0))
-    known: dict[str, PolluxTruth] = {}
+    known: dict[str, Application] = {}
     jobs = []
     for row in rows:
         kind = row.text("application")
         if kind not in known:
-            known[kind] = read_application(application_folder(row, folder), gpu_type)
+            known[kind] = application(row)
         truth = known[kind]
         batch = row.whole("batch_size", 1)
         if not truth.low <= batch <= truth.high:

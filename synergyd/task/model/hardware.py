@@ -62,6 +62,7 @@ class GpuFigures:
     scores_kept: float = 0.0
     state_scale: float = 1.0
     flash: bool = True
+    watts: float = 0.0  # 0: not known
     uncertainty: float = 0.2
     memory_uncertainty: float = 0.15
     note: str = ""  # why these figures are only a guess; "" if they are the type's own
@@ -75,7 +76,17 @@ class GpuFigures:
 # What an override may set, and which of them may be zero.
 _NUMBERS = frozenset(f.name for f in fields(GpuFigures)) - {"gpu_type", "flash", "note"}
 _ZERO_IS_FINE = frozenset(
-    {"intra_latency_s", "inter_latency_s", "kernel_s", "launch_s", "fixed_s", "overlap", "reserve_gib", "base_gib"}
+    {
+        "intra_latency_s",
+        "inter_latency_s",
+        "kernel_s",
+        "launch_s",
+        "fixed_s",
+        "overlap",
+        "reserve_gib",
+        "base_gib",
+        "watts",
+    }
     | {
         "fragmentation",
         "uncertainty",

@@ -16,8 +16,8 @@ from synergyd.control.lifecycle import ResizeTimes
 from synergyd.links.model import Topology
 from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
 from synergyd.settings import Settings
-from synergyd.sim.belief import LearntBelief, asked_shape, directive_of
-from synergyd.sim.records import Costs, JobResult, Pace, Placed, Scenario, TraceJob, cluster_of
+from synergyd.sim.belief import LearntBelief, directive_of
+from synergyd.sim.records import Costs, JobResult, Pace, Placed, Scenario, TraceJob, asked_shape, cluster_of
 from synergyd.sim.scaling_truth import ScalingTruth
 from synergyd.sim.simulate import simulate
 from synergyd.sim.world import Live, World, results_in_order

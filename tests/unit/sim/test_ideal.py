@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from synergyd.records import Cluster
 from synergyd.sim.ideal import Ideals, lower_bound, one_machine
-from synergyd.sim.metrics import fairness, metrics_of
-from synergyd.sim.records import Costs, SimulatedRun
+from synergyd.sim.metrics import cluster_throughput, energy_kwh, fairness, metrics_of
+from synergyd.sim.records import Costs, Scenario, SimulatedRun
+from synergyd.sim.simulate import simulate
 from synergyd.sim.tiresias_reference import TiresiasReference
 from synergyd.sim.world import World, results_in_order
 from tests.unit.sim.builders import job, scenario
@@ -62,6 +66,25 @@ def test_no_schedule_beats_the_bound(jobs: list[tuple[float, int, float, int]]) 
     results = results_in_order(world)
     bound = lower_bound(found, Ideals(found))
     assert sum(r.jct_s for r in results) / len(results) >= bound.average_s - 1e-6
+
+
+def test_cluster_throughput_and_energy_by_hand() -> None:
+    # a: 2 GPUs asked for, from 60 to 260; b, submitted at 300, has them all
+    found = scenario(job(0.0, 2, 400.0), job(300.0, 2, 800.0))
+    ideals = Ideals(found)
+    rates = ideals.asked(found.jobs[0])
+    assert rates is not None and rates.tolist() == [2.0]
+    run = simulate(found, "fifo", ideals=ideals)
+    one = metrics_of(run, ideals)
+    assert one.throughput_jobs == pytest.approx(200 / 300)
+    assert one.energy_kwh == pytest.approx(400 * (400 + 800) / 3.6e6)  # an A100: 400 W
+    assert cluster_throughput(replace(run, scenario=scenario(job(0.0, 2, 400.0)))) is None
+    assert energy_kwh(replace(run, scenario=replace(found, cluster=cluster_named(found, "odd")))) is None
+
+
+def cluster_named(given: Scenario, gpu_type: str) -> Cluster:
+    """The same nodes with GPUs of another type."""
+    return Cluster(tuple(replace(node, gpu_type=gpu_type) for node in given.cluster.nodes))
 
 
 def test_metrics_and_fairness_by_hand() -> None:

@@ -97,6 +97,18 @@ def test_a_rubick_workload(tmp_path: Path) -> None:
     assert cluster_of_trace("generate:3", None) is None
 
 
+def test_rubick_jobs_that_keep_their_plan(tmp_path: Path) -> None:
+    one, two = morphling.read(rubick(tmp_path), None, "a800", 8, keep_plan=True)
+    plan = Plan(dp=2, micro_batch=BATCH // 2, global_batch=BATCH, zero_stage=0)
+    pace = one.truth.pace(0, Placed("a800", (2,)), plan)
+    assert pace is not None and pace.step_s == 3.0  # of ga; zero-dp takes 2
+    assert two.truth.best_rates(Shape("a800", 1, 8)) is not None and one.max_gpus == 2
+    # no time is known of its plan at the size asked for: it runs the fastest
+    (other,) = morphling.read(rubick(tmp_path, "a,0,9,net,2,16,0,zero-offload,10,0\n"), None, "a800", 8, keep_plan=True)
+    pace = other.truth.pace(0, Placed("a800", (2,)), plan)
+    assert pace is not None and pace.step_s == 2.0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -59,10 +59,15 @@ def test_no_job_of_a_generated_trace_spends_more_than_a_tenth_of_its_life_in_res
 
 
 def test_a_setting_that_lets_them_thrash_is_what_holds_them_back() -> None:
+    """A job may be wrong about its first restart, as above."""
     jobs = [replace(made, costs=SLOW) for made in generate("30,2", "a100", 16, 4, 4)]
     given = Scenario(tuple(jobs), cluster_of({"a100": (4, 4)}), SLOW, seed=4)
     worst = [
-        max(restart_share(result, SLOW) for result in simulate(given, "synergy", Settings(restart_share=share)).jobs)
+        max(
+            restart_share(r, SLOW)
+            for r in simulate(given, "synergy", Settings(restart_share=share)).jobs
+            if r.restarts > 1
+        )
         for share in (0.1, 1.0)
     ]
     assert worst[0] <= 0.1 < worst[1]

@@ -10,11 +10,11 @@ from synergyd.errors import UsageError
 from synergyd.records import Cell, Plan, Profile, Shape
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.settings import Settings
-from synergyd.sim.belief import LearntBelief, OracleBelief, asked_shape
-from synergyd.sim.records import Costs, JobResult, Outage, Scenario, cluster_of
+from synergyd.sim.belief import LearntBelief, OracleBelief, directive_of, submitted
+from synergyd.sim.records import Costs, JobResult, Outage, Pace, Scenario, asked_shape, cluster_of
 from synergyd.sim.simulate import policies, simulate
 from synergyd.sim.synergy_director import SynergyDirector
-from synergyd.sim.world import World, results_in_order
+from synergyd.sim.world import Live, World, results_in_order
 from tests.unit.sim.builders import Linear, job, scenario
 
 COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
@@ -155,3 +155,28 @@ def _cells(world: World, oracle: OracleBelief) -> tuple:  # type: ignore[type-ar
     director = world.director
     assert isinstance(director, SynergyDirector)
     return oracle.cells(live, director._job(world, live), Profile(), None, world.scenario.cluster)[0]
+
+
+def test_a_simulated_job_reports_as_its_launcher_would() -> None:
+    made = job(0.0, 4, 40_000.0)
+    live = Live(1, made, plan=Plan(dp=4, micro_batch=16, global_batch=64), pace=Pace(4.0, 0.5, 100.0), ready_s=30.0)
+    asked = submitted(live, scenario(made).cluster, rigid=False)
+    belief = LearntBelief()
+    (begun,) = belief.reports(live, asked, 31.0)
+    assert begun.step_s is None and begun.noise_scale is None
+    assert belief.reports(live, asked, 31.4) == ()
+    (first,) = belief.reports(live, asked, 31.5)  # three steps
+    assert first.step_s == pytest.approx(0.5, rel=0.1) and first.noise_scale == pytest.approx(100.0, rel=0.1)
+    assert belief.reports(live, asked, 41.0) == ()
+    assert len(belief.reports(live, asked, 62.0)) == 3  # at 41.5, 51.5, 61.5
+    assert len(belief.reports(live, asked, 63.0, stops=True)) == 1
+    live.ready_s, asked = 100.0, replace(asked, restarts=1)
+    assert len(belief.reports(live, asked, 145.0)) == 5  # nobody asked before: at 101.5 and each 10 s
+
+
+def test_a_user_s_own_plan_is_in_the_directive() -> None:
+    own = Plan(tp=2, pp=1, dp=2, micro_batch=1, global_batch=64)
+    mine = replace(job(0.0, 4, 1.0), plan=own, plan_fixed=True, max_micro_batch=8)
+    said = directive_of(mine, rigid=False)
+    assert (said.tp, said.pp, said.micro_batch, said.max_micro_batch, said.global_batch) == (2, 1, 1, None, (64, 64))
+    assert directive_of(replace(mine, plan_fixed=False), rigid=False).tp is None

@@ -10,8 +10,8 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 from synergyd.sim.pollux_truth import read_application
 from synergyd.sim.records import Placed
-from synergyd.sim.traces import cluster_logs, gavel, generate, pollux
-from synergyd.sim.traces.kinds import gpu_type_of, read_trace
+from synergyd.sim.traces import cluster_logs, gavel, generate, pollux, sia
+from synergyd.sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 
@@ -200,3 +200,45 @@ def test_kinds(tmp_path: Path) -> None:
     for text in ("pollux", "pollux:", "gone:x", ":x"):
         with pytest.raises(UsageError, match="--trace"):
             read_trace(text, None, "t4", 8, 8)
+
+
+def sia_workload(root: Path, text: str = "a,7,cifar10,2,20\nb,9,cifar10,4,40\n") -> Path:
+    folder = application(root, "cifar10")
+    for cluster, factor in (("aws", 1.0), ("dgx-ext", 0.25), ("rtx", 0.5)):
+        rows = [f"{n},{local},{factor * n * local / 100},0" for n, local in ((1, 10), (1, 20), (2, 10), (2, 20))]
+        rows += [f"1,{40},{factor * 0.4},0"] * (cluster == "dgx-ext")
+        # columns in any order
+        (folder / f"placements-{cluster}.csv").write_text(
+            "\n".join(["placement,local_bsz,step_time,sync_time", *rows, ""])
+        )
+        (folder / f"scalability-{cluster}.csv").write_text((folder / "scalability.csv").read_text())
+    for name in ("placements.csv", "scalability.csv"):
+        (folder / name).unlink()
+    path = root / "workloads" / "philly" / "w.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(HEADER + text)
+    return path
+
+
+def test_a_sia_workload_has_a_table_for_each_gpu_type(tmp_path: Path) -> None:
+    path = sia_workload(tmp_path)
+    first, second = sia.read(path, None)
+    assert (first.name, first.gpus, first.gpu_type, first.submit_s, second.batch) == ("a", 2, "", 7.0, 40)
+    assert first.max_micro_batch == 40 and first.truth is second.truth
+    assert first.costs is not None and (first.costs.first_start_s, first.costs.resize_s) == (50.0, 50.0)
+    plan = Plan(dp=1, micro_batch=20, global_batch=20, zero_stage=0)
+    paces = {t: first.truth.pace(0, Placed(t, (1,)), plan) for t in ("t4", "a100-40", "rtx2080ti", "v100")}
+    assert {t: pace and pace.step_s for t, pace in paces.items()} == {
+        "t4": pytest.approx(0.2), "a100-40": pytest.approx(0.05), "rtx2080ti": pytest.approx(0.1), "v100": None,
+    }  # fmt: skip
+    large = Plan(dp=1, micro_batch=40, global_batch=40, zero_stage=0)
+    on = {t: first.truth.pace(0, Placed(t, (1,)), large) for t in ("t4", "a100-40")}
+    assert {t: pace and pace.step_s for t, pace in on.items()} == {
+        "t4": pytest.approx(0.4),
+        "a100-40": pytest.approx(0.1),
+    }
+    assert cluster_of_trace(f"sia:{path}", None) == {"t4": (6, 4), "a100-40": (2, 8), "rtx2080ti": (3, 8)}
+    assert read_trace(f"sia:{path}", None, "t4", 0, 4).costs.resize_s == 30.0
+    (tmp_path / "traces" / "cifar10" / "placements-rtx.csv").unlink()
+    with pytest.raises(UsageError, match=r"placements-rtx.csv: can't be read"):
+        sia.read(path, None)

@@ -38,6 +38,14 @@ def test_starts_cost_time_on_the_gpus() -> None:
     assert (only.gpu_s, only.idle_s) == (160.0, 30.0)
 
 
+def test_a_job_keeps_its_gpus_for_a_while_after_its_last_step() -> None:
+    # 4 GPUs, 400 GPU s from 60 to 160; b could start at the epoch at 180, when a still ends
+    costs = Costs(0.0, 0.0, 0.0, 0.0, end_s=30.0)
+    _, (a, b) = run(scenario(job(0.0, 4, 400.0), job(1.0, 4, 40.0), costs=costs))
+    assert (a.finish_s, a.gpu_s, a.idle_s) == (190.0, 520.0, 30.0)
+    assert (b.start_s, b.finish_s) == (240.0, 280.0)
+
+
 def test_three_jobs_queue_for_one_node() -> None:
     # a holds 3 of 4 GPUs from 60 to 160, b (2 GPUs) has to wait for the epoch at 180, c (1 GPU) runs beside a
     _, (a, b, c) = run(scenario(job(0.0, 3, 300.0), job(1.0, 2, 100.0), job(2.0, 1, 50.0)))

@@ -1,0 +1,281 @@
+"""A recorded workload on a real Slurm cluster: submitted at its times, watched to its end, with or without Synergy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synergyd.daemon import heartbeat
+from synergyd.records import Shape
+from synergyd.sim.belief import directive_of
+from synergyd.sim.records import Costs, TraceJob, asked_shape, cluster_of, placed_on
+from synergyd.task.model.hardware import figures
+from tests.throwaway import replay_job
+from tests.throwaway.replay_truth import PaceServer, Said, needed_s
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
+from tests.throwaway.synergy import hook, synergyd
+
+PLAIN = "plain"  # in place of a policy: Slurm alone, with its backfill
+LOOK_EVERY_S = 0.5
+HOLDS = ("RUNNING", "COMPLETING")
+_LIMIT_SLACK_S = 30.0  # of a plain job's time limit: its start and its end
+RATES = ("peak_tflops", "bandwidth_gbs", "intra_gbs", "inter_gbs")
+
+
+@dataclass(frozen=True)
+class Held:
+    """GPUs that a job held, COMPLETING included; seconds since 1970, to LOOK_EVERY_S."""
+
+    start_s: float
+    end_s: float
+    gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """One job as it went; seconds since the replay began."""
+
+    job: TraceJob
+    submit_s: float
+    start_s: float
+    finish_s: float
+    restarts: int
+    gpu_s: float
+
+    @property
+    def jct_s(self) -> float:
+        return self.finish_s - self.submit_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A whole replay. `costs` are means over its jobs, real seconds."""
+
+    jobs: tuple[Replayed, ...]
+    costs: Costs
+    counted: Mapping[str, int]  # of how many the costs are means
+    load: float  # mean of the machine's load average over 1 min
+    busy: float  # share of its processors' time that was used
+    said: Mapping[str, Sequence[Said]]
+
+
+def figures_lines(gpu_type: str, factor: float) -> str:
+    """The type's figures, so many times as fast, as slurm.conf has them."""
+    gpu = figures(gpu_type)
+    return f"#SYNERGY GpuType={gpu_type} " + " ".join(f"{name}={getattr(gpu, name) * factor:.6g}" for name in RATES)
+
+
+def script(job: TraceJob, shape: Shape, folder: Path, server: Path, managed: bool) -> str:
+    """The batch script as the job's user would have written it. A plain job says how long it takes at the most."""
+    directive, limit = "", ""
+    if managed:
+        said = directive_of(job, rigid=False)
+        low, high = said.global_batch or (job.batch, job.batch)
+        micro = f" max_micro_batch={said.max_micro_batch}" if said.max_micro_batch else ""
+        directive = f"#SYNERGY global_batch={low}:{high}{micro} checkpoint={folder}\n"
+        if low == high:
+            directive = directive.replace(f"{low}:{high}", str(low))
+    else:
+        limit = f" --time={-(-(needed_s(job, placed_on(shape)) + _LIMIT_SLACK_S) // 60):.0f}"
+    return (
+        f"#!/bin/bash\n#SBATCH --nodes={shape.nodes} --gres=gpu:{shape.gpus_per_node} --open-mode=append{limit}\n{directive}"
+        f"srun synergy-launch --runner python --checkpoint {folder} {Path(replay_job.__file__).resolve()} {server} {job.name}\n"
+    )
+
+
+@dataclass
+class Watch:
+    """Who holds how many GPUs, by squeue, in a thread."""
+
+    cluster: SlurmCluster
+    names: dict[int, str] = field(default_factory=dict)  # by job id
+    held: dict[str, list[Held]] = field(default_factory=dict)
+    over: dict[str, float] = field(default_factory=dict)  # when it had ended
+    failed: list[str] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+    _since: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def look(self) -> None:
+        done = self.cluster.run(
+            "squeue",
+            "-h",
+            "-t",
+            "all",
+            "-O",
+            "JobID:20,State:20,NumNodes:12,tres-per-node:80",
+            check=False,
+            timeout_s=30,
+        )
+        if done.returncode:
+            return
+        now_s = time.time()
+        for line in done.stdout.splitlines():
+            job_id, state, nodes, gres = line.split()
+            name = self.names.get(int(job_id))
+            if name is None or name in self.over:
+                continue
+            if state in HOLDS:
+                self._since.setdefault(name, (now_s, int(nodes) * int(gres.rpartition(":")[2])))
+                continue
+            if name in self._since:
+                start_s, gpus = self._since.pop(name)
+                self.held.setdefault(name, []).append(Held(start_s, now_s, gpus))
+            if state != "PENDING":
+                self.over[name] = now_s
+                if state != "COMPLETED":
+                    self.failed.append(f"{name}: {state}")
+
+    def run(self) -> None:
+        while not self._stop.wait(LOOK_EVERY_S):
+            self.look()
+            self.loads.append(os.getloadavg()[0])
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+def cpu_s() -> tuple[float, float]:
+    """Seconds that all processors together were used, and that passed on them, since the machine's start."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    hertz = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - ticks[3] - ticks[4]) / hertz, sum(ticks) / hertz
+
+
+def replay(
+    jobs: Sequence[TraceJob],
+    policy: str,
+    groups: tuple[int, int],
+    *,
+    epoch_s: float,
+    factor: float,
+    settings: Sequence[str] = (),
+    keep: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Runs compressed `jobs` out on (nodes, GPUs a node), under `policy`, or PLAIN.
+
+    `factor`: that the figures are scaled with. `keep`: a folder for logs and the daemon's database. Raises RuntimeError: a job
+    failed, or nothing has moved for 20 minutes.
+    """
+    nodes, each = groups
+    gpu_type = jobs[0].gpu_type
+    cluster = SlurmCluster([NodeGroup(gpu_type, nodes, each)])
+    cluster.slurm_conf = (
+        "SchedulerParameters=bf_interval=1,bf_resolution=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0",
+    )
+    if policy != PLAIN:
+        cluster.job_submit = hook(cluster.state_dir)
+        own = " ".join((f"Epoch={epoch_s:g}", f"Policy={policy}", *settings))
+        cluster.slurm_conf += (f"#SYNERGY StateDir={cluster.state_dir} {own}", figures_lines(gpu_type, factor))
+    by_name = {job.name: job for job in jobs}
+    with cluster, PaceServer(cluster.folder / "paces", by_name, gpu_type) as server, ExitStack() as stack:
+        if policy != PLAIN:
+            stack.enter_context(synergyd(cluster))
+            cluster.wait_for(lambda: (cluster.state_dir / heartbeat.NAME).exists(), 120, "the daemon's first epoch")
+        watch = Watch(cluster)
+        threading.Thread(target=watch.run, daemon=True).start()
+        stack.callback(watch.stop)
+        used_s, passed_s = cpu_s()
+        began_s = time.time()
+        submits = _submit(cluster, jobs, watch, server, began_s, (nodes, each), policy != PLAIN, say)
+        _until_over(watch, len(jobs), say)
+        if keep is not None:
+            for name in ("log", "synergy"):
+                shutil.copytree(cluster.folder / name, keep / policy / name, dirs_exist_ok=True)
+        if watch.failed or server.wrong:
+            raise RuntimeError("; ".join([*watch.failed, *server.wrong][:5]))
+        used_s, passed_s = (now - before for now, before in zip(cpu_s(), (used_s, passed_s), strict=True))
+        return _outcome(by_name, watch, server.said, submits, began_s, used_s / passed_s)
+
+
+def _submit(
+    cluster: SlurmCluster, jobs: Sequence[TraceJob], watch: Watch, server: PaceServer, began_s: float,
+    groups: tuple[int, int], managed: bool, say: Callable[[str], None],
+) -> dict[str, float]:  # fmt: skip
+    """When each job was submitted."""
+    submits = {}
+    for job in jobs:
+        shape = asked_shape(job, cluster_of({job.gpu_type: groups}))
+        assert shape is not None
+        time.sleep(max(0.0, began_s + job.submit_s - time.time()))
+        folder = cluster.folder / "jobs" / job.name
+        folder.mkdir(parents=True)
+        text = script(job, shape, folder, server.path, managed)
+        submits[job.name] = time.time()
+        job_id = cluster.sbatch(text, f"--job-name={job.name}", f"--output={folder}/output")
+        watch.names[job_id] = job.name
+        say(f"{time.time() - began_s:7.1f} s: {job.name} submitted")
+    return submits
+
+
+def _until_over(watch: Watch, count: int, say: Callable[[str], None]) -> None:
+    moved_s, before = time.monotonic(), (0, 0)
+    while len(watch.over) < count and not watch.failed:
+        time.sleep(1.0)
+        now = len(watch.over), sum(map(len, watch.held.values()))
+        if now != before:
+            if now[0] != before[0]:
+                say(f"{now[0]} of {count} jobs have ended")
+            moved_s, before = time.monotonic(), now
+        if time.monotonic() > moved_s + 1200:
+            raise RuntimeError(f"nothing has moved for 20 minutes: {now[0]} of {count} jobs have ended")
+
+
+def _outcome(
+    jobs: Mapping[str, TraceJob], watch: Watch, said: Mapping[str, Sequence[Said]], submits: Mapping[str, float],
+    began_s: float, busy: float,
+) -> Outcome:  # fmt: skip
+    replayed = tuple(
+        Replayed(
+            job=job,
+            submit_s=submits[name] - began_s,
+            start_s=watch.held[name][0].start_s - began_s,
+            finish_s=watch.over[name] - began_s,
+            restarts=len(watch.held[name]) - 1,
+            gpu_s=sum(h.gpus * (h.end_s - h.start_s) for h in watch.held[name]),
+        )
+        for name, job in jobs.items()
+    )
+    costs, counted = measured(watch.held, said)
+    return Outcome(
+        jobs=replayed,
+        costs=costs,
+        counted=counted,
+        load=statistics.fmean(watch.loads),
+        busy=busy,
+        said=said,
+    )
+
+
+def measured(held: Mapping[str, Sequence[Held]], said: Mapping[str, Sequence[Said]]) -> tuple[Costs, dict[str, int]]:
+    """(costs, how many of each) of a replay; a requeue's is the median, for some wait for others to leave their nodes."""
+    found: dict[str, list[float]] = {"first_start": [], "start": [], "checkpoint": [], "requeue": [], "end": []}
+    for name, times in held.items():
+        for number, one in enumerate(times):
+            mine = [s for s in said[name] if s.restarts == number]
+            when = {s.what: s.time_s for s in reversed(mine)}  # the first of each
+            if "trains" in when:
+                found["start" if number else "first_start"].append(when["trains"] - one.start_s)
+            if number:
+                found["requeue"].append(one.start_s - times[number - 1].end_s)
+            if "done" in when:
+                found["end"].append(one.end_s - when["done"])
+            elif "saves" in when and number + 1 < len(times):
+                last_s = max(s.time_s for s in mine if s.what == "saves")
+                found["checkpoint"].append(one.end_s - last_s)
+
+    def mean(name: str) -> float:
+        return max(0.0, statistics.fmean(found[name])) if found[name] else 0.0
+
+    requeue_s = statistics.median(found["requeue"]) if found["requeue"] else 0.0
+    start_s = mean("start") or mean("first_start")
+    costs = Costs(mean("first_start"), mean("checkpoint"), requeue_s, start_s, mean("end"))
+    return costs, {key: len(values) for key, values in found.items()}
