@@ -74,7 +74,9 @@ def pipeline_degrees(model: ModelSpec, uneven: bool) -> list[int]:
     degrees = divisors(model.layers)
     if uneven:
         powers = [2**i for i in range(2, model.layers.bit_length())]
-        degrees += [p for p in powers if model.layers % p and stage_layers(model.layers, p, model.mtp_layers) is not None]
+        degrees += [
+            p for p in powers if model.layers % p and stage_layers(model.layers, p, model.mtp_layers) is not None
+        ]
     return sorted(degrees)
 
 
@@ -147,7 +149,11 @@ def _check_model(model: ModelSpec, limits: PlanLimits, where: str) -> None:
             stages = f"pp={limits.pp} x vpp={limits.vpp}" if limits.pp else f"vpp={limits.vpp}"
             layout = stage_layers(model.layers, limits.pp or 1, model.mtp_layers)
             good = (
-                [v for v in divisors(layout.middle) if virtual_stages(model.layers, limits.pp or 1, v, model.mtp_layers)]
+                [
+                    v
+                    for v in divisors(layout.middle)
+                    if virtual_stages(model.layers, limits.pp or 1, v, model.mtp_layers)
+                ]
                 if layout
                 else []
             )

@@ -32,7 +32,9 @@ command.main()
 
 @pytest.fixture(autouse=True)
 def _a_daemon_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = "import os\nfrom dataclasses import replace\n" + other.LAUNCH.replace("report.send = send\ncommand.main()\n", ANSWER)
+    launch = "import os\nfrom dataclasses import replace\n" + other.LAUNCH.replace(
+        "report.send = send\ncommand.main()\n", ANSWER
+    )
     monkeypatch.setattr(other, "LAUNCH", launch)
     monkeypatch.setattr(other, "USER", [*other.USER, "--log-interval", "1"])
 

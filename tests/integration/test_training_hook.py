@@ -22,7 +22,9 @@ PLANS: list[tuple[Plan, dict[str, Any]]] = [
 
 
 def run(folder: Path, plan: Plan, steps: int = STEPS, **more: Any) -> Any:
-    found, _ = training_ranks.run(folder, plan.gpus, Call("tests.integration.training_script:hooked", plan, steps, **more))
+    found, _ = training_ranks.run(
+        folder, plan.gpus, Call("tests.integration.training_script:hooked", plan, steps, **more)
+    )
     return found
 
 

@@ -6,14 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from synergy_launch.batch.data_order import rank_samples
+from synergy_launch.examples.text import TextWindows
 
 from synergyd.records import Plan
-from tests.integration.training_ranks import SPEC, TextWindows
+from tests.integration.training_ranks import SPEC
 
 SMALL = replace(SPEC, layers=2)
 
 
-def hooked(plan: Plan, steps: int, *, lr: float = 0.0, hook: bool = True, overlap: bool = False, zero: bool = True) -> Any:
+def hooked(
+    plan: Plan, steps: int, *, lr: float = 0.0, hook: bool = True, overlap: bool = False, zero: bool = True
+) -> Any:
     """A run whose DistributedDataParallel is watched as a script's is. Its losses, estimate, and how many steps were measured.
 
     lr 0 and a slow decay: all steps count alike.
@@ -22,9 +25,10 @@ def hooked(plan: Plan, steps: int, *, lr: float = 0.0, hook: bool = True, overla
     from synergy_launch.megatron_core import training
     from synergy_launch.megatron_core.script_noise import Degrees, ScriptNoise, StepSize
 
+    names: Any = training
+    made = names.DistributedDataParallelConfig
     if overlap:
-        made = training.DistributedDataParallelConfig
-        training.DistributedDataParallelConfig = lambda **options: made(  # type: ignore[assignment,misc]
+        names.DistributedDataParallelConfig = lambda **options: made(
             **{**options, "overlap_grad_reduce": True, "bucket_size": 5000}
         )
     ranks = training.start_process_group()

@@ -78,7 +78,7 @@ class ScriptRun:
 
     def watch_training(self, module: ModuleType) -> None:
         """Megatron-LM's train() gets a batch that may move."""
-        original: Any = module.train  # type: ignore[attr-defined]
+        original: Any = module.train
 
         @functools.wraps(original)
         def train(forward_step: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +228,9 @@ class ScriptRun:
         try:
             keep_history(self._folder, iteration, batch)
         except OSError as error:
-            self._note = f"{self._folder}: the batch can't be noted ({error.strerror}): the run may end too early or late"
+            self._note = (
+                f"{self._folder}: the batch can't be noted ({error.strerror}): the run may end too early or late"
+            )
 
 
 def _say(error: Exception) -> None:

@@ -84,7 +84,9 @@ class MovingBatch:
         self._deciding = False
         self._frozen = self.batch // self._unit
         if length.exit_interval is not None and args.exit_interval != (length.exit_interval or None):
-            args.exit_interval = length.exit_interval or None  # the launcher's stood for an end that is known better here
+            args.exit_interval = (
+                length.exit_interval or None
+            )  # the launcher's stood for an end that is known better here
         self._rates = {name: getattr(scheduler, name) for name in (*_RATES, *_DECAYS)}
         self._groups: list[dict[str, Any]] = []
         self._follow_arguments()
@@ -178,6 +180,5 @@ class MovingBatch:
 
 def keep_history(folder: Path, iteration: int, batch: int) -> None:
     """Notes in the checkpoint folder that iterations from this one on have `batch`, for the launcher's next start. Raises OSError."""
-    known = batch_arguments.read(folder)
-    batch_arguments.write(folder, batch_arguments.Trained(iteration, known.batches).with_batch(batch))
-
+    known = batch_arguments.Trained(iteration, batch_arguments.history(folder))
+    batch_arguments.write(folder, known.with_batch(batch))

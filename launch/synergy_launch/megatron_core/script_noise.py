@@ -166,7 +166,7 @@ class ScriptNoise:
         self._parameters = list(weights)
         self._numbers = {parameter: number for number, parameter in enumerate(weights)}
         self._places = GradientSample(self._parameters, list(weights.values()))
-        with torch.enable_grad():  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
             # Megatron's own hooks on the same nodes were registered before these will be
             self._nodes = [p.expand_as(p).grad_fn.next_functions[0][0] for p in self._parameters]
 
@@ -295,17 +295,16 @@ class ScriptNoise:
         per_token = bool(getattr(config, "calculate_per_token_loss", False))
         counted = self._counted
         # main_grad is a mean over micro-batches, or with per-token loss a sum over all of the step's tokens
-        factor = size.micro_batches if self._mode is Mode.MICRO else 1
+        factor = float(size.micro_batches if self._mode is Mode.MICRO else 1)
         factor *= degrees.dp if per_token else 1 / degrees.cp
         ranks = degrees.dp * degrees.cp
         zero = torch.zeros((), device=_device())
-        sums: list[torch.Tensor]
         if self._mode is Mode.PAIR:
-            sums, share = self._compared(), 1.0
+            sums = self._compared()
         elif whole:
-            sums, share = [self._places.product(whole[0], whole[0])] if self._parameters else [zero], 1.0
+            sums = [self._places.product(whole[0], whole[0]) if self._parameters else zero]
         else:
-            sums, share = [torch.stack(self._squares).sum() if self._squares else zero], 1.0
+            sums = [torch.stack(self._squares).sum() if self._squares else zero]
         scale = config.grad_scale_func(torch.ones((), device=_device())) if config.grad_scale_func else zero + 1
         if self._mode is not Mode.PAIR:
             vector, factors = self._reduced()

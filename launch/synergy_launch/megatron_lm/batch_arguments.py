@@ -26,7 +26,10 @@ _LENGTHS = {
 }
 _RATES = ("--lr", "--min-lr", "--lr-warmup-init", "--decoupled-lr", "--decoupled-min-lr")
 _DECAYS = ("--start-weight-decay", "--end-weight-decay")
-_RULES = {"adam": "sqrt", "sgd": "linear"}  # not AdaScale: the rate would depend on how well the noise is known at a restart
+_RULES = {
+    "adam": "sqrt",
+    "sgd": "linear",
+}  # not AdaScale: the rate would depend on how well the noise is known at a restart
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,18 @@ def read(folder: Path) -> Trained:
         iteration = int((folder / _LATEST).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return Trained()
+    return Trained(max(0, iteration), history(folder))
+
+
+def history(folder: Path) -> tuple[tuple[int, int], ...]:
+    """The batch from each iteration on, as (iteration, batch), those that no checkpoint holds included."""
     try:
         entries = json.loads((folder / HISTORY).read_text(encoding="ascii"))
         batches = tuple((int(start), int(batch)) for start, batch in entries)
     except (OSError, ValueError, TypeError):
-        batches = ()
+        return ()
     good = all(start >= 0 and batch > 0 for start, batch in batches) and list(batches) == sorted(batches)
-    return Trained(max(0, iteration), batches if good else ())
+    return batches if good else ()
 
 
 def write(folder: Path, trained: Trained) -> None:

@@ -162,11 +162,17 @@ def test_weights_of_another_run_are_loaded_at_the_first_start_only() -> None:
         (["--overlap-grad-reduce"], replace(PLAN, dp=1), []),
         (["--optimizer", "dist_muon"], PLAN, []),
         (["--use-torch-fsdp2"], PLAN, []),
-        (["--use-megatron-fsdp", "--overlap-param-gather"], PLAN, ["--overlap-param-gather"]),  # another thing, the user's own
+        (
+            ["--use-megatron-fsdp", "--overlap-param-gather"],
+            PLAN,
+            ["--overlap-param-gather"],
+        ),  # another thing, the user's own
         (["--delay-wgrad-compute"], PLAN, []),
     ],
 )
-def test_data_parallel_traffic_is_overlapped_where_the_script_can(given: list[str], plan: Plan, flags: list[str]) -> None:
+def test_data_parallel_traffic_is_overlapped_where_the_script_can(
+    given: list[str], plan: Plan, flags: list[str]
+) -> None:
     made = with_plan([*USER, *given], plan)
     assert [word for word in made if word.startswith("--overlap-")] == flags
     assert with_plan(made, plan) == made
