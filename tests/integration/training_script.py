@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +17,19 @@ SMALL = replace(SPEC, layers=2)
 
 
 def hooked(
-    plan: Plan, steps: int, *, lr: float = 0.0, hook: bool = True, overlap: bool = False, zero: bool = True
+    plan: Plan,
+    steps: int,
+    *,
+    lr: float = 0.0,
+    hook: bool = True,
+    overlap: bool = False,
+    zero: bool = True,
+    as_cp: bool = False,
+    share: float = math.inf,
 ) -> Any:
     """A run whose DistributedDataParallel is watched as a script's is. Its losses, estimate, and how many steps were measured.
 
-    lr 0 and a slow decay: all steps count alike.
+    lr 0 and a slow decay: all steps count alike. `as_cp`: its replicas are taken for ranks that share the sequences of one.
     """
     from megatron.core import parallel_state
     from synergy_launch.megatron_core import training
@@ -37,17 +47,23 @@ def hooked(
     if overlap:
         run.config.no_sync_func = run.model.no_sync
     size = StepSize(plan.micro_batches, plan.micro_batch)
-    degrees = Degrees(dp=plan.dp, cp=1, tp=plan.tp, cp_group=parallel_state.get_context_parallel_group())
-    noise = ScriptNoise(degrees, lambda: size, share=float("inf"))
+    degrees = Degrees(dp=plan.dp, cp=1, tp=plan.tp)
+    if as_cp:
+        size = StepSize(plan.micro_batches, plan.micro_batch * plan.dp)
+        degrees = Degrees(dp=1, cp=plan.dp, tp=plan.tp, cp_group=parallel_state.get_data_parallel_group())
+    noise = ScriptNoise(degrees, lambda: size, share=share)
     noise.scale.decay = 0.99999
     if hook:
         noise.add(run.model)
+    began = time.perf_counter()
     losses = [run.train_step() for _ in range(steps)]
-    return {"noise": noise.scale.value, "measured": noise.measured, "losses": losses}
+    spent = noise.spent_s / (time.perf_counter() - began)
+    return {"noise": noise.scale.value, "measured": noise.measured, "losses": losses, "spent": spent}
 
 
-def by_hand(plans: list[Plan], steps: int, batch: int) -> tuple[float, list[float]]:
-    """From one gradient per sample at the initial weights: the noise scale, and what the hook's estimator gives under each plan."""
+def by_hand(plans: list[Plan], steps: int, batch: int, as_cp: bool = False) -> tuple[float, list[float]]:
+    """From one gradient per sample at the initial weights: the noise scale, and what the hook's estimator gives under each plan; the last
+    one's replicas are one, `as_cp`."""
     import torch
     from synergy_launch.megatron_core.training import MegatronRun, start_process_group
 
@@ -63,10 +79,12 @@ def by_hand(plans: list[Plan], steps: int, batch: int) -> tuple[float, list[floa
     each = torch.stack(rows)
     whole = float(each.mean(0).square().sum())
     trace = (float(each.square().sum(1).mean()) - whole) * len(rows) / (len(rows) - 1)
-    return trace / (whole - trace / len(rows)), [_estimated(each, plan, steps, batch) for plan in plans]
+    return trace / (whole - trace / len(rows)), [
+        _estimated(each, plan, steps, batch, as_cp and plan is plans[-1]) for plan in plans
+    ]
 
 
-def _estimated(each: Any, plan: Plan, steps: int, batch: int) -> float:
+def _estimated(each: Any, plan: Plan, steps: int, batch: int, as_cp: bool) -> float:
     if plan.gpus * plan.micro_batch == batch == 1:
         pairs = [(each[n], each[n + 1]) for n in range(0, steps - 1, 2)]
         small = [float(a.square().sum() + b.square().sum()) / 2 for a, b in pairs]
@@ -80,6 +98,9 @@ def _estimated(each: Any, plan: Plan, steps: int, batch: int) -> float:
                 m for rank in range(plan.dp)
                 for m in list(rank_samples(step * batch, batch, plan.dp, rank, plan.micro_batch))[:counted]
             ]  # fmt: skip
+            if as_cp:  # the first micro-batch of all of them
+                firsts = micros[:: len(micros) // plan.dp]
+                micros, least = [[number for m in firsts for number in m]], plan.micro_batch * plan.dp
             small.append(sum(float(each[list(m)].mean(0).square().sum()) for m in micros) / len(micros))
             big.append(float(each[step * batch : (step + 1) * batch].mean(0).square().sum()))
     g2 = sum(most * b - least * s for s, b in zip(small, big, strict=True)) / (most - least)

@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,7 +55,7 @@ class ScriptRun:
         self._timer: Any = None
         self._tells = False
         self._folder: Path | None = None
-        self._note = self._refused = ""
+        self._note = ""
         self._began = math.nan
         self._known_batch = 0
         self._told_at = self._kept_at = -math.inf
@@ -116,18 +117,20 @@ class ScriptRun:
         from synergy_launch.agent.settings import AgentSettings
         from synergy_launch.megatron_core import script_batch, script_noise
 
-        if self.noise is None:  # Megatron's FSDP and PyTorch's: not a DistributedDataParallel
-            return
         moving: Any = None
         try:
             args: Any = module.get_args()
             self._settings = AgentSettings.from_environment()
             self._tells = bool(dist.get_rank() == dist.get_world_size() - 1)
             self._folder = Path(args.save) if args.save else None
-            if self._settings.daemon_chooses_batch or self._settings.batch_range:
+            asked = self._settings.daemon_chooses_batch or self._settings.batch_range
+            # none: Megatron's FSDP or PyTorch's, which is no DistributedDataParallel
+            if asked and self.noise is not None:
                 present = calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR
-                self._refused = script_batch.refusal(args, present)
-                if not self._refused:
+                why = script_batch.refusal(args, present)
+                if why and self._tells:
+                    print(f"synergy: the batch does not move between iterations: {why}", flush=True)
+                if not why:
                     length = script_batch.RunLength.of(os.environ.get(script_batch.RUN, ""))
                     moving = script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begins)
         except Exception as error:
@@ -135,8 +138,17 @@ class ScriptRun:
         if script_noise.total([1.0 if moving is not None else 0.0])[0] == dist.get_world_size():
             self.batch = moving
             calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR = moving
+        self._tells = self._tells and self.noise is not None
         if self._tells:
-            self._prepare()
+            self._safely(self._prepare)
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        """Of what this rank alone does: a fault ends its reports, and not the training."""
+        try:
+            act()
+        except Exception as error:
+            self._tells = False
+            _say(error)
 
     def _prepare(self) -> None:
         """On the rank that reports."""
@@ -156,8 +168,10 @@ class ScriptRun:
 
     def _begins(self, iteration: int, batch: int) -> None:
         """An iteration begins with this batch."""
-        if not self._tells:
-            return
+        if self._tells:
+            self._safely(lambda: self._time(iteration, batch))
+
+    def _time(self, iteration: int, batch: int) -> None:
         now = time.perf_counter()
         if batch == self._known_batch:
             if math.isfinite(self._began):
@@ -209,8 +223,7 @@ class ScriptRun:
         self._told_at = now
         from synergy_launch.agent import run_folder
 
-        note = self._note or (f"its batch stays as it is: {self._refused}" if self._refused else "")
-        values = {"noise_scale": self.noise.scale.value, "rebatching": self.batch is not None, "note": note}
+        values = {"noise_scale": self.noise.scale.value, "rebatching": self.batch is not None, "note": self._note}
         with contextlib.suppress(OSError):
             run_folder.tell_inside(folder, values)
         if self._folder is not None and now > self._kept_at + _KEEP_S and self.noise.measured:

@@ -262,8 +262,10 @@ class ScriptNoise:
 
     def _conclude(self, values: list[float], step: int) -> None:
         self.spent_s += self._own_s
-        said = [*values, self._own_s, self._step_s, float(self._propose()), float(self._failed)]
-        small, big, missing, large, own_s, step_s, number, failed = total(said)
+        number = [0.0]
+        self._guarded(lambda: number.__setitem__(0, float(self._propose())))
+        said = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
+        small, big, missing, large, own_s, step_s, agreed, failed = total(said)
         self.measured += 1
         self._off = failed > 0
         if self._off:
@@ -277,7 +279,7 @@ class ScriptNoise:
         cost = own_s / step_s if step_s > 0 else 0.0
         pause = min(_MOST, max(_LARGE if large else 1, math.ceil(cost / self._share)))
         self._next = step + (1 if self._half else pause)
-        self._agree(round(number))
+        self._guarded(lambda: self._agree(round(agreed)))
 
     # -- the numbers ------------------------------------------------------------------------------------------------
 
