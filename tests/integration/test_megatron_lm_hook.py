@@ -6,11 +6,15 @@ As test_megatron_lm.py, from which it has the run: $MEGATRON_LM names a checkout
 from __future__ import annotations
 
 import json
+import math
+import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_launch.megatron_lm.log_parser import read_line
 
 from synergyd.records import Plan
 from tests.integration import test_megatron_lm as other
@@ -58,17 +62,34 @@ def test_the_noise_is_reported_and_losses_stay(tmp_path: Path) -> None:
     assert "hook" not in hooked.tail() and json.loads((hooked.save / "synergy-noise.json").read_text())["weight"] > 0
 
 
-@pytest.mark.timeout(600)
+def rates(run: Any) -> dict[int, tuple[int, float]]:
+    """Batch and learning rate by the samples consumed, as Megatron-LM prints them."""
+    lines = [read_line(line) for line in run.output_file.read_text(errors="replace").splitlines()]
+    return {line.consumed or 0: (line.batch or 0, line.rate or 0.0) for line in lines if line is not None}
+
+
+@pytest.mark.timeout(900)
 def test_the_batch_moves_between_iterations(tmp_path: Path) -> None:
-    """From 8 to 16: the run ends after the same samples, at the rates that a run at 16 has; stopped and resumed it goes on so."""
-    moved = train(tmp_path / "moved", TEST_BATCH="16")
-    steps = moved.steps()
+    """From 8 to 16, then asked for a checkpoint and started again: no sample is lost or seen twice, the run ends after as many as before,
+    and rates are those of the schedule in samples, by the rule."""
+    fixed = rates(train(tmp_path / "fixed", SYNERGY_NOISE="0"))
+    with other.Run(tmp_path / "moved", PLAN, TEST_BATCH="16") as run:
+        deadline = time.monotonic() + 120
+        while 16 not in {x["global_batch"] for x in run.steps().values()}:
+            assert run.process.poll() is None and time.monotonic() < deadline, run.tail()
+            time.sleep(0.05)
+        run.process.send_signal(signal.SIGUSR2)
+        assert run.wait() == 0, run.tail()
+    steps = run.steps()
     batches = [x["global_batch"] for x in steps.values()]
     first = batches.index(16)
-    print(batches)
-    assert batches[:first] == [8] * first and sum(batches) == LAST * 8 and set(batches[first:-1]) == {16}
-    assert moved.starts() == 1
-    assert json.loads((moved.save / "synergy-batches.json").read_text())[:2] == [[0, 8], [first, 16]]
-    last = moved.reports()[-1]
+    print(batches, run.starts())
+    assert list(steps) == list(range(1, len(batches) + 1)) and run.starts() == 2
+    assert batches[:first] == [8] * first and set(batches[first:-1]) == {16} and sum(batches) == LAST * 8
+    assert json.loads((run.save / "synergy-batches.json").read_text())[:2] == [[0, 8], [first, 16]]
+    for consumed, (batch, rate) in rates(run).items():
+        if consumed < LAST * 8:
+            assert rate == pytest.approx(fixed[consumed][1] * math.sqrt(batch / 8), rel=1e-5), consumed
+    last = run.reports()[-1]
     assert (last["done"], last["total"], last["step"]) == (LAST * 8, LAST * 8, len(batches))
     assert last["plan"] == {**asdict(PLAN), "global_batch": batches[-1]}

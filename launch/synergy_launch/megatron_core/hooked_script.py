@@ -114,6 +114,7 @@ class ScriptRun:
         import torch.distributed as dist
         from megatron.core import num_microbatches_calculator as calculators
 
+        from synergy_launch.agent import run_folder
         from synergy_launch.agent.settings import AgentSettings
         from synergy_launch.megatron_core import script_batch, script_noise
 
@@ -135,9 +136,13 @@ class ScriptRun:
                     moving = script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begins)
         except Exception as error:
             _say(error)
-        if script_noise.total([1.0 if moving is not None else 0.0])[0] == dist.get_world_size():
+        # a run that is started again in place goes on with what it was told before
+        told = run_folder.proposed_batch(self._settings.run_dir) if self._tells and self._settings.run_dir else None
+        able, wanted = script_noise.total([1.0 if moving is not None else 0.0, float(told[0] if told else 0)])
+        if able == dist.get_world_size():
             self.batch = moving
             calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR = moving
+            moving.ask(round(wanted))
         self._tells = self._tells and self.noise is not None
         if self._tells:
             self._safely(self._prepare)
