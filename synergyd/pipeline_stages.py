@@ -3,6 +3,7 @@
 The first and the last stage have fewer, since they hold the embedding, and the output layer with the loss: Megatron's
 --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers, or its account-for-embedding and -loss flags, which
 are the case of one layer fewer on each. 126 layers on 16 stages are 7, 14 times 8, 7 (Llama 3.1 405B, section 3.3.2 of its paper).
+Layers of multi-token prediction are the last stage's too, beside its own: an uneven layout leaves room for them there.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class StageLayers:
         return self.first == self.last == self.middle - 1
 
 
-def stage_layers(layers: int, pp: int) -> StageLayers | None:
+def stage_layers(layers: int, pp: int, mtp: int = 0) -> StageLayers | None:
     """The layout of `layers` on `pp` stages: equal where pp divides them; else full middle stages and what is left on both ends, the
-    first with one more where that is odd. None where nothing would be left for an end."""
+    first with one more where that is odd, and with one more for each of the `mtp` layers as far as that goes. None where nothing would
+    be left for an end."""
     middle, over = divmod(layers, pp)
     if not over:
         return StageLayers(middle, middle, middle)
@@ -38,13 +40,15 @@ def stage_layers(layers: int, pp: int) -> StageLayers | None:
     left = layers - middle * (pp - 2)
     if pp < 3 or left < 2 or left > 2 * middle:
         return None
-    return StageLayers(left - left // 2, middle, left // 2)
+    last = left // 2
+    last -= min(mtp, last - 1, middle - (left - last))
+    return StageLayers(left - last, middle, last)
 
 
-def virtual_stages(layers: int, pp: int, vpp: int) -> bool:
+def virtual_stages(layers: int, pp: int, vpp: int, mtp: int = 0) -> bool:
     """Can each GPU hold `vpp` virtual stages? Of an uneven layout only where both ends have one layer fewer, and then with at least
     two layers a virtual stage: Megatron takes the layer from the first and the last of them."""
-    found = stage_layers(layers, pp)
+    found = stage_layers(layers, pp, mtp)
     if found is None or found.middle % vpp:
         return False
     return found.even or vpp == 1 or (found.ends_count and found.middle // vpp >= 2)

@@ -170,6 +170,8 @@ class Accepts:
     precision: str = ""
     #: pipeline stages of unlike numbers of layers
     uneven: bool = False
+    #: data-parallel traffic behind backward and forward
+    overlap: bool = False
 
 
 NOTHING_MORE = Accepts()

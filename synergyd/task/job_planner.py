@@ -15,7 +15,7 @@ from synergyd.task.learning import level, refined
 from synergyd.task.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.task.model import throughput
 from synergyd.task.model.arrays import from_plans
-from synergyd.task.model.hardware import GIB, GpuFigures, figures
+from synergyd.task.model.hardware import GIB, GpuFigures, figures, overlapped
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import checked
 from synergyd.task.model.step_time import step_time
@@ -150,7 +150,8 @@ class JobPlanner:
         return self.model
 
     def _figures(self, gpu_type: str) -> GpuFigures:
-        return self.figures.get(gpu_type) or figures(gpu_type)
+        found = self.figures.get(gpu_type) or figures(gpu_type)
+        return overlapped(found) if self.profile.accepts.overlap else found
 
     def _to_fit(self) -> throughput.FitOf:
         measured = self.profile.measured

@@ -74,7 +74,9 @@ def pipeline_degrees(model: ModelSpec, uneven: bool) -> list[int]:
     degrees = divisors(model.layers)
     if uneven:
         powers = [2**i for i in range(2, model.layers.bit_length())]
-        degrees += [p for p in powers if model.layers % p and stage_layers(model.layers, p) is not None]
+        degrees += [
+            p for p in powers if model.layers % p and stage_layers(model.layers, p, model.mtp_layers) is not None
+        ]
     return sorted(degrees)
 
 
@@ -143,11 +145,15 @@ def _check_model(model: ModelSpec, limits: PlanLimits, where: str) -> None:
     if limits.vpp is not None and limits.vpp > 1:
         if limits.pp == 1:
             raise UsageError(where, f"vpp={limits.vpp} with pp=1", "virtual stages need a pipeline: pp of 2 or more")
-        if not virtual_stages(model.layers, limits.pp or 1, limits.vpp):
+        if not virtual_stages(model.layers, limits.pp or 1, limits.vpp, model.mtp_layers):
             stages = f"pp={limits.pp} x vpp={limits.vpp}" if limits.pp else f"vpp={limits.vpp}"
-            layout = stage_layers(model.layers, limits.pp or 1)
+            layout = stage_layers(model.layers, limits.pp or 1, model.mtp_layers)
             good = (
-                [v for v in divisors(layout.middle) if virtual_stages(model.layers, limits.pp or 1, v)]
+                [
+                    v
+                    for v in divisors(layout.middle)
+                    if virtual_stages(model.layers, limits.pp or 1, v, model.mtp_layers)
+                ]
                 if layout
                 else []
             )

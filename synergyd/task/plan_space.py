@@ -259,13 +259,13 @@ def _degrees(
     shape, tp, pp, cp = shape[keep], tp[keep], pp[keep], cp[keep]
     dp = gpus[shape] // used[keep]
 
-    each = [p for p in (stage_layers(model.layers, int(p)) for p in pps) if p is not None]
+    each = [p for p in (stage_layers(model.layers, int(p), model.mtp_layers) for p in pps) if p is not None]
     vpps = ints([limits.vpp] if limits.vpp else sorted({v for some in each for v in divisors(some.middle)}))
     eps = ints([limits.ep] if limits.ep else expert_degrees(model))
     zeros, precisions = ints(limits.zero_stages), ints([PRECISION.index(p) for p in limits.precisions])
     stages = np.unique(pp)
     # which vpp each pp allows, then looked up by each row
-    fits = [[virtual_stages(model.layers, int(p), int(v)) for v in vpps] for p in stages]
+    fits = [[virtual_stages(model.layers, int(p), int(v), model.mtp_layers) for v in vpps] for p in stages]
     allowed = np.array(fits, dtype=np.bool_).reshape(len(stages), len(vpps))
     allowed &= (stages[:, None] > 1) | (vpps[None, :] == 1)
     by_vpp = allowed[np.searchsorted(stages, pp)]

@@ -12,7 +12,7 @@ from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import memory_reason, needs
 from synergyd.task.memory_belief import MemoryBelief
 from synergyd.task.model.counts import flops_per_step
-from synergyd.task.model.hardware import GpuFigures, canonical, figures
+from synergyd.task.model.hardware import GpuFigures, canonical, figures, overlapped
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_distance import sigmas
 from synergyd.task.plan_limits import PlanLimits, check_fixed
@@ -107,7 +107,7 @@ def plan_table(
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
-    gpu = gpu or figures(gpu_type)
+    gpu = overlapped(gpu or figures(gpu_type))  # as the launcher runs Megatron-LM
     limits = PlanLimits(
         low,
         high,

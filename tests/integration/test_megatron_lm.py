@@ -79,7 +79,7 @@ def _paths() -> str:
 class Run:
     """One start of synergy-launch in a folder of its own."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: Plan, **more: str) -> None:
         self.save, self.reports_file, self.output_file = folder / "save", folder / "reports.jsonl", folder / "out"
         self.save.mkdir(parents=True, exist_ok=True)
         path = plan_file.write(PlanFile(9, plan, "nobody:1", str(self.save)), folder)
@@ -90,6 +90,7 @@ class Run:
             **{f"SLURM_{name}": str(value) for name, value in job.items()},
             "PYTHONPATH": _paths(),
             "SYNERGY_PLAN": str(path), "SYNERGY_HOLD_S": "0.5", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder),
+            **more,
         }  # fmt: skip
         command = [sys.executable, "-c", LAUNCH, str(self.reports_file), str(MEGATRON / "pretrain_gpt.py"), *USER]
         with self.output_file.open("wb") as out:

@@ -82,8 +82,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "synergy_launch.megatron_core",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.pipeline_stages synergy_launch.batch "
-        "synergy_launch.agent synergy_launch.links synergy_launch.pytorch",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergy_launch.batch "
+        "synergy_launch.agent synergy_launch.megatron_lm synergy_launch.links synergy_launch.pytorch",
     ),
     (
         "synergy_launch.huggingface",

@@ -14,6 +14,7 @@ from synergyd.records import Plan
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 BATCH = "batch"
+INSIDE = "inside.json"  # what a hook in a Megatron-LM script knows beside its log
 
 
 def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
@@ -42,6 +43,21 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def tell_inside(folder: Path, values: dict[str, Any]) -> None:
+    """Replaces what a script's hook says. Raises OSError."""
+    _write(folder, INSIDE, json.dumps(values) + "\n")
+
+
+def read_inside(folder: Path) -> dict[str, Any]:
+    """What a script's hook said last, of the fields that it may say."""
+    try:
+        data = json.loads((folder / INSIDE).read_text())
+    except (OSError, ValueError):
+        return {}
+    names = ("noise_scale", "rebatching", "note")
+    return {name: data[name] for name in names if name in data} if isinstance(data, dict) else {}
 
 
 def request_checkpoint(folder: Path, number: int) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from synergy_launch.agent.settings import DAEMON_CHOOSES
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
+from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 from synergyd.records import NOTHING_MORE, Plan
 from synergyd.wire.plan_file import PlanFile
 
 TORCHRUN = "synergy_launch.launcher.torchrun"
-GATED_SCRIPT = "synergy_launch.links.gated_script"
+HOOKED_SCRIPT = "synergy_launch.megatron_core.hooked_script"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,9 @@ def node_command(
         environment["SYNERGY_CHECKPOINT_DIR"] = checkpoint
         environment["SYNERGY_STEP_LOG"] = step_log or str(Path(checkpoint) / "steps.jsonl")
     target = ["-m", name.removeprefix("module:")] if name.startswith("module:") else [name]
-    if "SYNERGY_LINK_ARBITER" in environment and is_megatron(style, arguments):
-        target = ["-m", GATED_SCRIPT, *target]
+    if is_megatron(style, arguments) and (plan or "SYNERGY_LINK_ARBITER" in environment):
+        target = ["-m", HOOKED_SCRIPT, *target]
+        environment["SYNERGY_MEGATRON_RUN"] = json.dumps(batch_arguments.run_length(script[1:]))
     before = [sys.executable] if runner == "python" else _torchrun(allocation, master, run)
     return NodeCommand((*before, *target, *arguments), environment, (remark,) if remark else ())
 

@@ -150,6 +150,13 @@ def pauses_s() -> Iterator[float]:
 
 
 def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:
-    """Of the training processes, as they or Megatron-LM's log say it; None before their first word."""
+    """Of the training processes, as they say it, or as Megatron-LM's log and the hook in it do; None before their first word."""
     status = run_folder.read_status(run_dir)
-    return supervisor.status() if status is None and supervisor is not None else status
+    if status is not None or supervisor is None:
+        return status
+    seen = supervisor.status()
+    if seen is None:
+        return None
+    inside = run_folder.read_inside(run_dir)
+    notes = [note for note in (seen["note"], inside.get("note")) if isinstance(note, str) and note]
+    return {**seen, **inside, "note": ", ".join(notes)}

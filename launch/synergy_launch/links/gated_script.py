@@ -23,10 +23,12 @@ FSDP_MODULE = "megatron.core.distributed.torch_fully_sharded_data_parallel"
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Calls `then` with a module right after its first import. It finds nothing itself."""
+    """Calls `then` with a module right after its first import, and `complain` where that fails. It finds nothing itself."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
+    def __init__(
+        self, name: str, then: Callable[[ModuleType], None], complain: Callable[[Exception], None] | None = None
+    ) -> None:
+        self._name, self._then, self._complain = name, then, complain or _say
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -37,14 +39,14 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            run, then = loader.exec_module, self._then
+            run, then, complain = loader.exec_module, self._then, self._complain
 
             def run_and_tell(module: ModuleType) -> None:
                 run(module)
                 try:
                     then(module)
                 except Exception as error:  # the import itself went well
-                    _say(error)
+                    complain(error)
 
             loader.exec_module = run_and_tell
         return spec
@@ -113,9 +115,14 @@ def _say(error: Exception) -> None:
 
 
 def main() -> None:
-    """As python itself runs a script or a module."""
-    sys.argv = sys.argv[1:]
+    """Gates, and runs the script."""
     install()
+    run_script()
+
+
+def run_script() -> None:
+    """Runs what the rest of the command line names, as python itself runs a script or a module."""
+    sys.argv = sys.argv[1:]
     is_module = sys.argv[0] == "-m"
     if not sys.flags.safe_path:  # else python has put nothing there
         sys.path[0] = str(Path.cwd() if is_module else Path(sys.argv[0]).resolve().parent)

@@ -8,7 +8,7 @@ those of a sample of the gradient (synergy_launch.batch.gradient_sample); of a m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -121,18 +121,24 @@ class GradientNoise:
             return self._square(norms, list(range(len(norms))))
         known = {parameter: number for number, parameter in enumerate(self._parameters)}
         norms, numbers = [], []
-        for buffer in self._model.buffers:
-            for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
-                number = known.get(parameter)
-                if number is None:
-                    continue
-                bucket = buffer.buckets[bucket_id]
-                size = bucket.grad_data.numel() // self._plan.dp
-                rank = bucket.grad_data.numel() and torch.distributed.get_rank(buffer.data_parallel_group)
-                low = max(start - bucket.offset, rank * size)
-                high = min(end - bucket.offset, (rank + 1) * size)
-                if low < high:
-                    part = bucket.grad_data.view(-1)[low:high]
-                    norms.append(self._places.norm(part, number, low + bucket.offset - start))
-                    numbers.append(number)
+        for number, part, first, _ in reduced_slices(self._model.buffers, known):
+            norms.append(self._places.norm(part, number, first))
+            numbers.append(number)
         return self._square(norms, numbers)
+
+
+def reduced_slices(buffers: Iterable[Any], known: Mapping[Any, int]) -> Iterator[tuple[int, torch.Tensor, int, int]]:
+    """What this rank of the distributed optimizer holds of the reduced gradient, of `known` parameters: (the parameter's number, its part
+    here, where in it that begins, how many ranks share out the buffer)."""
+    for buffer in buffers:
+        size = torch.distributed.get_world_size(buffer.data_parallel_group)
+        rank = torch.distributed.get_rank(buffer.data_parallel_group)
+        for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
+            if parameter not in known:
+                continue
+            bucket = buffer.buckets[bucket_id]
+            share = bucket.grad_data.numel() // size
+            low = max(start - bucket.offset, rank * share)
+            high = min(end - bucket.offset, (rank + 1) * share)
+            if low < high:
+                yield known[parameter], bucket.grad_data.view(-1)[low:high], low + bucket.offset - start, size

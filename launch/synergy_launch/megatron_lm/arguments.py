@@ -29,6 +29,7 @@ _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 _FIRST_LAYERS, _LAST_LAYERS = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _ENDS_COUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+_OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather")
 # They lay the layers out for one pp and vpp.
 _LAYOUT = ("--pipeline-model-parallel-layout", _FIRST_LAYERS, _LAST_LAYERS)
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # Megatron FSDP's names of the ZeRO stages
@@ -52,7 +53,8 @@ def with_plan(
     plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
     shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (batch_arguments);
-    `trained` is where the checkpoint stands. An older `version` gets no option that it does not know.
+    `trained` is where the checkpoint stands. An older `version` gets no option that it does not know. Data-parallel traffic is hidden
+    behind compute where the script can.
     """
     rest = _without(with_batch(arguments, plan.global_batch, trained))
     padded = number(arguments, "--make-vocab-size-divisible-by", 128)
@@ -76,6 +78,10 @@ def with_plan(
     elif plan.recompute == "selective":
         out += ["--recompute-granularity", "selective"]
     out = _with_sharding(out, plan, version)
+    if overlaps(out):
+        out = [word for word in out if word not in _OVERLAPS]
+        if plan.dp * plan.cp > 1:
+            out += _OVERLAPS if has(out, "--use-distributed-optimizer") else _OVERLAPS[:1]
     if plan.precision == "fp8":
         form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
         out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
@@ -111,6 +117,14 @@ def needs_one_connection(plan: Plan, arguments: Sequence[str]) -> bool:
     """Whether Megatron-LM's validate_args wants CUDA_DEVICE_MAX_CONNECTIONS=1 (Hopper and older; no harm on newer GPUs) with these
     arguments, of `with_plan`: for tp and cp. Where the parameters are shared out it refuses 1."""
     return (plan.tp > 1 or plan.cp > 1) and not is_sharded(arguments)
+
+
+def overlaps(arguments: Sequence[str]) -> bool:
+    """Whether Megatron-LM's DDP can reduce gradients and gather parameters behind compute under these arguments. Its FSDP has ways of its
+    own; the old models, Muon and delayed weight gradients can't, or not with every version."""
+    unable = ("--use-legacy-models", "--delay-wgrad-compute")
+    muon = any("muon" in kind for kind in values(arguments, "--optimizer"))
+    return not (is_sharded(arguments) or muon or any(has(arguments, name) for name in unable))
 
 
 def reshards(arguments: Sequence[str]) -> bool:
@@ -196,7 +210,7 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
         return out if interleaved else drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
     out = [a for a in drop(out, _LAYOUT) if a not in _ENDS_COUNT]
     layers = number(out, "--num-layers", 0)
-    stages = stage_layers(layers, plan.pp) if layers else None
+    stages = stage_layers(layers, plan.pp, number(out, "--mtp-num-layers", 0)) if layers else None
     if stages is not None and not stages.even:
         out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
         if plan.vpp > 1:  # Megatron can't interleave a first stage of another size

@@ -26,7 +26,10 @@ _LENGTHS = {
 }
 _RATES = ("--lr", "--min-lr", "--lr-warmup-init", "--decoupled-lr", "--decoupled-min-lr")
 _DECAYS = ("--start-weight-decay", "--end-weight-decay")
-_RULES = {"adam": "sqrt", "sgd": "linear"}  # pretrain_gpt.py measures no noise, which AdaScale would need
+_RULES = {
+    "adam": "sqrt",
+    "sgd": "linear",
+}  # not AdaScale: the rate would depend on how well the noise is known at a restart
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,18 @@ def read(folder: Path) -> Trained:
         iteration = int((folder / _LATEST).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return Trained()
+    return Trained(max(0, iteration), history(folder))
+
+
+def history(folder: Path) -> tuple[tuple[int, int], ...]:
+    """The batch from each iteration on, as (iteration, batch), those that no checkpoint holds included."""
     try:
         entries = json.loads((folder / HISTORY).read_text(encoding="ascii"))
         batches = tuple((int(start), int(batch)) for start, batch in entries)
     except (OSError, ValueError, TypeError):
-        batches = ()
+        return ()
     good = all(start >= 0 and batch > 0 for start, batch in batches) and list(batches) == sorted(batches)
-    return Trained(max(0, iteration), batches if good else ())
+    return batches if good else ()
 
 
 def write(folder: Path, trained: Trained) -> None:
@@ -72,6 +80,11 @@ def write(folder: Path, trained: Trained) -> None:
     fresh = folder / f".{HISTORY}"
     fresh.write_text(json.dumps(trained.batches) + "\n", encoding="ascii")
     fresh.replace(folder / HISTORY)
+
+
+def rule_of(optimizer: str) -> str:
+    """The learning rate's rule for a value of --optimizer; one that is not known keeps its rate."""
+    return _RULES.get(optimizer, "none")
 
 
 def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[str]:
@@ -85,10 +98,16 @@ def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[s
     return _lengths(_rates(list(arguments), base, batch), base, batch, trained)
 
 
+def run_length(arguments: Sequence[str]) -> dict[str, int]:
+    """Of a user's own arguments: the `samples` of the whole run, 0 where they do not say, and their `exit_interval`, 0 for none."""
+    batch = number(arguments, "--global-batch-size", 0)
+    samples = number(arguments, "--train-samples", 0) or number(arguments, "--train-iters", 0) * batch
+    return {"samples": samples, "exit_interval": number(arguments, "--exit-interval", 0)}
+
+
 def _rates(out: list[str], base: int, batch: int) -> list[str]:
     kind = (values(out, "--optimizer") or ["adam"])[-1]
-    rule = _RULES.get(kind, "none")
-    scale = factors(rule, base, batch)
+    scale = factors(rule_of(kind), base, batch)
     changed = {n: real(out, n, 0.0) * scale.rate for n in _RATES if values(out, n)}
     if kind == "adam":
         changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * scale.decoupled_decay
@@ -100,7 +119,7 @@ def _rates(out: list[str], base: int, batch: int) -> list[str]:
 
 
 def _lengths(out: list[str], base: int, batch: int, trained: Trained) -> list[str]:
-    total = number(out, "--train-samples", 0) or number(out, "--train-iters", 0) * base
+    total = run_length(out)["samples"]
     for old, new in _LENGTHS.items():
         if iterations := number(out, old, 0):
             out = [*drop(out, (old,)), new, str(iterations * base)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from synergy_launch.megatron_lm.arguments import NEWEST
+from synergy_launch.megatron_lm.arguments import NEWEST, overlaps
 from synergyd.records import NOTHING_MORE, Accepts
 
 # Without them a command line is not one of Megatron-LM's training scripts, which know all of the degrees.
@@ -40,18 +40,19 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
     keys = {key for key, _, _ in words}
     if not all(name in keys for name in _TRAINING) or "--use-legacy-models" in keys:
         return NOTHING_MORE
-    values = {
+    given = {
         key: value if has else (argv[i + 1] if i + 1 < len(argv) else "") for i, (key, has, value) in enumerate(words)
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
-        cp=not fsdp and values.get("--transformer-impl") != "local",
+        cp=not fsdp and given.get("--transformer-impl") != "local",
         ep=not fsdp and "--num-experts" in keys,
         precision="fp8" if "--fp8-format" in keys else precision,
         uneven=not fsdp
         and not keys & set(_OWN_LAYOUT)
         and version >= _UNEVEN_FROM
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
+        overlap=overlaps(argv),
     )

@@ -152,6 +152,8 @@ class Log:
             return None
         if self.newest is not None and line.iteration > self.newest.iteration:
             self.every = line.iteration - self.newest.iteration
+        if self.newest is not None and line.batch != self.newest.batch:
+            self._recent.clear()  # seconds of another batch
         self._lines += 1
         if self._lines == 1:
             self._first = line

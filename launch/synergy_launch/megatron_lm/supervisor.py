@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -159,6 +159,8 @@ class Supervisor:
         newest, plan = self.log.newest, self._plan
         if newest is None:
             return None
+        if plan is not None and newest.batch and newest.batch % (plan.dp * plan.micro_batch) == 0:
+            plan = replace(plan, global_batch=newest.batch)  # it may have moved since the start
         notes = [
             f"{count} {what} iterations"
             for count, what in ((self.log.nan, "NaN"), (self.log.skipped, "skipped"))

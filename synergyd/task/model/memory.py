@@ -69,7 +69,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     half = _HALF[plans.precision]
     tokens = plans.micro_batch * s / plans.cp
     per_stage = np.ceil(model.layers / p)
-    first_layers, last_layers = layers_at_ends(model.layers, p)
+    first_layers, last_layers = layers_at_ends(model.layers, p, model.mtp)
     # multi-token prediction's layers are the last stage's
     first_layers, last_layers = first_layers + np.where(p == 1, model.mtp, 0), last_layers + model.mtp
     spread = np.where(plans.sequence_parallel, t, 1)

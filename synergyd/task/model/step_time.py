@@ -141,7 +141,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     m = plans.micro_batches.astype(np.float64)
     tokens = plans.micro_batch * model.seq / c
     per_stage = np.ceil(layers / p)
-    fewer = per_stage - layers_at_ends(layers, p)[1]  # layers that the last stage has less than the others
+    fewer = per_stage - layers_at_ends(layers, p, model.mtp)[1]  # layers that the last stage has less than the others
     links = _links(gpu, plans)
 
     operand, weight_bytes = _OPERAND_BYTES[plans.precision], _WEIGHT_BYTES[plans.precision]
@@ -246,7 +246,9 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
         p > 1, 2 * v * (boundary / spread / (links["pp"].rate * gpu.pp_efficiency) + links["pp"].latency), 0.0
     )
 
-    dense = (per_stage * model.dense_parameters + model.embedding_parameters) / t
+    # what every tensor rank holds whole (down to the latent widths) is reduced and updated whole
+    split = model.dense_parameters - model.replicated_parameters
+    dense = per_stage * (split / t + model.replicated_parameters) + model.embedding_parameters / t
     experts = per_stage * model.expert_parameters / t / plans.ep
     shard = dense + experts
     sharded = plans.zero_stage >= 1

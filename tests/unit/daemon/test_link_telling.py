@@ -109,7 +109,7 @@ def test_a_megatron_script_that_spans_nodes_is_run_gated() -> None:
     arguments: dict[str, Any] = {"run_dir": Path("/run"), "checkpoint": "", "master": "a", "style": "megatron"}
     for runner, before in (("torchrun", ("--master-port", "15056")), ("python", (sys.executable,))):
         for given, first in (
-            (PlanFile(7, links="c:2"), ("-m", "synergy_launch.links.gated_script", "p.py")),
+            (PlanFile(7, links="c:2"), ("-m", "synergy_launch.megatron_core.hooked_script", "p.py")),
             (PlanFile(7), ("p.py",)),
         ):
             made = node_command(["p.py", "--x"], where, given, runner=runner, **arguments)
@@ -130,8 +130,10 @@ if __name__ == "__main__":
 """
 
 
-def run_gated(folder: Path, *target: str, megatron: str = FAKE) -> subprocess.CompletedProcess[str]:
-    """`target` under synergy_launch.links.gated_script in `folder`, which is given a Megatron with this DDP."""
+def run_gated(
+    folder: Path, *target: str, megatron: str = FAKE, runner: str = "synergy_launch.links.gated_script"
+) -> subprocess.CompletedProcess[str]:
+    """`target` under `runner` in `folder`, which is given a Megatron with this DDP."""
     package = folder / "megatron" / "core" / "distributed"
     package.mkdir(parents=True)
     for each in (package, package.parent, package.parent.parent):
@@ -139,7 +141,7 @@ def run_gated(folder: Path, *target: str, megatron: str = FAKE) -> subprocess.Co
     (package / "distributed_data_parallel.py").write_text(megatron)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'path'}:{python_path()}"}
     return subprocess.run(
-        [sys.executable, "-m", "synergy_launch.links.gated_script", *target],
+        [sys.executable, "-m", runner, *target],
         capture_output=True, text=True, timeout=60, env=environment, cwd=folder,
     )  # fmt: skip
 
@@ -153,6 +155,20 @@ def test_a_gated_script_runs_as_it_would_alone(tmp_path: Path, as_module: bool) 
     done = run_gated(tmp_path, *target, "--a", "b c")
     assert done.stdout == f"x ['{tmp_path}/script.py', '--a', 'b c'] 5\n"
     assert done.stderr.startswith("synergy: all-reduces are not gated: ImportError") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_hooked_script_runs_as_it_would_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
+    """As above; each hook says for itself that it does not fit."""
+    (tmp_path / "beside.py").write_text("X = 5\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    if gated:
+        monkeypatch.setenv("SYNERGY_LINK_ARBITER", "nobody:1")
+    done = run_gated(tmp_path, "script.py", "--a", runner="synergy_launch.megatron_core.hooked_script")
+    assert done.stdout == "x ['script.py', '--a'] 5\n"
+    said = done.stderr.splitlines()
+    assert len(said) == 1 + gated and any("runs without Synergy's hook: ImportError" in line for line in said)
+    assert any("not gated" in line for line in said) is gated
 
 
 def test_a_megatron_without_the_class_is_imported_all_the_same(tmp_path: Path) -> None:

@@ -174,13 +174,13 @@ MEGATRON = [
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (MEGATRON, Accepts(True, True, False, "bf16", True)),
-        ([*MEGATRON, "--num-experts", "8", "--fp8-format", "hybrid"], Accepts(True, True, True, "fp8", True)),
-        ([*MEGATRON[:-1], "--fp16", "--transformer-impl=local"], Accepts(True, False, False, "fp16", True)),
-        ([*MEGATRON, "--transformer-impl", "local"], Accepts(True, False, False, "bf16", True)),
-        ([*MEGATRON, "--decoder-first-pipeline-num-layers", "3"], Accepts(False, True, False, "bf16")),
-        ([*MEGATRON, "--hybrid-override-pattern=M*M-"], Accepts(True, True, False, "bf16")),
-        ([*MEGATRON, "--encoder-seq-length", "512"], Accepts(True, True, False, "bf16")),
+        (MEGATRON, Accepts(True, True, False, "bf16", True, True)),
+        ([*MEGATRON, "--num-experts", "8", "--fp8-format", "hybrid"], Accepts(True, True, True, "fp8", True, True)),
+        ([*MEGATRON[:-1], "--fp16", "--transformer-impl=local"], Accepts(True, False, False, "fp16", True, True)),
+        ([*MEGATRON, "--transformer-impl", "local"], Accepts(True, False, False, "bf16", True, True)),
+        ([*MEGATRON, "--decoder-first-pipeline-num-layers", "3"], Accepts(False, True, False, "bf16", overlap=True)),
+        ([*MEGATRON, "--hybrid-override-pattern=M*M-"], Accepts(True, True, False, "bf16", overlap=True)),
+        ([*MEGATRON, "--encoder-seq-length", "512"], Accepts(True, True, False, "bf16", overlap=True)),
         ([*MEGATRON, "--use-torch-fsdp2"], Accepts(False, False, False, "bf16")),
         ([*MEGATRON, "--use-legacy-models"], NOTHING_MORE),
         (MEGATRON[2:], NOTHING_MORE),
@@ -230,3 +230,14 @@ def test_why_nothing_fits_names_the_degrees() -> None:
     job = a_task(Profile(global_batch=63), present)
     assert job.cells(CLUSTER) == ()
     assert "vpp=2" in job.why_no_cell(CLUSTER) and "\n" not in job.why_no_cell(CLUSTER)
+
+
+def test_overlap_is_that_of_the_flags_that_a_script_takes() -> None:
+    """More data-parallel traffic is hidden where the launcher can write the flags; a plan of one replica has none."""
+    shape = Shape("h100", 1, 8)
+    plain, told = a_task(), a_task(said=Accepts(overlap=True))
+    for dp, hides in ((8, True), (1, False)):
+        plan = Plan(tp=8 // dp, dp=dp, micro_batch=1, global_batch=64)
+        before, after = plain.predict(shape, plan), told.predict(shape, plan)
+        assert before is not None and after is not None and before[1] == after[1]
+        assert (after[0] < before[0]) is hides and after[0] <= before[0]

@@ -10,7 +10,7 @@ from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.cell_search import rank
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.counts import flops_per_step
-from synergyd.task.model.hardware import figures
+from synergyd.task.model.hardware import figures, overlapped
 from synergyd.task.model.spec import load_model
 from synergyd.task.model.step_time import step_time
 from synergyd.task.plan_limits import PlanLimits
@@ -32,10 +32,8 @@ MEGATRON_H100 = (
 
 
 def test_megatrons_table_on_h100() -> None:
-    """Within 15 % on average. Micro-batch, virtual stages and recompute are not published: the best ones. Data-parallel traffic hides
-    as far behind compute as FSDP's does."""
-    built_in = figures("h100")
-    gpu = replace(built_in, overlap=built_in.zero3_overlap)
+    """Within 15 % on average. Micro-batch, virtual stages and recompute are not published: the best ones."""
+    gpu = overlapped(figures("h100"))
     off = []
     for heads, hidden, layers, tp, pp, batch, tflops in MEGATRON_H100:
         model = ModelSpec("gpt", layers, hidden, heads, heads, 4 * hidden, 131072, 4096)
@@ -50,16 +48,18 @@ def test_megatrons_table_on_h100() -> None:
 
 def test_deepseek_v3_on_2048_h800() -> None:
     """14.8 trillion tokens took 2.664 million GPU hours (DeepSeek-AI 2024, table 1) in steps of 15,360 sequences of 4,096 tokens, with
-    pp 16, ep 64, ZeRO-1 and fp8. Its last stage is not told to leave room for multi-token prediction, and DualPipe is not modelled."""
+    pp 16, ep 64, ZeRO-1 and fp8. DualPipe is not modelled, nor what its authors did to fit that plan into memory: it is not among the
+    plans that are searched, and the best one of those is slower."""
     measured = 15360 * 4096 * 2.664e6 * 3600 / 2048 / 14.8e12
     model = load_model("deepseek-v3")
     plans = from_plans([Plan(1, 16, 128, 1, 15360, zero_stage=1, ep=64, precision="fp8")], 8)
-    own = float(step_time(model, figures("h800"), plans).total[0])
-    without = float(step_time(replace(model, mtp_layers=0), figures("h800"), plans).total[0])
+    gpu = overlapped(figures("h800"))
+    own = float(step_time(model, gpu, plans).total[0])
+    without = float(step_time(replace(model, mtp_layers=0), gpu, plans).total[0])
     best = plan_table(model, "h800", [2048], 8, (15360, 15360), precision="fp8").counts[0].rows[0].cell.step_s
     print(
         f"DeepSeek-V3 on H800: own plan {own / measured:.2f}, without MTP {without / measured:.2f}, best {best / measured:.2f}"
     )
-    assert own == pytest.approx(measured, rel=0.3)
-    assert best == pytest.approx(measured, rel=0.2)
+    assert own == pytest.approx(measured, rel=0.15)
+    assert best == pytest.approx(measured, rel=0.25)
     assert without == pytest.approx(measured, rel=0.15)

@@ -43,16 +43,23 @@ def test_layouts(layers: int, pp: int, expected: StageLayers | None) -> None:
     assert stage_layers(layers, pp) == expected
 
 
-@given(st.integers(1, 200), st.integers(1, 200))
-def test_every_layer_is_somewhere_and_no_end_has_more_than_the_middle(layers: int, pp: int) -> None:
-    found = stage_layers(layers, pp)
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 3))
+def test_every_layer_is_somewhere_and_no_end_has_more_than_the_middle(layers: int, pp: int, mtp: int) -> None:
+    found = stage_layers(layers, pp, mtp)
     if found is None:
         assert layers % pp
         return
     assert found.first + found.last + found.middle * (pp - 2) == layers if pp > 1 else found.middle == layers
     assert 1 <= found.last <= found.first <= found.middle
-    first, last = layers_at_ends(layers, np.array([pp]))
+    first, last = layers_at_ends(layers, np.array([pp]), mtp)
     assert (first[0], last[0]) == (found.first, found.last)
+
+
+def test_the_last_stage_leaves_room_for_multi_token_prediction() -> None:
+    """As far as an uneven layout goes: the first stage takes at most what the others have, and the last keeps one layer."""
+    assert stage_layers(61, 16, 1) == StageLayers(4, 4, 1) == stage_layers(61, 16, 3)
+    assert stage_layers(61, 8, 1) == StageLayers(8, 8, 5)
+    assert stage_layers(64, 16, 1) == StageLayers(4, 4, 4)
 
 
 def test_virtual_stages_of_an_uneven_layout() -> None:

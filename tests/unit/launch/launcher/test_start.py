@@ -87,7 +87,14 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
     options = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
     words = [*(f"{option}=4" for option in options), "--bf16"]
     told = start(["pretrain_gpt.py", *words]).environment["SYNERGY_ACCEPTS_JSON"]
-    assert json.loads(told) == {"vpp": True, "cp": True, "ep": False, "precision": "bf16", "uneven": True}
+    assert json.loads(told) == {
+        "vpp": True,
+        "cp": True,
+        "ep": False,
+        "precision": "bf16",
+        "uneven": True,
+        "overlap": True,
+    }
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
     assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": "[1"}).accepts is None

@@ -150,3 +150,38 @@ def test_weights_of_another_run_are_loaded_at_the_first_start_only() -> None:
     assert later.count("--load") == 1
     own = with_plan([*USER, "--load=/run", "--save", "/run", "--no-load-rng"], PLAN, "/run", Trained(100, ((0, 12),)))
     assert value(own, "--load") == "/run" and "--no-load-rng" in own
+
+
+@pytest.mark.parametrize(
+    ("given", "plan", "flags"),
+    [
+        ([], PLAN, ["--overlap-grad-reduce", "--overlap-param-gather"]),
+        (["--overlap-grad-reduce"], PLAN, ["--overlap-grad-reduce", "--overlap-param-gather"]),
+        ([], replace(PLAN, zero_stage=0), ["--overlap-grad-reduce"]),  # there is nothing to gather
+        ([], replace(PLAN, dp=1), []),
+        (["--overlap-grad-reduce"], replace(PLAN, dp=1), []),
+        (["--optimizer", "dist_muon"], PLAN, []),
+        (["--use-torch-fsdp2"], PLAN, []),
+        (
+            ["--use-megatron-fsdp", "--overlap-param-gather"],
+            PLAN,
+            ["--overlap-param-gather"],
+        ),  # another thing, the user's own
+        (["--delay-wgrad-compute"], PLAN, []),
+    ],
+)
+def test_data_parallel_traffic_is_overlapped_where_the_script_can(
+    given: list[str], plan: Plan, flags: list[str]
+) -> None:
+    made = with_plan([*USER, *given], plan)
+    assert [word for word in made if word.startswith("--overlap-")] == flags
+    assert with_plan(made, plan) == made
+
+
+def test_an_uneven_layout_leaves_the_last_stage_room_for_multi_token_prediction() -> None:
+    """61 layers on 16 stages are 3, 14 times 4, 2; with one more on the last stage 4, 14 times 4, 1."""
+    plan = replace(PLAN, pp=16, global_batch=96)
+    for given, first, last in (([], "3", "2"), (["--mtp-num-layers", "1"], "4", "1")):
+        made = with_plan(["--num-layers", "61", "--num-attention-heads", "4", *given], plan)
+        names = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+        assert [value(made, name) for name in names] == [first, last]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from synergyd.records import ModelSpec, Plan
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.counts import flops_per_step, parameters
+from synergyd.task.model.dims import dims
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import load_model
-from synergyd.task.model.step_time import step_time
+from synergyd.task.model.step_time import step_parts, step_time
 
 GPT = load_model("gpt3-6.7b")
 A100 = figures("a100-80")
@@ -204,3 +205,17 @@ def test_small_work_is_launch_bound() -> None:
     one, four = (seconds(Plan(1, 1, 1, b, 4 * b), gpu=A100, model=mini)["compute"] for b in (1, 4))
     assert one == pytest.approx(four, rel=0.05)
     assert one >= 4 * 4 * 2 * A100.launch_s
+
+
+def test_weights_that_every_tensor_rank_holds_whole_are_reduced_whole() -> None:
+    """Multi-head latent attention's way down: of twice the tensor ranks each has as much of it as before."""
+    whole = dims(load_model("deepseek-v3"))
+    assert np.all(whole.replicated_parameters > 0)
+    for tp, more in ((1, False), (8, True)):
+        plans = from_plans([Plan(tp, 1, 8, 1, 64)], 8)
+        parts = [
+            step_parts(m, figures("h100"), plans) for m in (whole, replace(whole, replicated_parameters=np.zeros(1)))
+        ]
+        for name in ("dp", "optimizer"):
+            first, second = (float(getattr(part, name)[0]) for part in parts)
+            assert first > second if more else first == second, name

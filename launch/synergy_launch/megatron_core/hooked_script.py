@@ -1,0 +1,266 @@
+"""Runs a Megatron-LM script as it is, with Synergy's hooks in it.
+
+    python -m synergy_launch.megatron_core.hooked_script SCRIPT ...      (or -m MODULE ...)
+
+The launcher puts it before the script. As soon as Megatron's modules are imported, its DistributedDataParallel is watched for the
+gradient noise scale (script_noise.py), its training loop gets a batch that may move (script_batch.py), and where the job has a link
+arbiter its all-reduces are gated (links/gated_script.py). A fault in a hook turns that hook off; the script runs on.
+SYNERGY_NOISE=0 leaves the first two out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from synergy_launch.links import gated_script, link_gate
+
+TRAINING = "megatron.training.training"
+NOISE = "synergy-noise.json"  # in the checkpoint folder: the estimate, so that a restart does not begin it afresh
+_KEEP_S = 60.0
+_TELL_S = 0.5
+
+
+def install() -> None:
+    """Puts the hooks into every Megatron that this process imports from now on."""
+    if os.environ.get(link_gate.ADDRESS):
+        gated_script.install()
+    if os.environ.get("SYNERGY_NOISE") == "0":
+        return
+    run = ScriptRun()
+    for name, then in ((gated_script.MODULE, run.watch_models), (TRAINING, run.watch_training)):
+        if name in sys.modules:
+            then(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, gated_script.ImportWatch(name, then, _say))
+
+
+class ScriptRun:
+    """One process of the run. The last rank, whose log the launcher reads, reports and hears the daemon."""
+
+    def __init__(self) -> None:
+        self.noise: Any = None
+        self.batch: Any = None  # MovingBatch, where the batch may move
+        self._settings: Any = None
+        self._tuner: Any = None
+        self._timer: Any = None
+        self._tells = False
+        self._folder: Path | None = None
+        self._note = ""
+        self._began = math.nan
+        self._known_batch = 0
+        self._told_at = self._kept_at = -math.inf
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    def watch_models(self, module: ModuleType) -> None:
+        """Every DistributedDataParallel that is made from now on is measured."""
+        made: Any = module.DistributedDataParallel
+        original = made.__init__
+
+        @functools.wraps(original)
+        def init(chunk: Any, *args: Any, **kwargs: Any) -> None:
+            original(chunk, *args, **kwargs)
+            try:
+                self._measure(chunk)
+            except Exception as error:  # this Megatron may differ inside from the known ones
+                _say(error)
+
+        made.__init__ = init
+
+    def watch_training(self, module: ModuleType) -> None:
+        """Megatron-LM's train() gets a batch that may move."""
+        original: Any = module.train
+
+        @functools.wraps(original)
+        def train(forward_step: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._follow(module, optimizer, scheduler)
+            return original(forward_step, model, optimizer, scheduler, *args, **kwargs)
+
+        module.train = train  # type: ignore[attr-defined]
+
+    def _measure(self, chunk: Any) -> None:
+        from megatron.core import num_microbatches_calculator as calculator
+        from megatron.core import parallel_state
+
+        from synergy_launch.megatron_core.script_noise import Degrees, ScriptNoise, StepSize
+
+        if self.noise is None:
+            degrees = Degrees(
+                dp=parallel_state.get_data_parallel_world_size(),
+                cp=parallel_state.get_context_parallel_world_size(),
+                tp=parallel_state.get_tensor_model_parallel_world_size(),
+                cp_group=parallel_state.get_context_parallel_group(),
+            )
+            self.noise = ScriptNoise(
+                degrees,
+                lambda: StepSize(calculator.get_num_microbatches(), calculator.get_micro_batch_size()),
+                self._propose,
+                self._agreed,
+            )
+        self.noise.add(chunk)
+
+    def _follow(self, module: Any, optimizer: Any, scheduler: Any) -> None:
+        """Training begins. Where one rank can't move its batch, none does."""
+        import torch.distributed as dist
+        from megatron.core import num_microbatches_calculator as calculators
+
+        from synergy_launch.agent import run_folder
+        from synergy_launch.agent.settings import AgentSettings
+        from synergy_launch.megatron_core import script_batch, script_noise
+
+        moving: Any = None
+        try:
+            args: Any = module.get_args()
+            self._settings = AgentSettings.from_environment()
+            self._tells = bool(dist.get_rank() == dist.get_world_size() - 1)
+            self._folder = Path(args.save) if args.save else None
+            asked = self._settings.daemon_chooses_batch or self._settings.batch_range
+            # none: Megatron's FSDP or PyTorch's, which is no DistributedDataParallel
+            if asked and self.noise is not None:
+                present = calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+                why = script_batch.refusal(args, present)
+                if why and self._tells:
+                    print(f"synergy: the batch does not move between iterations: {why}", flush=True)
+                if not why:
+                    length = script_batch.RunLength.of(os.environ.get(script_batch.RUN, ""))
+                    moving = script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begins)
+        except Exception as error:
+            _say(error)
+        # a run that is started again in place goes on with what it was told before
+        told = run_folder.proposed_batch(self._settings.run_dir) if self._tells and self._settings.run_dir else None
+        able, wanted = script_noise.total([1.0 if moving is not None else 0.0, float(told[0] if told else 0)])
+        if able == dist.get_world_size():
+            self.batch = moving
+            calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR = moving
+            moving.ask(round(wanted))
+        self._tells = self._tells and self.noise is not None
+        if self._tells:
+            self._safely(self._prepare)
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        """Of what this rank alone does: a fault ends its reports, and not the training."""
+        try:
+            act()
+        except Exception as error:
+            self._tells = False
+            _say(error)
+
+    def _prepare(self) -> None:
+        """On the rank that reports."""
+        from synergy_launch.agent.step_timer import StepTimer
+        from synergy_launch.batch.tuner import BatchTuner
+
+        self._timer = StepTimer()
+        if self.batch is not None and self._settings.batch_range is not None:
+            self._tuner = BatchTuner(self._settings.batch_range, self.batch.base)
+        if self._folder is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                state = json.loads((self._folder / NOISE).read_text(encoding="ascii"))
+                self.noise.scale.restore({name: float(state[name]) for name in ("trace", "square", "weight")})
+        self._tell()
+
+    # -- each step --------------------------------------------------------------------------------------------------
+
+    def _begins(self, iteration: int, batch: int) -> None:
+        """An iteration begins with this batch."""
+        if self._tells:
+            self._safely(lambda: self._time(iteration, batch))
+
+    def _time(self, iteration: int, batch: int) -> None:
+        now = time.perf_counter()
+        if batch == self._known_batch:
+            if math.isfinite(self._began):
+                self._timer.add(now - self._began)
+        else:
+            self._timer = type(self._timer)(skip=1)
+            self._known_batch = batch
+            self._keep_history(iteration, batch)
+        self._began = now
+
+    def _propose(self) -> int:
+        """The batch to go on with, where this rank knows of another one: the daemon's, else the run's own choice."""
+        if not self._tells or self.batch is None:
+            return 0
+        from synergy_launch.agent.run_folder import proposed_batch
+
+        folder, now = self._settings.run_dir, self.batch.batch
+        proposed = proposed_batch(folder) if folder is not None else None
+        wanted = proposed[0] if proposed is not None else self._own_choice()
+        if wanted in (0, now):
+            return 0
+        if not self.batch.fits(wanted):
+            self._note = f"global batch {wanted} does not divide into micro-batches of {self.batch.micro_batch_size}"
+            return 0
+        return wanted
+
+    def _own_choice(self) -> int:
+        from synergyd.records import Plan
+
+        if self._tuner is None:
+            return 0
+        plan: Plan = self._settings.plan or Plan()
+        plan = self.batch.as_plan(plan)
+        chosen = self._tuner.after_step(plan, self._timer.median_s, self.noise.scale.value)
+        return int(self.batch.nearest(chosen.global_batch))
+
+    def _agreed(self, batch: int) -> None:
+        if batch and self.batch is not None:
+            self.batch.ask(batch)
+        if self._tells:
+            self._tell()
+
+    def _tell(self) -> None:
+        """The status for the launcher, and the estimate for the next start; a full disk does not end training."""
+        now = time.monotonic()
+        folder = self._settings.run_dir
+        if folder is None or now < self._told_at + _TELL_S:
+            return
+        self._told_at = now
+        from synergy_launch.agent import run_folder
+
+        values = {"noise_scale": self.noise.scale.value, "rebatching": self.batch is not None, "note": self._note}
+        with contextlib.suppress(OSError):
+            run_folder.tell_inside(folder, values)
+        if self._folder is not None and now > self._kept_at + _KEEP_S and self.noise.measured:
+            self._kept_at = now
+            with contextlib.suppress(OSError):
+                fresh = self._folder / f".{NOISE}"
+                fresh.write_text(json.dumps(self.noise.scale.state()) + "\n", encoding="ascii")
+                fresh.replace(self._folder / NOISE)
+
+    def _keep_history(self, iteration: int, batch: int) -> None:
+        from synergy_launch.megatron_core.script_batch import keep_history
+
+        if self._folder is None:
+            return
+        try:
+            keep_history(self._folder, iteration, batch)
+        except OSError as error:
+            self._note = (
+                f"{self._folder}: the batch can't be noted ({error.strerror}): the run may end too early or late"
+            )
+
+
+def _say(error: Exception) -> None:
+    words = f"synergy: the script runs without Synergy's hook: {type(error).__name__}: {error}"
+    print(" ".join(words.split())[:300], file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Puts the hooks in, and runs the script."""
+    install()
+    gated_script.run_script()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The batch of a Megatron-LM script that is not ours, moved between two iterations without a restart.
+
+Megatron asks its micro-batch calculator at the beginning of each iteration; the one that is put in its place answers with the batch
+that all ranks have agreed on. The micro-batch stays, for the data loader was made with it: what moves is how many of them a step has.
+Samples go on in the same order, since Megatron's sampler counts them one by one. The run ends after as many samples as before.
+Learning rate and decoupled weight decay follow the rule of batch_arguments, by the scheduler's own settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from synergy_launch.megatron_lm import batch_arguments
+from synergyd.rates import factors
+from synergyd.records import Plan
+
+RUN = "SYNERGY_MEGATRON_RUN"  # a JSON object of `samples`, and `exit_interval`: the user's own, 0 for none
+_RATES = ("max_lr", "min_lr", "init_lr")
+_DECAYS = ("start_wd", "end_wd")
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """In samples; None where the launcher does not know."""
+
+    samples: int | None = None
+    exit_interval: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> RunLength:
+        """From the launcher's JSON; what makes no sense counts as not said."""
+        try:
+            said = json.loads(text)
+            samples, interval = int(said["samples"]), int(said["exit_interval"])
+        except (ValueError, KeyError, TypeError):
+            return cls()
+        return cls(samples if samples > 0 else None, max(0, interval))
+
+
+def refusal(args: Any, calculator: Any) -> str:
+    """Why the batch of this run can't move between iterations; "" where it can."""
+    if type(calculator).__name__ != "ConstantNumMicroBatchesCalculator":
+        return "Megatron-LM ramps the batch up itself"
+    graphs = getattr(args, "cuda_graph_impl", "none")
+    if graphs not in (None, "none") or getattr(args, "enable_cuda_graph", False):
+        return "CUDA graphs are made for one number of micro-batches"
+    if getattr(args, "decrease_batch_size_if_needed", False):
+        return "--decrease-batch-size-if-needed changes the batch itself"
+    if getattr(args, "perform_rl_step", False) or getattr(args, "phase_transition_iterations", None):
+        return "its iterations have a fixed batch"
+    return ""
+
+
+class MovingBatch:
+    """Stands in for Megatron's micro-batch calculator. `args`: Megatron-LM's, `scheduler` its OptimizerParamScheduler.
+
+    `ask` may be called at any time with a global batch that all ranks know of; the next iteration has it. `begins` is called with each
+    iteration's number (from 0) and batch.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        calculator: Any,
+        optimizer: Any,
+        scheduler: Any,
+        length: RunLength,
+        begins: Callable[[int, int], None] = lambda iteration, batch: None,
+    ) -> None:
+        self._args, self._optimizer, self._scheduler, self._begins = args, optimizer, scheduler, begins
+        self.micro_batch_size = int(calculator.get_micro_batch_size())
+        self._unit = self.micro_batch_size * int(args.data_parallel_size)
+        stages = int(getattr(args, "pipeline_model_parallel_size", 1) or 1)
+        interleaved = getattr(args, "virtual_pipeline_model_parallel_size", None)
+        self._multiple = stages if interleaved and interleaved > 1 else 1
+        self.base = self.batch = self._wanted = int(calculator.get_current_global_batch_size())
+        self._iteration = int(args.iteration)
+        own = args.train_samples or int(args.train_iters or 0) * self.base
+        self._samples = length.samples or own
+        self._deciding = False
+        self._frozen = self.batch // self._unit
+        if length.exit_interval is not None and args.exit_interval != (length.exit_interval or None):
+            args.exit_interval = (
+                length.exit_interval or None
+            )  # the launcher's stood for an end that is known better here
+        self._rates = {name: getattr(scheduler, name) for name in (*_RATES, *_DECAYS)}
+        self._groups: list[dict[str, Any]] = []
+        self._follow_arguments()
+        #: whether iterations have had different batches
+        self.moved = int(args.consumed_train_samples) != self._iteration * self.base
+        self._set_length(int(args.consumed_train_samples))
+
+    # -- what Megatron asks -----------------------------------------------------------------------------------------
+
+    def get(self) -> int:
+        """Micro-batches of the iteration. While Megatron compares with the iteration before, always the same: a change would make it
+        save a checkpoint, and one to fewer would end the run."""
+        return self._frozen if self._deciding else self.batch // self._unit
+
+    def get_current_global_batch_size(self) -> int:
+        return self.batch
+
+    def get_current_running_global_batch_size(self) -> int:
+        return self.batch
+
+    def get_micro_batch_size(self) -> int:
+        return self.micro_batch_size
+
+    def update(self, consumed_samples: int, consistency_check: bool, verbose: bool = False) -> None:
+        """Called twice an iteration, first without the check."""
+        self._deciding = not consistency_check
+        if self._deciding:
+            return
+        self._move(int(consumed_samples))
+        self._begins(self._iteration, self.batch)
+        self._iteration += 1
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def fits(self, batch: int) -> bool:
+        """Whether a step can have this global batch with the micro-batch as it is."""
+        return batch > 0 and batch % (self._unit * self._multiple) == 0
+
+    def nearest(self, batch: int) -> int:
+        """The largest global batch up to `batch` that fits, at least the smallest one."""
+        step = self._unit * self._multiple
+        return max(step, batch // step * step)
+
+    def as_plan(self, plan: Plan) -> Plan:
+        """`plan`, of the run's start, with the present batch."""
+        return replace(plan, micro_batch=self.micro_batch_size, global_batch=self.batch)
+
+    def ask(self, batch: int) -> None:
+        """From the next iteration on. One that does not fit is passed over."""
+        if self.fits(batch):
+            self._wanted = batch
+
+    def _move(self, consumed: int) -> None:
+        if self._wanted != self.batch:
+            self.batch, self.moved = self._wanted, True
+            self._set_rates()
+        left = self._samples - consumed
+        if self.moved and left < self.batch:
+            self.batch = self.nearest(left)  # the last iteration ends where the samples do
+        self._set_length(consumed)
+
+    def _set_length(self, consumed: int) -> None:
+        if not self._samples or not self.moved:
+            return
+        whole, rest = divmod(max(0, self._samples - consumed), self.batch)
+        more = 1 if rest >= self._unit * self._multiple else 0
+        self._args.train_iters = self._iteration + whole + more
+
+    def _follow_arguments(self) -> None:
+        """A checkpoint's param groups bring the rates of the batch that it was written at: the arguments' are this batch's."""
+        args = self._args
+        for group in self._optimizer.param_groups:
+            if group.get("default_config", True):
+                known = {"max_lr": args.lr, "min_lr": args.min_lr}
+            else:
+                known = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
+            group.update({name: value for name, value in known.items() if name in group and value is not None})
+            self._groups.append({name: group[name] for name in (*_RATES, *_DECAYS) if name in group})
+        self._scheduler.step(0)
+
+    def _set_rates(self) -> None:
+        scale = factors(batch_arguments.rule_of(self._args.optimizer), self.base, self.batch)
+        decay = scale.decoupled_decay if self._args.optimizer == "adam" else 1.0
+        by = {**dict.fromkeys(_RATES, scale.rate), **dict.fromkeys(_DECAYS, decay)}
+        for name, value in self._rates.items():
+            setattr(self._scheduler, name, value * by[name])
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update({name: value * by[name] for name, value in kept.items()})
+        self._scheduler.step(0)
+
+
+def keep_history(folder: Path, iteration: int, batch: int) -> None:
+    """Notes in the checkpoint folder that iterations from this one on have `batch`, for the launcher's next start. Raises OSError."""
+    known = batch_arguments.Trained(iteration, batch_arguments.history(folder))
+    batch_arguments.write(folder, known.with_batch(batch))

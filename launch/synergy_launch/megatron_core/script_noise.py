@@ -1,0 +1,378 @@
+"""The gradient noise scale of a Megatron script that is not ours, from the DistributedDataParallel that it makes.
+
+Two squared norms of each measured step, of a sample of the gradient (synergy_launch.batch.gradient_sample):
+
+| a step has | small batch | seen |
+|---|---|---|
+| two or more micro-batches | one micro-batch of one replica, of the first few | when its gradient has been added to main_grad |
+| one micro-batch, several replicas | one replica | just before Megatron's gradient reduction |
+| one micro-batch, one replica | the step | two steps one after the other |
+
+The large batch is the step itself: main_grad after the reduction, of which a rank of the distributed optimizer holds a slice.
+With context parallelism a replica's gradient is the sum over its cp ranks, so the samples are summed there first. Parameters that
+every tensor-parallel rank holds whole count once, stages are summed.
+
+Left out: experts (their ranks see other tokens), tied embeddings (with pp > 1 their copies are summed late), and with sequence
+parallelism the norms' parameters (each rank has a part of their gradient).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from synergy_launch.batch.gradient_sample import BUDGET, GradientSample
+from synergy_launch.batch.noise_scale import NoiseScale
+from synergy_launch.megatron_core.gradient_norms import reduced_slices
+
+SHARE = 0.005  # of the time of a run that measuring may take
+_LARGE = 8  # least steps from one measured step to the next for a model larger than the sample, as in gradient_sample
+_MOST = 64
+_COUNTED = 4  # micro-batches of a measured step that are looked at
+
+
+class Mode(Enum):
+    """How the small batch of a step is seen."""
+
+    NONE = "none"
+    MICRO = "micro-batches"
+    REPLICA = "replicas"
+    PAIR = "two steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How this run is laid out. `cp_group`: the ranks that share a replica's sequences."""
+
+    dp: int
+    cp: int
+    tp: int
+    cp_group: Any = None
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Of the step that begins: micro-batches a replica, and sequences of one."""
+
+    micro_batches: int
+    micro_batch: int
+
+
+class ScriptNoise:
+    """`scale` is the estimate, equal on all ranks. `size` tells the coming step's micro-batches.
+
+    At every measured step, on all ranks alike, `propose` gives one number a rank, of which one rank's alone is not 0, and `agree`
+    gets their sum. A fault on one rank ends measuring on all of them, and not the training.
+    """
+
+    def __init__(
+        self,
+        degrees: Degrees,
+        size: Callable[[], StepSize],
+        propose: Callable[[], int] = lambda: 0,
+        agree: Callable[[int], None] = lambda number: None,
+        share: float = SHARE,
+    ) -> None:
+        self.scale = NoiseScale()
+        self.measured = 0  # steps
+        self.spent_s = 0.0  # in measuring, of this rank
+        self._degrees, self._size_of, self._propose, self._agree, self._share = degrees, size, propose, agree, share
+        self._size = StepSize(1, 1)
+        self._mode = Mode.NONE  # of this step
+        self._step = self._next = 0  # this one, and the next that is measured
+        self._began = self._step_s = self._own_s = 0.0
+        self._failed = self._off = False
+        self._chunks: list[Any] = []
+        self._parameters: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+        self._nodes: list[Any] = []
+        self._places = GradientSample([])
+        self._squares: list[torch.Tensor] = []  # weighted, of what was seen
+        self._parts: dict[int, torch.Tensor] = {}  # what was seen, where cp ranks are to be summed first
+        self._before: dict[int, torch.Tensor] = {}  # main_grad after the micro-batch before
+        self._fired: dict[int, int] = {}
+        self._handles: list[Any] = []
+        self._half = False  # the first step of a pair was seen
+        self._first = torch.zeros(0, device="cpu")
+        self._factors: torch.Tensor | None = None  # of the reduced gradient's sample, element by element
+
+    # -- set-up -----------------------------------------------------------------------------------------------------
+
+    def add(self, chunk: Any) -> None:
+        """One more of this rank's DistributedDataParallel, none of which has trained."""
+        self._chunks.append(chunk)
+        zero, finish = chunk.zero_grad_buffer, chunk.finish_grad_sync
+
+        def zero_grad_buffer(*args: Any, **kwargs: Any) -> Any:
+            result = zero(*args, **kwargs)
+            if chunk is self._chunks[0] and not self._off:
+                self._begin(chunk)
+            return result
+
+        def finish_grad_sync(*args: Any, **kwargs: Any) -> Any:
+            result = finish(*args, **kwargs)
+            if chunk is self._chunks[-1] and not self._off:
+                self._end()
+            return result
+
+        chunk.zero_grad_buffer, chunk.finish_grad_sync = zero_grad_buffer, finish_grad_sync
+        for group in chunk.bucket_groups:
+            group.start_grad_sync = self._watched(group)
+
+    def _watched(self, group: Any) -> Callable[..., Any]:
+        start = group.start_grad_sync
+
+        def start_grad_sync(*args: Any, **kwargs: Any) -> Any:
+            if self._mode is Mode.REPLICA:
+                self._guarded(partial(self._reducing, group))
+            return start(*args, **kwargs)
+
+        return start_grad_sync
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        began = time.perf_counter()
+        try:
+            with torch.no_grad():
+                act()
+        except Exception as error:
+            self._failed = True
+            words = f"synergy: the gradient noise is not measured: {type(error).__name__}: {error}"
+            print(" ".join(words.split())[:300], file=sys.stderr, flush=True)
+        self._own_s += time.perf_counter() - began
+
+    def _lay_out(self) -> None:
+        """Which parameters are looked at, and what each counts."""
+        weights: dict[Any, float] = {}
+        for chunk in self._chunks:
+            tied = any(getattr(part, "share_embeddings_and_output_weights", False) for part in chunk.module.modules())
+            for name, parameter in chunk.module.named_parameters():
+                partial_sum = getattr(parameter, "sequence_parallel", False) and self._degrees.tp > 1
+                if not parameter.requires_grad or not getattr(parameter, "allreduce", True) or partial_sum:
+                    continue
+                if not (tied and ("word_embeddings" in name or "output_layer" in name)):
+                    split = getattr(parameter, "tensor_model_parallel", False)
+                    weights[parameter] = 1.0 if split else 1.0 / self._degrees.tp
+        self._parameters = list(weights)
+        self._numbers = {parameter: number for number, parameter in enumerate(weights)}
+        self._places = GradientSample(self._parameters, list(weights.values()))
+        with torch.enable_grad():
+            # Megatron's own hooks on the same nodes were registered before these will be
+            self._nodes = [p.expand_as(p).grad_fn.next_functions[0][0] for p in self._parameters]
+
+    # -- a step -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, chunk: Any) -> None:
+        """What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
+        now = time.perf_counter()
+        self._step_s, self._began = now - self._began if self._began else 0.0, now
+        self._own_s = 0.0
+        self._size = self._size_of()
+        # gradients that are made outside of backward(), or replayed, pass no hook of autograd
+        hooks = not getattr(chunk.ddp_config, "delay_wgrad_compute", False)
+        hooks = hooks and getattr(chunk.config, "cuda_graph_impl", "none") == "none"
+        self._mode = Mode.NONE
+        if self._step >= self._next:
+            if self._size.micro_batches > 1 and hooks:
+                self._mode = Mode.MICRO
+            elif self._degrees.dp > 1:
+                self._mode = Mode.REPLICA
+            elif self._size.micro_batches == 1:
+                self._mode = Mode.PAIR
+        if self._mode is not Mode.NONE:
+            self._guarded(self._prepare)
+
+    def _prepare(self) -> None:
+        if not self._nodes:
+            self._lay_out()
+        self._clear()
+        if self._mode is Mode.MICRO:
+            for number, node in enumerate(self._nodes):
+                self._handles.append(node.register_hook(partial(self._accumulated, number)))
+
+    def _clear(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._squares = [], []
+        self._parts, self._before, self._fired = {}, {}, {}
+
+    @property
+    def _counted(self) -> int:
+        """How often each parameter is looked at. Not at the last micro-batch, which Megatron may be reducing already."""
+        if self._mode is not Mode.MICRO or self._degrees.cp > 1:
+            return 1
+        return min(_COUNTED, self._size.micro_batches - 1)
+
+    def _accumulated(self, number: int, *_: Any) -> None:
+        if self._fired.get(number, 0) < self._counted:
+            self._guarded(partial(self._look, number))
+
+    def _look(self, number: int) -> None:
+        fired = self._fired.get(number, 0)
+        self._fired[number] = fired + 1
+        now = self._sample(number, self._parameters[number].main_grad)
+        self._see(number, now - self._before[number] if fired else now)
+        if fired + 1 < self._counted:
+            self._before[number] = now
+
+    def _reducing(self, group: Any) -> None:
+        """Before a bucket group's reduction: main_grad is this rank's own."""
+        for bucket in group.buckets:
+            for parameter in bucket.params_list:
+                number = self._numbers.get(parameter)
+                # the first step of overlapped reductions calls it twice
+                if number is not None and number not in self._fired:
+                    self._fired[number] = 1
+                    self._see(number, self._sample(number, parameter.main_grad))
+
+    def _sample(self, number: int, tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
+        stride = self._places.strides[number]
+        return tensor.detach().reshape(-1)[-first % stride :: stride].to(torch.float32, copy=True)
+
+    def _see(self, number: int, part: torch.Tensor) -> None:
+        if self._degrees.cp > 1:
+            self._parts[number] = part
+        else:
+            self._squares.append(self._places.weights[number] * torch.linalg.vector_norm(part).square())
+
+    def _end(self) -> None:
+        """The step's gradient is reduced. Between the guarded parts nothing may be left out: ranks wait for each other."""
+        step, self._step = self._step, self._step + 1
+        if self._mode is Mode.NONE:
+            return
+        whole: list[torch.Tensor] = []
+        if self._degrees.cp > 1 and self._mode is not Mode.PAIR:
+            whole = [torch.zeros(self._elements(), device=_device())]
+            self._guarded(partial(self._fill, whole[0]))
+            dist.all_reduce(whole[0], group=self._degrees.cp_group)
+        values = [0.0] * 4
+        self._guarded(partial(self._take, whole, values))
+        self._guarded(self._clear)
+        self._conclude(values, step)
+
+    def _conclude(self, values: list[float], step: int) -> None:
+        self.spent_s += self._own_s
+        number = [0.0]
+        self._guarded(lambda: number.__setitem__(0, float(self._propose())))
+        said = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
+        small, big, missing, large, own_s, step_s, agreed, failed = total(said)
+        self.measured += 1
+        self._off = failed > 0
+        if self._off:
+            return
+        size, pair = self._size, self._mode is Mode.PAIR
+        batch = size.micro_batches * size.micro_batch * self._degrees.dp
+        least = size.micro_batch if self._mode is Mode.MICRO else batch if pair else batch // self._degrees.dp
+        self._half = pair and not self._half
+        if not missing and not self._half:
+            self.scale.update(small, big, least, 2 * batch if pair else batch)
+        cost = own_s / step_s if step_s > 0 else 0.0
+        pause = min(_MOST, max(_LARGE if large else 1, math.ceil(cost / self._share)))
+        self._next = step + (1 if self._half else pause)
+        self._guarded(lambda: self._agree(round(agreed)))
+
+    # -- the numbers ------------------------------------------------------------------------------------------------
+
+    def _elements(self) -> int:
+        return sum(-(-p.numel() // s) for p, s in zip(self._parameters, self._places.strides, strict=True))
+
+    def _fill(self, whole: torch.Tensor) -> None:
+        if self._parameters:
+            torch.cat([self._parts[number] for number in range(len(self._parameters))], out=whole)
+
+    def _take(self, whole: list[torch.Tensor], values: list[float]) -> None:
+        """Into `values`: this rank's shares of the small and the large square, whether it missed a parameter, and whether its part of
+        the model is larger than the sample. The device is waited for once."""
+        degrees, size, config = self._degrees, self._size, self._chunks[0].config
+        per_token = bool(getattr(config, "calculate_per_token_loss", False))
+        counted = self._counted
+        # main_grad is a mean over micro-batches, or with per-token loss a sum over all of the step's tokens
+        factor = float(size.micro_batches if self._mode is Mode.MICRO else 1)
+        factor *= degrees.dp if per_token else 1 / degrees.cp
+        ranks = degrees.dp * degrees.cp
+        zero = torch.zeros((), device=_device())
+        if self._mode is Mode.PAIR:
+            sums = self._compared()
+        elif whole:
+            sums = [self._places.product(whole[0], whole[0]) if self._parameters else zero]
+        else:
+            sums = [torch.stack(self._squares).sum() if self._squares else zero]
+        scale = config.grad_scale_func(torch.ones((), device=_device())) if config.grad_scale_func else zero + 1
+        if self._mode is not Mode.PAIR:
+            vector, factors = self._reduced()
+            sums.append(torch.dot(vector * factors, vector))
+        *found, unit = _read(*sums, scale)
+        unit = unit * size.micro_batches * size.micro_batch * degrees.dp if per_token else unit
+        if self._mode is Mode.PAIR:
+            both, product = found
+            values[:2] = [both / unit**2, (both + product) / 2 / unit**2]
+        else:
+            values[:2] = [found[0] * factor**2 / (ranks * counted) / unit**2, found[1] / unit**2]
+            seen = all(self._fired.get(number, 0) >= counted for number in range(len(self._parameters)))
+            values[2] = 0.0 if seen else 1.0
+        values[3] = 1.0 if sum(p.numel() for p in self._parameters) > BUDGET else 0.0
+
+    def _compared(self) -> list[torch.Tensor]:
+        """The mean square of two steps one after the other, and their product; of the first one nothing."""
+        now, factors = self._reduced()
+        before, self._first = self._first, now
+        if not self._half:
+            return [torch.zeros((), device=now.device)] * 2
+        squares = torch.dot(before * factors, before) + torch.dot(now * factors, now)
+        return [squares / 2, torch.dot(before * factors, now)]
+
+    def _reduced(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sample of what this rank has of the reduced gradient, and what each of its elements counts in the sum over all ranks."""
+        ranks = self._degrees.dp * self._degrees.cp
+        parts: list[torch.Tensor] = []
+        weights: list[tuple[float, int]] = []
+
+        def add(number: int, tensor: torch.Tensor, first: int, holders: int) -> None:
+            part = self._sample(number, tensor, first)
+            parts.append(part)
+            weights.append((self._places.weights[number] * holders / ranks, part.numel()))
+
+        for chunk in self._chunks:
+            if chunk.ddp_config.use_distributed_optimizer:
+                for number, part, first, holders in reduced_slices(chunk.buffers, self._numbers):
+                    add(number, part, first, holders)
+            else:
+                for parameter in chunk.module.parameters():
+                    if parameter in self._numbers:
+                        add(self._numbers[parameter], parameter.main_grad, 0, 1)
+        if not parts:
+            return torch.zeros(0, device=_device()), torch.zeros(0, device=_device())
+        vector = torch.cat(parts)
+        if self._factors is None or self._factors.numel() != vector.numel():
+            values = torch.tensor([w for w, _ in weights], dtype=torch.float32, device="cpu")
+            counts = torch.tensor([n for _, n in weights], dtype=torch.int64, device="cpu")
+            self._factors = torch.repeat_interleave(values, counts).to(vector.device)
+        return vector, self._factors
+
+
+def total(values: Sequence[float]) -> list[float]:
+    """Sums over all ranks, on the device that the default group works with."""
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=_device())
+    dist.all_reduce(tensor)
+    return [float(value) for value in tensor.tolist()]
+
+
+def _device() -> torch.device:
+    on_gpu = "nccl" in str(dist.get_backend())
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _read(*values: torch.Tensor) -> list[float]:
+    """Numbers that lie on the device, all in one transfer."""
+    found: list[float] = torch.stack([value.to(_device(), torch.float64).reshape(()) for value in values]).tolist()
+    return found
