@@ -14,6 +14,7 @@ from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
 from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
+from synergyd.scheduler.due_jobs import DueProblem, due_problem, missing
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
 from synergyd.scheduler.give_back import GivenBack, as_resize, give_back
@@ -23,7 +24,7 @@ from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
+from synergyd.scheduler.preemption import stoppable, without_stopping, without_wasteful_stops
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import (
     NO_SLURM_LIMITS,
@@ -43,7 +44,7 @@ from synergyd.scheduler.problem.priorities import (
     with_need_bonus,
     without_partial_nodes,
 )
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Policy, Problem, Progress
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
@@ -54,7 +55,6 @@ from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
 
 _UNKNOWN = Progress()
-_LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
 # Share of the jobs without a place in a round from which on no further round is tried where CPUs and memory count: one Cell
 # banned at a time converges slower than the last resort, which places each job as it takes it (epoch benchmark, 1000 jobs,
 # --room scarce: objective -2158 after one round, -2236 after four).
@@ -131,17 +131,19 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
-    answer, tried = _explored(weigh_bad_nodes(solve(problem, policy), problem, policy), policy)
+    solved, due = solve_due(problem, policy, objective_of(settings))
+    answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared = _linked(answer, policy, settings, outside)
     decisions = []
     leaked, known_progress = leak_words(snapshot.cluster.nodes), progress or {}
     told = _Told(answer, policy, fairness, shared, tried)
+    index_of = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
     for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
         if isinstance(sorted_job, UntouchedJob):
             left = _untouched(job.job_id, sorted_job, shared.get(job.job_id))
             decisions.append(replace(left, why=left.why + job.barred_why))
             continue
-        found = told.decision(job.job_id)
+        found = due.told(told.decision(job.job_id), index_of[job.job_id])
         how_far = known_progress.get(job.job_id, _UNKNOWN)
         note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
@@ -213,11 +215,11 @@ def _problem(
     slurm_limits: SlurmLimits,
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
-    requests = _stoppable(requests, snapshot) if settings.preemption else requests
     terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
+    requests = stoppable(requests, snapshot) if settings.preemption else requests
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None
     if settings.one_multi_node_job_per_node:
@@ -236,17 +238,16 @@ def _problem(
     return problem, fairness
 
 
-def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot) -> tuple[JobRequest, ...]:
-    """The jobs; those that have run for long enough since their start to be stopped are marked `stoppable`."""
-    run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
-    runs = (
-        job.current is not None
-        and job.discount > 0
-        and job.current not in job.banned
-        and run_s.get(job.job_id, -math.inf) >= _LEAST_RUN * job.restart.cost.mean_s
-        for job in jobs
-    )
-    return tuple(replace(job, stoppable=True) if ready else job for job, ready in zip(jobs, runs, strict=True))
+def solve_due(problem: Problem, policy: Policy, terms: Objective) -> tuple[EpochAnswer, DueProblem]:
+    """`solve` with the waiting jobs that are due first. Where one of them finds no place all the same, nodes are kept for it."""
+    if policy.rule or policy.sizes_fixed:
+        return solve(problem, policy), DueProblem(problem)
+    due = due_problem(problem, terms)
+    answer = solve(due.problem, policy)
+    if unplaced := missing(due, answer.allocation):
+        due = due_problem(problem, terms, unplaced)
+        answer = solve(due.problem, policy)
+    return answer, due
 
 
 def solve(problem: Problem, policy: Policy) -> EpochAnswer:

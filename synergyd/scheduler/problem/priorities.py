@@ -14,6 +14,7 @@ from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
+from synergyd.scheduler.problem.waiting_bound import with_due
 from synergyd.settings import Settings
 from synergyd.settings_allocation import OBJECTIVES
 
@@ -21,6 +22,9 @@ _PRIORITY_REACH = 10.0  # a Slurm priority, or fair-share factor, counts as at m
 _LEAST_SHARE = 1e-6  # Slurm's fair-share factor is 0 where an association has no shares, or no use of its parent's
 _SHORT_REACH = 3.0  # a job's own length counts as at most this factor, and at least its inverse
 _LEAST_TIME_S = 1.0
+WAIT_EPOCHS = (
+    2  # no job is due earlier: within them one that arrives is decided about, and those that leave for it have left
+)
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
 # Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
 _OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
@@ -137,6 +141,9 @@ def with_claims(
             job = replace(job, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
             job = replace(job, weight=job.weight * factor, short=factor)
         requests.append(job)
+    if settings.fairness_bound > 0:
+        floor_s = WAIT_EPOCHS * settings.epoch_s
+        return with_due(requests, capacity, settings.fairness_bound, typical_s, floor_s, len(jobs)), fairness
     return tuple(requests), fairness
 
 
