@@ -34,6 +34,7 @@ from synergyd.scheduler.problem.gpu_limits import (
     with_own_limits,
     within_limits,
 )
+from synergyd.scheduler.problem.guarantee import guarantee_words, with_guarantees
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import (
     disbelief,
@@ -146,6 +147,8 @@ def decide(
         found = due.told(told.decision(job.job_id), index_of[job.job_id])
         how_far = known_progress.get(job.job_id, _UNKNOWN)
         note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
+        guaranteed = job.directive is not None and job.directive.guaranteed
+        note += guarantee_words(guaranteed, answer.problem.jobs[index_of[job.job_id]], settings.guaranteed_share)
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
         decisions.append(replace(found, why=found.why + note) if note else found)
@@ -219,6 +222,7 @@ def _problem(
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
+    requests = with_guarantees(requests, sum(node.free for node in nodes), settings.guaranteed_share)
     requests = stoppable(requests, snapshot) if settings.preemption else requests
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None

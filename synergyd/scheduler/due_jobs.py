@@ -8,12 +8,13 @@ nobody starts or grows there, so that they empty as those that run there end or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.records import Action, Decision
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
 
@@ -50,22 +51,28 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         return DueProblem(problem)
     free = {hard: _drained(problem, hard) for hard in (False, True)}
     starting, kept, stops = [], {}, False
+    allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
     for i in due[:MOST]:
         cells = _least(jobs[i])
+        if not allowance.allows(jobs[i], None, cells[0]):
+            continue  # no GPUs that become free are for it
+        allowance.change(jobs[i], None, cells[0])
         soft = None if i in no_place else _pick(jobs[i], cells, free[False])
         hard = None if i in no_place else _pick(jobs[i], cells, free[True])
         names, gpus = soft or hard or ((), 0)
         if names:
             starting.append(i)
             stops = stops or soft is None
-        elif names := _to_keep(problem, jobs[i], cells, free[True]):
+        elif names := _to_keep(problem, jobs[i], cells, free[True], planned):
             kept[i], gpus = names, max(node.free for node in problem.nodes)
+        planned.update(names)
         for one in free.values():
             one.take(names, gpus, jobs[i].needs)
     for i, job in enumerate(jobs):
         if i in starting:
-            jobs[i] = replace(job, need=job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
-        elif job.need and job.deadline_s is None:
+            need = job.need if job.deadline_s is not None else 0.0
+            jobs[i] = replace(job, need=need or job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
+        elif job.need and job.deadline_s is None and not job.guaranteed:
             jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
         if stops and job.stops_when_due:
             jobs[i] = replace(jobs[i], stoppable=True)
@@ -128,16 +135,21 @@ def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     return nodes, best.gpus_per_node
 
 
-def _to_keep(problem: Problem, job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[str, ...]:
-    """Names of nodes for its first Cell that the cluster could ever hold: those on which least has to end first; () if there
-    are none left."""
+def _to_keep(
+    problem: Problem, job: JobRequest, cells: Iterable[int], free: FreeGpus, planned: Container[str]
+) -> tuple[str, ...]:
+    """Names of nodes for its first Cell that the cluster could ever hold: those on which least has to end first; () if too few are
+    left besides those `planned` for jobs that were due before it."""
     order = {node.name: i for i, node in enumerate(problem.nodes)}
     for index in cells:
         shape = job.cells[index].shape
         able = [
             node
             for node in problem.nodes
-            if node.gpu_type == shape.gpu_type and node.free >= shape.gpus_per_node and node.admits(job.node_filter)
+            if node.name not in planned
+            and node.gpu_type == shape.gpu_type
+            and node.free >= shape.gpus_per_node
+            and node.admits(job.node_filter)
         ]
         able.sort(key=lambda n: (not _required(job, n), shape.gpus_per_node - free.free[n.name], order[n.name]))
         names = tuple(node.name for node in able[: shape.nodes])

@@ -51,13 +51,15 @@ def weights(
     Slurm's fair-share factor of its association (`fair_shares`, by job id) over the median where that is on.
 
     A directive's weight counts as MaxWeight at most. Those of a user's jobs are divided by their mean where it is above 1, so
-    that all of a user's jobs together weigh no more than jobs without weights.
+    that all of a user's jobs together weigh no more than jobs without weights. A guaranteed job counts as GuaranteedPrice jobs in it.
     """
     jobs = tuple(jobs)
     told = {job.job_id: _told_weight(job, settings.max_weight) for job in jobs}
+    price = settings.guaranteed_price if settings.guaranteed_share > 0 else 1.0
     of_user: dict[int, list[float]] = {}
     for job in jobs:
-        of_user.setdefault(job.uid, []).append(told[job.job_id])
+        counts = price if job.directive is not None and job.directive.guaranteed else 1.0
+        of_user.setdefault(job.uid, []).append(told[job.job_id] * counts)
     means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
     shares = (fair_shares or {}) if settings.fair_share_weight else {}
@@ -129,7 +131,7 @@ def with_claims(
         rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
             fairness[job.job_id] = rho
-            if not need[0] and settings.fairness_bound > 0:
+            if not need[0] and settings.fairness_bound > 0 and job.current is not None:
                 # at an equal share at most: else a job that runs above it would lose its need to another, and that one to it again
                 due = finish_time_fairness(job.age_s, job.progress, min(goodput or share, share), share) or rho
                 if due > settings.fairness_bound:
