@@ -34,11 +34,10 @@ def decided(
     return {d.job_id: d for d in found}
 
 
-def smalls(count: int, gpus: int = 2, per_node: int = 8, **changes: object) -> list[Job]:
-    """Running jobs of `gpus` GPUs that can't shrink, as many a node as fit."""
-    each = per_node // gpus
-    said = Directive(min_gpus=gpus, max_gpus=gpus)
-    return [job(i, gpus, (f"n{(i - 1) // each}",), gpus, directive=said, **changes) for i in range(1, count + 1)]
+def smalls(count: int, **changes: object) -> list[Job]:
+    """Running jobs of 2 GPUs that can't shrink, four a node."""
+    said = Directive(min_gpus=2, max_gpus=2)
+    return [job(i, 2, (f"n{(i - 1) // 4}",), 2, directive=said, **changes) for i in range(1, count + 1)]
 
 
 def test_a_wide_job_that_is_due_starts_on_what_small_ones_hold() -> None:
@@ -61,8 +60,8 @@ def test_a_wide_job_that_is_due_starts_on_what_small_ones_hold() -> None:
 def test_a_job_that_has_just_started_or_would_be_due_itself_is_not_stopped() -> None:
     offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, 20: WIDE}
     ages = {20: 10_000.0, **dict.fromkeys(range(1, 5), 9000.0)}
-    for changes, age_s in (({"start_s": NOW - 100}, 9000.0), ({}, 9e9)):
-        jobs = [*smalls(4, **changes), job(20, 8)]
+    for start_s, age_s in ((NOW - 100, 9000.0), (NOW - 9000, 9e9)):
+        jobs = [*smalls(4, start_s=start_s), job(20, 8)]
         found = decided([node("n0", 8)], jobs, offers, ages_s={**ages, **dict.fromkeys(range(1, 5), age_s)})
         assert {d.action for d in found.values()} == {Action.KEEP, Action.WAIT} and found[20].action is Action.WAIT
 

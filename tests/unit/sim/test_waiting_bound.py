@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from synergyd.records import Shape
-from synergyd.scheduler import decide as deciding
-from synergyd.scheduler.due_jobs import DueProblem
+from synergyd.scheduler.due_jobs import DueProblem, due_problem
 from synergyd.settings import Settings
 from synergyd.sim.records import Costs, Placed, Scenario, SimulatedRun, TraceJob, cluster_of
 from synergyd.sim.scaling_truth import ScalingTruth
@@ -37,8 +36,8 @@ def burst(seed: int) -> Scenario:
         return TraceJob(name, "burst", at_s, least, 64, truth, gpu_type="a100", can_run=can_run)
 
     first = [job(f"wide-{i}", 10.0 * i, _WIDE, draw.uniform(60, 140)) for i in range(2)]
-    small = [job(f"small-{i}", draw.uniform(400, 700), 4, draw.uniform(3000, 9000)) for i in range(12)]
-    wide = [job(f"wide-{i}", draw.uniform(800, 3000), _WIDE, draw.uniform(60, 140)) for i in range(2, 5)]
+    small = [job(f"small-{i}", draw.uniform(400, 700), 4, draw.uniform(2500, 4000)) for i in range(10)]
+    wide = [job(f"wide-{i}", draw.uniform(800, 1500), _WIDE, draw.uniform(60, 140)) for i in range(2, 4)]
     made = sorted([*first, *small, *wide], key=lambda one: one.submit_s)
     return Scenario(tuple(made), cluster_of({"a100": (_NODES, _GPUS)}), _COSTS, lengths_known=False, seed=seed)
 
@@ -47,15 +46,14 @@ def burst(seed: int) -> Scenario:
 def due_since(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, float]]:
     """By job id, the first epoch in which a job that had never run was due."""
     found: dict[int, float] = {}
-    made = deciding.due_problem
 
     def watched(problem: Any, *args: Any) -> DueProblem:
         for job in problem.jobs:
             if job.current is None and job.restarts == 0 and job.overdue_s >= 0:
                 found.setdefault(job.job_id, problem.now_s)
-        return made(problem, *args)
+        return due_problem(problem, *args)
 
-    monkeypatch.setattr(deciding, "due_problem", watched)
+    monkeypatch.setattr("synergyd.scheduler.decide.due_problem", watched)
     yield found
 
 
@@ -65,10 +63,9 @@ def late_s(run: SimulatedRun, due_since: dict[int, float]) -> dict[str, float]:
     return {result.job.name: result.start_s - since_s for result, since_s in pairs}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_wide_job_behind_many_small_ones_starts_when_it_is_due(seed: int, due_since: dict[int, float]) -> None:
     run = simulate(burst(seed), "synergy", Settings(fairness_bound=2.0))
     late = late_s(run, due_since)
-    print(seed, {r.job.name: (round(r.start_s - r.job.submit_s), round(r.jct_s), r.restarts) for r in run.jobs}, late)
     assert any(name.startswith("wide") for name in late)
     assert max(late.values()) <= _AT_MOST_S
