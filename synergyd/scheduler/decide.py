@@ -106,24 +106,22 @@ def decide(
     held_jobs, given = snapshot.jobs, give_back(snapshot, cells, current_plans or {})
     snapshot, current_plans = given.snapshot, given.plans
     weight = weights(snapshot.jobs, settings, slurm_limits.fair_shares)
-    sorted_jobs: list[JobRequest | UntouchedJob] = []
-    usual = JobRestarts(cost=RestartCost(mean_s=settings.restart_cost_s))
     known = {} if policy.rule or policy.sizes_fixed else restarts or {}
-    for job in snapshot.jobs:
-        age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
-        sorted_jobs.append(
-            classify_job(
-                job,
-                snapshot,
-                cells.get(job.job_id, ()),
-                no_cell_reasons.get(job.job_id, ""),
-                current_plans.get(job.job_id),
-                age,
-                _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
-                (progress or {}).get(job.job_id, _UNKNOWN),
-                weight[job.job_id],
-            )
+    usual = JobRestarts(cost=RestartCost(mean_s=settings.restart_cost_s))
+    sorted_jobs = [
+        classify_job(
+            job,
+            snapshot,
+            cells.get(job.job_id, ()),
+            no_cell_reasons.get(job.job_id, ""),
+            current_plans.get(job.job_id),
+            (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s),
+            _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
+            (progress or {}).get(job.job_id, _UNKNOWN),
+            weight[job.job_id],
         )
+        for job in snapshot.jobs
+    ]
     spared = with_spares(snapshot, sorted_jobs, settings, slurm_limits)
     snapshot, sorted_jobs = spared.snapshot, list(spared.jobs)
     given, held_jobs = GivenBack(snapshot, given.plans, {**given.left, **spared.left}), spared.named(held_jobs)
@@ -135,27 +133,11 @@ def decide(
     solved, due = solve_due(problem, policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared = _linked(answer, policy, settings, outside)
-    decisions = []
-    leaked, known_progress = leak_words(snapshot.cluster.nodes), progress or {}
     told = _Told(answer, policy, fairness, shared, tried)
-    index_of = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
-    for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
-        if isinstance(sorted_job, UntouchedJob):
-            left = _untouched(job.job_id, sorted_job, shared.get(job.job_id))
-            decisions.append(replace(left, why=left.why + job.barred_why))
-            continue
-        found = due.told(told.decision(job.job_id), index_of[job.job_id])
-        how_far = known_progress.get(job.job_id, _UNKNOWN)
-        note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
-        guaranteed = job.directive is not None and job.directive.guaranteed
-        note += guarantee_words(guaranteed, answer.problem.jobs[index_of[job.job_id]], settings.guaranteed_share)
-        note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
-        note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
-        decisions.append(replace(found, why=found.why + note) if note else found)
+    decisions = _decisions(snapshot, sorted_jobs, told, due, progress or {}, settings)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
-    allowance = Allowance(
-        answer.problem, answer.allocation.choice
-    )  # one for all: each takes from what the last one left
+    # one for all: each takes from what the last one left
+    allowance = Allowance(answer.problem, answer.allocation.choice)
     as_held = around_reservations(
         as_held,
         snapshot.jobs,
@@ -170,6 +152,34 @@ def decide(
     woken = with_wakes(as_held, answer.problem, allowance, snapshot, grows=grows)
     turned = with_turns(woken, answer.problem, allowance, passed)
     return within_caps(turned, answer.problem, replace(caps, needed=caps.needed | spared.left.keys()))
+
+
+def _decisions(
+    snapshot: Snapshot,
+    sorted_jobs: Sequence[JobRequest | UntouchedJob],
+    told: _Told,
+    due: DueProblem,
+    progress: Mapping[int, Progress],
+    settings: Settings,
+) -> list[Decision]:
+    """One for each job of the snapshot, with all that `explain` says of it."""
+    decisions = []
+    leaked = leak_words(snapshot.cluster.nodes)
+    for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
+        if isinstance(sorted_job, UntouchedJob):
+            left = _untouched(job.job_id, sorted_job, told.shared.get(job.job_id))
+            decisions.append(replace(left, why=left.why + job.barred_why))
+            continue
+        index = told.by_id[job.job_id]
+        found = due.told(told.decision(job.job_id), index)
+        how_far = progress.get(job.job_id, _UNKNOWN)
+        note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
+        wants = job.directive is not None and job.directive.guaranteed
+        note += guarantee_words(wants, due.problem.jobs[index], settings.guaranteed_share)
+        note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
+        note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
+        decisions.append(replace(found, why=found.why + note) if note else found)
+    return decisions
 
 
 def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, tuple[int, int] | None]:
@@ -370,7 +380,7 @@ class _Told:
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
     ) -> None:
-        self._answer, self._fairness, self._shared, self._tried = answer, fairness, shared, tried
+        self._answer, self._fairness, self.shared, self._tried = answer, fairness, shared, tried
         self._context = ExplanationContext(
             answer.problem,
             answer.allocation,
@@ -379,11 +389,11 @@ class _Told:
             rule=policy.rule,
             away=answer.away,
         )
-        self._by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
+        self.by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
 
     def decision(self, job_id: int) -> Decision:
-        index, answer = self._by_id[job_id], self._answer
-        fairness, shared = self._fairness.get(job_id), self._shared.get(job_id)
+        index, answer = self.by_id[job_id], self._answer
+        fairness, shared = self._fairness.get(job_id), self.shared.get(job_id)
         job, terms = answer.problem.jobs[index], answer.problem.terms
         choice = answer.allocation.choice[index]
         if choice is None:
