@@ -79,7 +79,7 @@ class Forecast:
         """What jobs that are not measured yet are taken for, after what others have measured."""
         self._all_figures(cluster)
         known = self._figures
-        self._prior = prior_of(programs, lambda gpu_type: known.get(gpu_type) or figures(gpu_type), self._prior)
+        self._prior = prior_of(programs, lambda gpu_type: known.get(gpu_type) or figures(gpu_type))
 
     def expect(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         """The Cells of `jobs` are about to be asked for: fits what has changed of those whose model is not known, all together."""

@@ -81,7 +81,7 @@ class LearntBelief:
 
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
         """What the next jobs are taken for, after what others have measured."""
-        self.prior = prior_of(programs, lambda gpu_type: self._all(gpu_type)[gpu_type], self.prior)
+        self.prior = prior_of(programs, lambda gpu_type: self._all(gpu_type)[gpu_type])
 
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model predicts of what the job runs with."""

@@ -29,7 +29,6 @@ _GRID = 0.02
 # jobs an epoch whose models are fitted anew and Cells made anew for what was measured: 5 ms of CPU each (benchmark decision_time)
 _RENEWED = 16
 _Prior = TypeVar("_Prior")
-_HELD = 0.03  # of a step time's logarithm: one sigma of a measured step (throughput.NOISE)
 
 
 def update_profile(
@@ -108,9 +107,8 @@ class _InUse:
 
 
 class CoarseProfiles:
-    """The profile, `coarse`, and the prior that each job's Cells are made of. A plan's step time stays as it was until it has moved by
-    more than `_HELD`: rows beside the edges of a grid would have their models fitted in each epoch. Of the jobs that have learnt
-    something, `_RENEWED` an epoch go on with it, those first that go by the oldest."""
+    """The profile, `coarse`, and the prior that each job's Cells are made of. Of the jobs that have learnt something, `_RENEWED` an
+    epoch go on with it, those first that go by the oldest."""
 
     def __init__(self) -> None:
         self._known: dict[int, _InUse] = {}
@@ -123,7 +121,7 @@ class CoarseProfiles:
         for job_id, profile in profiles.items():
             known = self._known.get(job_id)
             if known is not None and (profile is not known.exact or prior != known.prior):
-                fresh = _held(coarse(profile), profile, known.coarse)
+                fresh = coarse(profile)
                 if (fresh, prior) == (known.coarse, known.prior):
                     known.exact = profile
                 else:
@@ -156,19 +154,6 @@ def _may_wait(fresh: Profile, before: Profile) -> bool:
         )
         == before
     )
-
-
-def _held(coarsened: Profile, profile: Profile, before: Profile | None) -> Profile:
-    """`coarsened` with the step times of `before` that `profile` has not moved from."""
-    if before is None or not before.measured:
-        return coarsened
-    held = {(m.plan, m.shape): m.step_s for m in before.measured}
-    measured = []
-    for exact, m in zip(profile.measured, coarsened.measured, strict=True):
-        step_s = held.get((m.plan, m.shape), m.step_s)
-        near = step_s != m.step_s and abs(math.log(exact.step_s / step_s)) <= _HELD
-        measured.append(replace(m, step_s=step_s) if near else m)
-    return replace(coarsened, measured=tuple(measured))
 
 
 def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:

@@ -28,23 +28,12 @@ _GRID = 0.1  # of the prior's mean: Cells are made anew only where it has moved 
 _SIGMA_GRID = 0.05
 
 
-def prior_of(
-    programs: Iterable[tuple[Measurement, ...]],
-    figures: Callable[[str], GpuFigures],
-    before: ThroughputPrior = PRIOR,
-) -> ThroughputPrior:
-    """The prior after what each of `programs` measured (the latest last); `figures` by GPU type. PRIOR where none has. `before`, the
-    one in use, where it has not moved by more than the grid: each job's model is fitted anew with another prior."""
+def prior_of(programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str], GpuFigures]) -> ThroughputPrior:
+    """The prior after what each of `programs` measured (the latest last); `figures` by GPU type. PRIOR where none has."""
     known = [some for some in programs if some][-_PROGRAMS:]
     wanted = [(some, tuple(figures(m.shape.gpu_type) for m in some), PRIOR) for some in known]
     fit_ahead(wanted)
-    found = learnt(fit(*one) for one in wanted)
-    return before if wanted and _near(found, before) else found
-
-
-def _near(one: ThroughputPrior, other: ThroughputPrior) -> bool:
-    means, sigmas = (np.abs(np.subtract(*pair)) for pair in ((one.mean, other.mean), (one.sigma, other.sigma)))
-    return bool((means <= _GRID * 1.01).all() and (sigmas <= _SIGMA_GRID * 1.01).all())
+    return learnt(fit(*one) for one in wanted)
 
 
 def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:

@@ -148,15 +148,6 @@ def test_few_jobs_an_epoch_go_on_with_what_they_have_learnt_the_oldest_first() -
     assert coarsened.of(3, before, "other") == (coarse(before), "other")
 
 
-def test_a_step_time_that_has_moved_by_less_than_noise_stays() -> None:
-    coarsened, before = CoarseProfiles(), learn(SEEN, list(seconds(SEEN)))
-    kept = coarsened.of(1, before, "prior")[0].measured
-    for factor, same in ((1.015, True), (0.985, True), (1.05, False)):
-        moved = replace(before, measured=tuple(replace(m, step_s=m.step_s * factor) for m in before.measured))
-        coarsened.renew({1: moved}, "prior")
-        assert (coarsened.of(1, moved, "prior")[0].measured == kept) == same, factor
-
-
 def test_refining_is_quick_enough_for_an_epoch() -> None:
     measured = tuple(
         Measurement(p, SHAPE, float(s)) for p, s in zip(SEEN + ASKED, seconds(SEEN + ASKED, TRUE), strict=True)

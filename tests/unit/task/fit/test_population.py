@@ -55,16 +55,6 @@ def test_what_nobody_measured_stays_as_it_is() -> None:
     assert alone.sigma[NETWORK] == pytest.approx(PRIOR.sigma[NETWORK], abs=0.05)
 
 
-def test_a_prior_that_has_hardly_moved_stays() -> None:
-    programs = [program(n) for n in range(5)]
-    first = prior_of(programs, known)
-    near = [tuple(replace(m, step_s=m.step_s * 1.03) for m in one) for one in programs]
-    assert prior_of(near, known, first) is first
-    far = [tuple(replace(m, step_s=m.step_s * 2) for m in one) for one in programs]
-    assert prior_of(far, known, first) == prior_of(far, known) != first
-    assert prior_of([], known, first) == PRIOR
-
-
 def test_one_odd_program_moves_little_what_others_agree_on() -> None:
     sound = [program(n) for n in range(5)]
     odd = tuple(replace(m, step_s=m.step_s * 1e4) for m in program(9))
