@@ -57,6 +57,8 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         if not allowance.allows(jobs[i], None, cells[0]):
             continue  # no GPUs that become free are for it
         allowance.change(jobs[i], None, cells[0])
+        if i in no_place and _pick(jobs[i], cells, _free_now(problem)) is not None:
+            continue  # it fits, and yet it was not started: nodes that are kept would not change that
         soft = None if i in no_place else _pick(jobs[i], cells, free[False])
         hard = None if i in no_place else _pick(jobs[i], cells, free[True])
         names, gpus = soft or hard or ((), 0)
@@ -116,6 +118,14 @@ def _drained(problem: Problem, hard: bool) -> FreeGpus:
         if job.current is not None and not job.stoppable and not (hard and job.stops_when_due):
             names, gpus = _must_keep(job)
             free.take(names, gpus, job.needs)
+    return free
+
+
+def _free_now(problem: Problem) -> FreeGpus:
+    free = FreeGpus(problem.nodes, problem.spanned)
+    for job in problem.jobs:
+        if job.current is not None:
+            free.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
     return free
 
 
