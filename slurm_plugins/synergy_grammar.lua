@@ -22,6 +22,8 @@ local keys = {
    takes = "a number from 0.001 to 1000, for example weight=1.5"},
   {name = "checkpoint", kind = "path", low = 0, high = 0, max_bytes = 512, default = "",
    takes = "a folder of 1 to 512 bytes, for example checkpoint=/scratch/run1/checkpoints"},
+  {name = "guaranteed", kind = "flag", low = 0, high = 0, max_bytes = 0, default = "no",
+   takes = "yes or no"},
   {name = "resize", kind = "flag", low = 0, high = 0, max_bytes = 0, default = "yes",
    takes = "yes or no"},
   {name = "reshard", kind = "flag", low = 0, high = 0, max_bytes = 0, default = "",

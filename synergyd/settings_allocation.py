@@ -74,12 +74,14 @@ class AllocationSettings:
         ),
     )
     fairness_bound: float = field(
-        default=0.0,
+        default=2.0,
         metadata=about(
             "FairnessBound",
             number(1, 1000, "0 (none), or 1 and more, such as 1.5", or_zero=True),
-            "A job's finish-time fairness is its time to finish over that with an equal share of the GPUs. A job beyond this "
-            "bound gets an equal share before others gain anything. 0: no bound.",
+            "A job's finish-time fairness is its time to finish over that with an equal share of the GPUs. A waiting job that would "
+            "be beyond this bound starts before others gain anything: others shrink for it or, with Preemption=yes, are stopped, and "
+            "where that is not enough nodes are kept for it. A running job beyond it gets an equal share before others gain "
+            "anything. 0: no bound.",
         ),
     )
     short_first: float = field(
@@ -108,6 +110,25 @@ class AllocationSettings:
             "The most that a deadline= gets a job first: the largest of its sizes within so many equal shares of the GPUs. An "
             "equal share is all GPUs over all jobs. A deadline costs its user nothing to write, so at 1 it takes no share "
             "of others. 0: no bound.",
+        ),
+    )
+    guaranteed_share: float = field(
+        default=0.0,
+        metadata=about(
+            "GuaranteedShare",
+            number(0, 1, "0 (none) to 1, such as 0.3"),
+            "The most of the GPUs that jobs with guaranteed=yes ask for together. Such a job starts before ordinary ones, never "
+            "has less than the goodput that is predicted at the size it asked for, and is not stopped. One beyond the share counts "
+            "as an ordinary job until others have ended. 0: guaranteed= counts for nothing.",
+        ),
+    )
+    guaranteed_price: float = field(
+        default=2.0,
+        metadata=about(
+            "GuaranteedPrice",
+            number(1, 1000, "a number from 1 to 1000, such as 2"),
+            "What guaranteed=yes costs: such a job counts as so many in the mean by which the weights of its user's jobs are "
+            "divided, so that the user's other jobs weigh less.",
         ),
     )
     max_weight: float = field(

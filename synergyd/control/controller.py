@@ -71,7 +71,7 @@ from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.start_time import put_off_until_s
 from synergyd.control.starts import advance
 from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
-from synergyd.control.waiting import keep_waiting
+from synergyd.control.waiting import keep_waiting, kept_back
 from synergyd.control.wanting import wanted
 from synergyd.control.watch import Watch, stall_together
 from synergyd.errors import one_line
@@ -144,8 +144,8 @@ class Controller:
         return {i: t.attained_gpu_s for i, t in self.jobs.items()}
 
     def ages_s(self, now_s: float) -> dict[int, float]:
-        """Seconds since each job's first sbatch: Slurm resets SubmitTime at each requeue."""
-        return {i: max(0.0, now_s - t.lifecycle.submit_s) for i, t in self.jobs.items()}
+        """Seconds since each job's first sbatch (Slurm resets SubmitTime at each requeue), but for those in which it might not start."""
+        return {i: max(0.0, now_s - t.lifecycle.submit_s - t.kept_s) for i, t in self.jobs.items()}
 
     def lost_nodes(self, up: frozenset[str], now_s: float) -> bool:
         """Has a job lost a node a moment ago, that no epoch has decided about yet? `up`: nodes that can take jobs."""
@@ -309,6 +309,8 @@ class Controller:
         jobs = {job.job_id: job for job in event.snapshot.jobs}
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
+            if tracked.job is not None and kept_back(tracked.job, now_s):
+                tracked.kept_s += max(0.0, event.passed_s)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * (max(0.0, event.passed_s) + tracked.before_s)
                 tracked.before_s = 0.0

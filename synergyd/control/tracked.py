@@ -96,6 +96,8 @@ class Tracked:
     attained_gpu_s: float = 0.0
     #: since it first ran, of a job that was there before this controller: on as many GPUs as when it is first seen to run
     before_s: float = 0.0
+    #: seconds in which it might not start: held, put off, or waiting for another job
+    kept_s: float = 0.0
     #: its reports tell how much is left to do; None: there is none so far
     tells: bool | None = None
     #: by neighbours on shared links, as the latest decisions have it

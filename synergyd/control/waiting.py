@@ -25,3 +25,9 @@ def keep_waiting(tracked: Tracked, job: Job, now_s: float, park_s: float, epoch_
         tracked.puts_off(now_s + park_s),
         ParkAgain(job.job_id, park_s) if again else Park(job.job_id, park_s, grant),
     ]
+
+
+def kept_back(job: Job, now_s: float) -> bool:
+    """Is it not to start for now, by its user's or an admin's word? That is no wait for GPUs."""
+    put_off = job.begin_s is not None and job.begin_s > now_s
+    return job.state is JobState.PENDING and (job.held or put_off or job.reason.startswith("Dependency"))

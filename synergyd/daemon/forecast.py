@@ -78,7 +78,8 @@ class Forecast:
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]], cluster: Cluster) -> None:
         """What jobs that are not measured yet are taken for, after what others have measured."""
         self._all_figures(cluster)
-        self._prior = prior_of(programs, lambda gpu_type: self._figures.get(gpu_type) or figures(gpu_type))
+        known = self._figures
+        self._prior = prior_of(programs, lambda gpu_type: known.get(gpu_type) or figures(gpu_type))
 
     def expect(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         """The Cells of `jobs` are about to be asked for: fits what has changed of those whose model is not known, all together."""
@@ -88,13 +89,14 @@ class Forecast:
             log.exception("plain jobs' models could not be fitted together")
 
     def _fit_together(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
-        wanted, known = [], self._all_figures(cluster)
+        jobs, wanted, known = tuple(jobs), [], self._all_figures(cluster)
+        self._coarse.renew({job.job_id: profiles[job.job_id] for job in jobs}, self._prior)
         for job in jobs:
             profile = profiles[job.job_id]
             if profile.measured and profile.model is None and not (job.directive and job.directive.model):
-                coarsened, kept = self._coarse.of(job.job_id, profile), self._kept.get(job.job_id)
-                if kept is None or (kept[0].profile, kept[0].prior) != (coarsened, self._prior):
-                    wanted.append(JobPlanner(job, coarsened, None, known, prior=self._prior).to_fit())
+                in_use, kept = self._coarse.of(job.job_id, profile, self._prior), self._kept.get(job.job_id)
+                if kept is None or (kept[0].profile, kept[0].prior) != in_use:
+                    wanted.append(JobPlanner(job, in_use[0], None, known, prior=in_use[1]).to_fit())
         fit_ahead(one for one in wanted if one is not None)
 
     def cells(
@@ -102,7 +104,7 @@ class Forecast:
     ) -> CellsOrWhy:
         """All Cells of one job on this cluster that `bans` allow; `present` is the plan it runs with."""
         # each report moves it a little: Cells are made anew only when it is worth it
-        profile = self._coarse.of(job.job_id, profile)
+        profile, prior = self._coarse.of(job.job_id, profile, self._prior)
         key = _Asked(
             job.directive,
             job.asked,
@@ -113,7 +115,7 @@ class Forecast:
             profile,
             present,
             bans,
-            self._prior,
+            prior,
         )
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key and not self._may_advise(kept[1]):
@@ -123,7 +125,7 @@ class Forecast:
             alike = (*key, model, job.directive_error, job.node_names)
             answer = self._like.pop(alike, None)
             if answer is None or self._may_advise(answer):
-                answer = self._made(job, profile, model, present, cluster, bans)
+                answer = self._made(job, key, model, cluster)
         except SynergyError as error:
             return CellsOrWhy((), str(error))  # not kept: a file that its user corrects is read at the next epoch
         except Exception as error:  # a fault of ours, or of what the job says: it costs this job alone
@@ -134,16 +136,9 @@ class Forecast:
             del self._like[next(iter(self._like))]
         return answer
 
-    def _made(
-        self,
-        job: Job,
-        profile: Profile,
-        model: ModelSpec | None,
-        present: Plan | None,
-        cluster: Cluster,
-        bans: Bans,
-    ) -> CellsOrWhy:
-        task = JobPlanner(job, profile, model, self._all_figures(cluster), present, dict(bans.memory), self._prior)
+    def _made(self, job: Job, asked: _Asked, model: ModelSpec | None, cluster: Cluster) -> CellsOrWhy:
+        known, bans = self._all_figures(cluster), asked.bans
+        task = JobPlanner(job, asked.profile, model, known, asked.present, dict(bans.memory), asked.prior)
         found = task.cells(cluster)
         cells = CellIndex(
             c for c in found if not bans.rules_out(c)

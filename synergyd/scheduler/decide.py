@@ -14,6 +14,7 @@ from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
 from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
+from synergyd.scheduler.due_jobs import DueProblem, due_problem, missing
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
 from synergyd.scheduler.give_back import GivenBack, as_resize, give_back
@@ -23,7 +24,7 @@ from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
+from synergyd.scheduler.preemption import stoppable, without_stopping, without_wasteful_stops
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import (
     NO_SLURM_LIMITS,
@@ -33,6 +34,7 @@ from synergyd.scheduler.problem.gpu_limits import (
     with_own_limits,
     within_limits,
 )
+from synergyd.scheduler.problem.guarantee import guarantee_words, with_guarantees
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import (
     disbelief,
@@ -43,7 +45,7 @@ from synergyd.scheduler.problem.priorities import (
     with_need_bonus,
     without_partial_nodes,
 )
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem, Progress
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Policy, Problem, Progress
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
@@ -54,7 +56,6 @@ from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
 
 _UNKNOWN = Progress()
-_LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
 # Share of the jobs without a place in a round from which on no further round is tried where CPUs and memory count: one Cell
 # banned at a time converges slower than the last resort, which places each job as it takes it (epoch benchmark, 1000 jobs,
 # --room scarce: objective -2158 after one round, -2236 after four).
@@ -105,24 +106,22 @@ def decide(
     held_jobs, given = snapshot.jobs, give_back(snapshot, cells, current_plans or {})
     snapshot, current_plans = given.snapshot, given.plans
     weight = weights(snapshot.jobs, settings, slurm_limits.fair_shares)
-    sorted_jobs: list[JobRequest | UntouchedJob] = []
-    usual = JobRestarts(cost=RestartCost(mean_s=settings.restart_cost_s))
     known = {} if policy.rule or policy.sizes_fixed else restarts or {}
-    for job in snapshot.jobs:
-        age = (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s)
-        sorted_jobs.append(
-            classify_job(
-                job,
-                snapshot,
-                cells.get(job.job_id, ()),
-                no_cell_reasons.get(job.job_id, ""),
-                current_plans.get(job.job_id),
-                age,
-                _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
-                (progress or {}).get(job.job_id, _UNKNOWN),
-                weight[job.job_id],
-            )
+    usual = JobRestarts(cost=RestartCost(mean_s=settings.restart_cost_s))
+    sorted_jobs = [
+        classify_job(
+            job,
+            snapshot,
+            cells.get(job.job_id, ()),
+            no_cell_reasons.get(job.job_id, ""),
+            current_plans.get(job.job_id),
+            (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s),
+            _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
+            (progress or {}).get(job.job_id, _UNKNOWN),
+            weight[job.job_id],
         )
+        for job in snapshot.jobs
+    ]
     spared = with_spares(snapshot, sorted_jobs, settings, slurm_limits)
     snapshot, sorted_jobs = spared.snapshot, list(spared.jobs)
     given, held_jobs = GivenBack(snapshot, given.plans, {**given.left, **spared.left}), spared.named(held_jobs)
@@ -131,26 +130,14 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
-    answer, tried = _explored(weigh_bad_nodes(solve(problem, policy), problem, policy), policy)
+    solved, due = solve_due(problem, policy, objective_of(settings))
+    answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared = _linked(answer, policy, settings, outside)
-    decisions = []
-    leaked, known_progress = leak_words(snapshot.cluster.nodes), progress or {}
     told = _Told(answer, policy, fairness, shared, tried)
-    for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
-        if isinstance(sorted_job, UntouchedJob):
-            left = _untouched(job.job_id, sorted_job, shared.get(job.job_id))
-            decisions.append(replace(left, why=left.why + job.barred_why))
-            continue
-        found = told.decision(job.job_id)
-        how_far = known_progress.get(job.job_id, _UNKNOWN)
-        note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
-        note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
-        note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
-        decisions.append(replace(found, why=found.why + note) if note else found)
+    decisions = _decisions(snapshot, sorted_jobs, told, due, progress or {}, settings)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
-    allowance = Allowance(
-        answer.problem, answer.allocation.choice
-    )  # one for all: each takes from what the last one left
+    # one for all: each takes from what the last one left
+    allowance = Allowance(answer.problem, answer.allocation.choice)
     as_held = around_reservations(
         as_held,
         snapshot.jobs,
@@ -165,6 +152,34 @@ def decide(
     woken = with_wakes(as_held, answer.problem, allowance, snapshot, grows=grows)
     turned = with_turns(woken, answer.problem, allowance, passed)
     return within_caps(turned, answer.problem, replace(caps, needed=caps.needed | spared.left.keys()))
+
+
+def _decisions(
+    snapshot: Snapshot,
+    sorted_jobs: Sequence[JobRequest | UntouchedJob],
+    told: _Told,
+    due: DueProblem,
+    progress: Mapping[int, Progress],
+    settings: Settings,
+) -> list[Decision]:
+    """One for each job of the snapshot, with all that `explain` says of it."""
+    decisions = []
+    leaked = leak_words(snapshot.cluster.nodes)
+    for job, sorted_job in zip(snapshot.jobs, sorted_jobs, strict=True):
+        if isinstance(sorted_job, UntouchedJob):
+            left = _untouched(job.job_id, sorted_job, told.shared.get(job.job_id))
+            decisions.append(replace(left, why=left.why + job.barred_why))
+            continue
+        index = told.by_id[job.job_id]
+        found = due.told(told.decision(job.job_id), index)
+        how_far = progress.get(job.job_id, _UNKNOWN)
+        note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
+        wants = job.directive is not None and job.directive.guaranteed
+        note += guarantee_words(wants, due.problem.jobs[index], settings.guaranteed_share)
+        note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
+        note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
+        decisions.append(replace(found, why=found.why + note) if note else found)
+    return decisions
 
 
 def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, tuple[int, int] | None]:
@@ -213,11 +228,12 @@ def _problem(
     slurm_limits: SlurmLimits,
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
-    requests = _stoppable(requests, snapshot) if settings.preemption else requests
     terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
+    requests = with_guarantees(requests, sum(node.free for node in nodes), settings.guaranteed_share)
+    requests = stoppable(requests, snapshot) if settings.preemption else requests
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None
     if settings.one_multi_node_job_per_node:
@@ -236,17 +252,16 @@ def _problem(
     return problem, fairness
 
 
-def _stoppable(jobs: tuple[JobRequest, ...], snapshot: Snapshot) -> tuple[JobRequest, ...]:
-    """The jobs; those that have run for long enough since their start to be stopped are marked `stoppable`."""
-    run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
-    runs = (
-        job.current is not None
-        and job.discount > 0
-        and job.current not in job.banned
-        and run_s.get(job.job_id, -math.inf) >= _LEAST_RUN * job.restart.cost.mean_s
-        for job in jobs
-    )
-    return tuple(replace(job, stoppable=True) if ready else job for job, ready in zip(jobs, runs, strict=True))
+def solve_due(problem: Problem, policy: Policy, terms: Objective) -> tuple[EpochAnswer, DueProblem]:
+    """`solve` with the waiting jobs that are due first. Where one of them finds no place all the same, nodes are kept for it."""
+    if policy.rule or policy.sizes_fixed:
+        return solve(problem, policy), DueProblem(problem)
+    due = due_problem(problem, terms)
+    answer = solve(due.problem, policy)
+    if unplaced := missing(due, answer.allocation):
+        due = due_problem(problem, terms, unplaced)
+        answer = solve(due.problem, policy)
+    return answer, due
 
 
 def solve(problem: Problem, policy: Policy) -> EpochAnswer:
@@ -365,7 +380,7 @@ class _Told:
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
     ) -> None:
-        self._answer, self._fairness, self._shared, self._tried = answer, fairness, shared, tried
+        self._answer, self._fairness, self.shared, self._tried = answer, fairness, shared, tried
         self._context = ExplanationContext(
             answer.problem,
             answer.allocation,
@@ -374,11 +389,11 @@ class _Told:
             rule=policy.rule,
             away=answer.away,
         )
-        self._by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
+        self.by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
 
     def decision(self, job_id: int) -> Decision:
-        index, answer = self._by_id[job_id], self._answer
-        fairness, shared = self._fairness.get(job_id), self._shared.get(job_id)
+        index, answer = self.by_id[job_id], self._answer
+        fairness, shared = self._fairness.get(job_id), self.shared.get(job_id)
         job, terms = answer.problem.jobs[index], answer.problem.terms
         choice = answer.allocation.choice[index]
         if choice is None:

@@ -10,6 +10,7 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own, limit_words
+from synergyd.scheduler.problem.guarantee import below_guarantee
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilter, Problem
 from synergyd.scheduler.problem.restart_bound import beyond_bound
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
@@ -128,7 +129,7 @@ def explain(context: ExplanationContext, index: int, action: Action) -> tuple[st
         return _stopped(context, job), others
     chosen = job.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
-    tail = f" It comes first, {job.need_why}." if _needed(job, choice, action) and not context.rule else ""
+    tail = first = f" It comes first, {job.need_why}." if _needed(job, choice, action) and not context.rule else ""
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
         tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
@@ -136,7 +137,7 @@ def explain(context: ExplanationContext, index: int, action: Action) -> tuple[st
         return _starts(job, choice) + tail, others
     if action is Action.KEEP:
         return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}{_restart(job, tail)}", others
-    why = _changes(context, job, choice)
+    why = _changes(context, job, choice) + first
     return why + _restart(job, why), others
 
 
@@ -277,6 +278,8 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
     if beyond := beyond_own(job, i) or beyond_bound(job, i):
         return beyond
+    if below := below_guarantee(job, i):
+        return below
     if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if context.sizes_fixed:

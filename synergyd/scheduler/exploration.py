@@ -99,7 +99,13 @@ def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -
 
 def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> bool:
     """Does it start on fewer GPUs than it asked for, not measured there, with GPUs for it among `idle`?"""
-    if choice is None or job.current is not None or job.need or job.asked is None or job.asked in job.banned:
+    if (
+        choice is None
+        or job.current is not None
+        or (job.need and job.overdue_s < 0)
+        or job.asked is None
+        or job.asked in job.banned
+    ):
         return False
     given, asked = job.cells[choice].shape, job.cells[job.asked]
     more = asked.shape.gpus - given.gpus

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-from synergyd.scheduler.problem.records import Allocation, Policy, Problem
+from synergyd.records import Snapshot
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation
 
 _ROUNDS = 3  # then every running job is kept as it is
+_LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
+
+
+def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobRequest, ...]:
+    """The jobs; those that have run for long enough since their start to be stopped are marked. None that would be due at once is."""
+    run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
+    found = []
+    for job in jobs:
+        ran_s = run_s.get(job.job_id, -math.inf)
+        if job.current is not None and job.overdue_s < 0 and ran_s >= _LEAST_RUN * job.restart.cost.mean_s:
+            ready = job.discount > 0 and job.current not in job.banned
+            job = replace(job, stoppable=ready, stops_when_due=True)
+        found.append(job)
+    return tuple(found)
 
 
 def without_stopping(policy: Policy, problem: Problem) -> Allocation:
@@ -35,17 +52,23 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
 def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
     """The policy's answer without stops that leave more than half of the GPUs that they free unused: several small jobs may
     have a higher value than a wide one and still leave the cluster idle."""
-    allocated = policy.allocate(problem)
+    allocated = first = policy.allocate(problem)
     for _ in range(_ROUNDS):
         wasteful = _wasteful(problem, allocated)
         if not wasteful:
-            return allocated
+            return allocated if _due_started(problem, allocated) >= _due_started(problem, first) else first
         kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.jobs))
         problem = replace(problem, jobs=tuple(kept))
         allocated = policy.allocate(problem)
-    if not _wasteful(problem, allocated):
-        return allocated
-    return policy.allocate(replace(problem, jobs=tuple(replace(a, stoppable=False) for a in problem.jobs)))
+    if _wasteful(problem, allocated):
+        allocated = policy.allocate(replace(problem, jobs=tuple(replace(a, stoppable=False) for a in problem.jobs)))
+    return allocated if _due_started(problem, allocated) >= _due_started(problem, first) else first
+
+
+def _due_started(problem: Problem, allocated: Allocation) -> int:
+    """Jobs that start since they are due: for these a stop may leave GPUs unused."""
+    pairs = zip(problem.jobs, allocated.choice, strict=True)
+    return sum(job.current is None and job.overdue_s >= 0 and choice is not None for job, choice in pairs)
 
 
 def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:

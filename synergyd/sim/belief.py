@@ -113,13 +113,15 @@ class LearntBelief:
 
     def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None:
         """The Cells of `jobs` are about to be asked for: fits what has changed, of all together."""
+        jobs = tuple(jobs)
+        self._coarse.renew({job.job_id: profile for _, job, profile in jobs}, self.prior)
         wanted = []
         for live, job, profile in jobs:
             if profile.measured:
-                coarsened = self._coarse.of(job.job_id, profile)
+                in_use = self._coarse.of(job.job_id, profile, self.prior)
                 kept = self._cells.get(job.job_id)
-                if kept is None or (kept[0].profile, kept[0].prior) != (coarsened, self.prior):
-                    task = JobPlanner(job, coarsened, self._model(live.job), self.figures, prior=self.prior)
+                if kept is None or (kept[0].profile, kept[0].prior) != in_use:
+                    task = JobPlanner(job, in_use[0], self._model(live.job), self.figures, prior=in_use[1])
                     wanted.append(task.to_fit())
         fit_ahead(one for one in wanted if one is not None)
 
@@ -127,14 +129,14 @@ class LearntBelief:
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
-        profile = self._coarse.of(job.job_id, profile)
-        key = _Asked(job.directive, job.asked, job.shape, profile, present, _kinds(cluster), self.prior)
+        profile, prior = self._coarse.of(job.job_id, profile, self.prior)
+        key = _Asked(job.directive, job.asked, job.shape, profile, present, _kinds(cluster), prior)
         kept = self._cells.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1], kept[2]
         for gpu_type in cluster.gpu_types():
             self._all(gpu_type)
-        task = JobPlanner(job, profile, self._model(live.job), self.figures, present, prior=self.prior)
+        task = JobPlanner(job, profile, self._model(live.job), self.figures, present, prior=prior)
         cells = task.cells(cluster)
         why = "" if cells else task.why_no_cell(cluster)
         if (can_run := live.job.can_run) is not None:
@@ -255,6 +257,7 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         deadline_s=job.deadline_s,
         reshard=job.reshard,
         resize=job.resize,
+        guaranteed=job.guaranteed,
     )
 
 

@@ -124,6 +124,7 @@ class TraceJob:
     can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
     nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
     resize: bool = True  # its user lets it be resized
+    guaranteed: bool = False  # its user pays for at least the goodput of the size asked for
     costs: Costs | None = None  # of its own; None: the scenario's
 
 

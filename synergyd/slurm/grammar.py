@@ -89,6 +89,7 @@ KEYS: tuple[Key, ...] = (
     Key("pp", "int", 1, 1024, example="2"),
     Key("weight", "float", 1_000, 1_000_000_000, default="1", example="1.5"),
     Key("checkpoint", "path", max_bytes=512, example="/scratch/run1/checkpoints"),
+    Key("guaranteed", "flag", default="no", example="yes"),
     Key("resize", "flag", default="yes", example="no"),
     Key("reshard", "flag", example="no"),
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),

@@ -4,10 +4,10 @@ the model's parameters, refined by the step times of its plans."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -26,6 +26,9 @@ _NOISE_STEP = math.log(4)
 _KEPT = 16  # measured plans that a profile remembers
 _MOST_WEIGHT = 8  # reports of one plan that count, beside other plans
 _GRID = 0.02
+# jobs an epoch whose models are fitted anew and Cells made anew for what was measured: 5 ms of CPU each (benchmark decision_time)
+_RENEWED = 16
+_Prior = TypeVar("_Prior")
 
 
 def update_profile(
@@ -93,20 +96,64 @@ def _coarse(m: Measurement) -> Measurement:
     return m if (step_s, samples) == (m.step_s, m.samples) else replace(m, step_s=step_s, samples=samples)
 
 
+@dataclass
+class _InUse:
+    """What a job's Cells are made of. `exact`: the profile that `coarse` was made of last; `turn`: when it was taken into use."""
+
+    exact: Profile
+    coarse: Profile
+    prior: object
+    turn: int
+
+
 class CoarseProfiles:
-    """`coarse` of each job's profile, worked out once for as long as it is the same object."""
+    """The profile, `coarse`, and the prior that each job's Cells are made of. Of the jobs that have learnt something, `_RENEWED` an
+    epoch go on with it, those first that go by the oldest."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Profile, Profile]] = {}
+        self._known: dict[int, _InUse] = {}
+        self._turn = 0
 
-    def of(self, job_id: int, profile: Profile) -> Profile:
+    def renew(self, profiles: Mapping[int, Profile], prior: object) -> None:
+        """An epoch begins with these `profiles`, by job id."""
+        self._turn += 1
+        behind = []
+        for job_id, profile in profiles.items():
+            known = self._known.get(job_id)
+            if known is not None and (profile is not known.exact or prior != known.prior):
+                fresh = coarse(profile)
+                if (fresh, prior) == (known.coarse, known.prior):
+                    known.exact = profile
+                else:
+                    behind.append((_may_wait(fresh, known.coarse), known.turn, job_id, fresh))
+        behind.sort(key=lambda entry: entry[:3])
+        for n, (may_wait, _, job_id, fresh) in enumerate(behind):
+            if n < _RENEWED or not may_wait:
+                self._known[job_id] = _InUse(profiles[job_id], fresh, prior, self._turn)
+
+    def of(self, job_id: int, profile: Profile, prior: _Prior) -> tuple[Profile, _Prior]:
+        """(profile, prior) in use; those given where there are none so far, or nobody says when an epoch begins."""
         known = self._known.get(job_id)
-        if known is None or known[0] is not profile:
-            known = self._known[job_id] = profile, coarse(profile)
-        return known[1]
+        if known is None or (not self._turn and known.exact is not profile):
+            known = self._known[job_id] = _InUse(profile, coarse(profile), prior, self._turn)
+        return known.coarse, cast("_Prior", known.prior)
 
     def forget(self, job_id: int) -> None:
         self._known.pop(job_id, None)
+
+
+def _may_wait(fresh: Profile, before: Profile) -> bool:
+    """Does it differ in how fast its plans are alone, and not in what they need or may be?"""
+    return (
+        replace(
+            fresh,
+            measured=before.measured,
+            noise_scale=before.noise_scale,
+            speed=before.speed,
+            samples=before.samples,
+        )
+        == before
+    )
 
 
 def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:

@@ -14,6 +14,7 @@ from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
+from synergyd.scheduler.problem.waiting_bound import with_due
 from synergyd.settings import Settings
 from synergyd.settings_allocation import OBJECTIVES
 
@@ -21,6 +22,9 @@ _PRIORITY_REACH = 10.0  # a Slurm priority, or fair-share factor, counts as at m
 _LEAST_SHARE = 1e-6  # Slurm's fair-share factor is 0 where an association has no shares, or no use of its parent's
 _SHORT_REACH = 3.0  # a job's own length counts as at most this factor, and at least its inverse
 _LEAST_TIME_S = 1.0
+WAIT_EPOCHS = (
+    2  # no job is due earlier: within them one that arrives is decided about, and those that leave for it have left
+)
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
 # Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
 _OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
@@ -47,13 +51,15 @@ def weights(
     Slurm's fair-share factor of its association (`fair_shares`, by job id) over the median where that is on.
 
     A directive's weight counts as MaxWeight at most. Those of a user's jobs are divided by their mean where it is above 1, so
-    that all of a user's jobs together weigh no more than jobs without weights.
+    that all of a user's jobs together weigh no more than jobs without weights. A guaranteed job counts as GuaranteedPrice jobs in it.
     """
     jobs = tuple(jobs)
     told = {job.job_id: _told_weight(job, settings.max_weight) for job in jobs}
+    price = settings.guaranteed_price if settings.guaranteed_share > 0 else 1.0
     of_user: dict[int, list[float]] = {}
     for job in jobs:
-        of_user.setdefault(job.uid, []).append(told[job.job_id])
+        counts = price if job.directive is not None and job.directive.guaranteed else 1.0
+        of_user.setdefault(job.uid, []).append(told[job.job_id] * counts)
     means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
     shares = (fair_shares or {}) if settings.fair_share_weight else {}
@@ -125,7 +131,7 @@ def with_claims(
         rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
             fairness[job.job_id] = rho
-            if not need[0] and settings.fairness_bound > 0:
+            if not need[0] and settings.fairness_bound > 0 and job.current is not None:
                 # at an equal share at most: else a job that runs above it would lose its need to another, and that one to it again
                 due = finish_time_fairness(job.age_s, job.progress, min(goodput or share, share), share) or rho
                 if due > settings.fairness_bound:
@@ -137,6 +143,9 @@ def with_claims(
             job = replace(job, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
             job = replace(job, weight=job.weight * factor, short=factor)
         requests.append(job)
+    if settings.fairness_bound > 0:
+        floor_s = WAIT_EPOCHS * settings.epoch_s
+        return with_due(requests, capacity, settings.fairness_bound, typical_s, floor_s, len(jobs)), fairness
     return tuple(requests), fairness
 
 

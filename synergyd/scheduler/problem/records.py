@@ -6,6 +6,7 @@ policies/registry.py; nothing else changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol
@@ -148,6 +149,12 @@ class JobRequest:
     need_why: str = ""
     #: it runs, and may be stopped for others; the value of that is utility.stop_value
     stoppable: bool = False
+    #: the same where it is stopped for a job that is due alone, although it has spent its RestartShare
+    stops_when_due: bool = False
+    #: its user wants at least the goodput of the size asked for, whenever it runs
+    guaranteed: bool = False
+    #: seconds for which it is due if it has no GPUs; below 0: it may wait for so long yet
+    overdue_s: float = -math.inf
     #: limits of this job alone; Cells beyond them are among `banned`
     own_limits: tuple[UsageLimit, ...] = ()
     #: nodes that it takes last

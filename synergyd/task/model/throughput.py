@@ -18,7 +18,7 @@ from itertools import islice
 
 import numpy as np
 
-from synergyd.records import Measurement, Shape
+from synergyd.records import Measurement, Plan, Shape
 from synergyd.task.model.arrays import Floats, Ints
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.most_probable import ToFit, log_slopes, most_probable
@@ -161,9 +161,15 @@ def fitted(
     return fit(measured, gpus, prior).model
 
 
+# a row of measurements counts once, whatever reports are behind it
+_Key = tuple[tuple[tuple[Plan, Shape, float], ...], tuple[GpuFigures, ...], "ThroughputPrior"]
 FitOf = tuple[tuple[Measurement, ...], tuple[GpuFigures, ...], ThroughputPrior]  # the arguments of a fit
 _KEPT = 2048  # fits, the latest asked for
-_fits: dict[FitOf, ThroughputFit] = {}
+_fits: dict[_Key, ThroughputFit] = {}
+
+
+def _key(measured: Iterable[Measurement], gpus: tuple[GpuFigures, ...], prior: ThroughputPrior) -> _Key:
+    return tuple((m.plan, m.shape, m.step_s) for m in measured), gpus, prior
 
 
 def fit(
@@ -174,7 +180,7 @@ def fit(
     Most probable values: normal priors on the logarithms, and a robust loss on log(measured / predicted), so that an odd
     measurement moves them little. Without measurements the priors. What is left open of them is Laplace's approximation there.
     """
-    key = measured, gpus, prior
+    key = _key(measured, gpus, prior)
     if (known := _fits.pop(key, None)) is not None:
         return _keep(key, known)
     points = _points(measured, gpus)
@@ -190,19 +196,19 @@ def fit(
 def fit_ahead(wanted: Iterable[FitOf]) -> None:
     """Makes each `fit` that is about to be asked for, all at once: in a third of the time that one after another takes. One that
     fails is left to its own `fit`."""
-    jobs: dict[FitOf, tuple[ToFit, list[_Configuration]]] = {}
-    for one in islice((key for key in dict.fromkeys(wanted) if key not in _fits), _KEPT // 2):
-        measured, gpus, prior = one
+    jobs: dict[_Key, tuple[ToFit, list[_Configuration]]] = {}
+    keyed = {_key(*one): one for one in wanted}
+    for key, (measured, gpus, prior) in islice(((k, one) for k, one in keyed.items() if k not in _fits), _KEPT // 2):
         with suppress(ArithmeticError, ValueError):  # what a job says may be anything
             if points := _points(measured, gpus):
-                jobs[one] = _to_fit(measured, points, prior), points
+                jobs[key] = _to_fit(measured, points, prior), points
     with suppress(np.linalg.LinAlgError):
         found = most_probable([job for job, _ in jobs.values()], _steps, NOISE)
         for (key, (job, points)), theta in zip(jobs.items(), found, strict=True):
             _keep(key, _around(theta, job, points))
 
 
-def _keep(key: FitOf, made: ThroughputFit) -> ThroughputFit:
+def _keep(key: _Key, made: ThroughputFit) -> ThroughputFit:
     _fits[key] = made
     for oldest in list(_fits)[: len(_fits) - _KEPT] if len(_fits) > _KEPT else ():  # another thread may do so too
         _fits.pop(oldest, None)

@@ -44,6 +44,16 @@ def test_gpu_seconds_add_up_while_a_job_runs() -> None:
         assert controller.attained_gpu_s == {1: 22.0, 2: 5.0}
 
 
+def test_a_job_grows_no_older_while_it_may_not_start() -> None:
+    controller = Controller(ResizeTimes(), 60.0)
+    waits = {1: job(1), 2: job(2, held=True), 3: job(3, reason="Dependency"), 4: job(4, begin_s=1e9)}
+    for one in waits:
+        controller.handle(JobObserved(one, 0.0, Observed("PENDING")), 0.0)
+    for now_s in (60.0, 120.0):
+        controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(()), tuple(waits.values())), 60.0), now_s)
+    assert controller.ages_s(130.0) == {1: 130.0, 2: 10.0, 3: 10.0, 4: 10.0}
+
+
 def test_typical_is_the_median_of_those_that_ended_once_they_are_enough() -> None:
     lengths = JobDurations()
     for gpus in (1, 2, 4):

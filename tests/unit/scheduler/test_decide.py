@@ -22,7 +22,7 @@ from synergyd.slurm.observe import held_to_asked
 from tests.unit.scheduler.builders import NOW, Cells, cell, cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
-SETTINGS = Settings(restart_cost_s=60.0, max_weight=1000.0)
+SETTINGS = Settings(restart_cost_s=60.0, max_weight=1000.0, fairness_bound=0.0)
 
 
 def run(snap: Snapshot, offers: dict[int, Cells], settings: Settings = SETTINGS, **more: object) -> dict[int, Decision]:

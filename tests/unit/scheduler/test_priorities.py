@@ -20,7 +20,7 @@ from synergyd.scheduler.problem.utility import change_value, restart_factor, sta
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
 
-PLAIN = Settings()
+PLAIN = Settings(fairness_bound=0.0)
 RESTART = JobRestarts(cost=RestartCost(mean_s=60.0))
 ROOMS = (NodeCapacity("n0", "a100", 8),)
 
@@ -131,7 +131,7 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
     within = {d.job_id: d for d in decide(site, PLAIN, offers, {}, progress=late)}
     assert sorted(d.cell.shape.gpus if d.cell else 0 for d in within.values()) == [1, 1, 2]
     assert "as far as its share of the GPUs goes" in within[9].why
-    first = {d.job_id: d for d in decide(site, Settings(deadline_share=0), offers, {}, progress=late)}
+    first = {d.job_id: d for d in decide(site, replace(PLAIN, deadline_share=0), offers, {}, progress=late)}
     assert first[9].cell is not None and first[9].cell.shape.gpus == 4
     assert first[1].action is first[2].action is Action.WAIT
     assert "deadline" in first[9].why and dict(first[9].worth)["need"] > 3 * math.log(32)
@@ -215,7 +215,7 @@ def test_finish_time_fairness_by_hand() -> None:
 
 
 def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
-    site = snapshot([node("n0", 4), node("n1", 1)], [job(1, 4), job(2, 1)])
+    site = snapshot([node("n0", 4), node("n1", 1)], [job(1, 4), job(2, 1, ("n1",), 1)])
     # the second job scales badly: it gains nothing from more than one GPU, the first gains all the way
     offers = {1: cells(1.0, 2.0, 4.0), 2: cells(1.0, 1.05, 1.1)}
     done = {2: Progress(done=10.0)}
@@ -226,7 +226,7 @@ def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
 
     assert of(PLAIN) == {1: 4, 2: 1}
     share = equal_share(offers[2], {"a100": 5}, 2)
-    bounded = decide(site, Settings(fairness_bound=1.5), offers, {}, ages_s={2: 1000.0}, progress=done)
+    bounded = decide(site, Settings(fairness_bound=1.5), offers, {}, ages_s={1: 1.0, 2: 1000.0}, progress=done)
     assert bounded[1].cell is not None and bounded[1].cell.goodput >= share
     assert bounded[1].fairness == pytest.approx(1000.0 / (10.0 / share)) and bounded[0].fairness is None
     assert "equal share" in bounded[1].why

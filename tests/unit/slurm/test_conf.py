@@ -40,6 +40,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes Placement=lwf-2\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
+        "#SYNERGY GuaranteedShare=.25 GuaranteedPrice=3\n"
         "#SYNERGY KeepUsage=90d NoticeUrl=https://h.example.org:8443/x?y=z NoticeSecretFile=/etc/k\n"
         "#SYNERGY SpareNodes=gpu:1,debug:5% QosSpareNodes=high:2\n"
         "#SYNERGY NoticeEvents=hold,ban MailProg=/usr/bin/mail\n"
@@ -85,6 +86,8 @@ def test_every_key(folder: Path) -> None:
         deadlines=False,
         deadline_share=2,
         max_weight=4,
+        guaranteed_share=0.25,
+        guaranteed_price=3.0,
         priority_weight=True,
         fair_share_weight=True,
         qos_weights={"high": 4.0, "low": 0.5},

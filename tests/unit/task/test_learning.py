@@ -8,7 +8,7 @@ import pytest
 
 from synergyd.job_report import Report
 from synergyd.records import Measurement, Plan, Profile, Shape
-from synergyd.task.learning import coarse, inherited, level, refined, update_profile
+from synergyd.task.learning import CoarseProfiles, coarse, inherited, level, refined, update_profile
 from synergyd.task.model.arrays import Floats, from_plans
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.spec import load_model
@@ -128,6 +128,24 @@ def test_small_moves_of_a_profile_change_nothing_that_is_made_of_it() -> None:
     assert coarse(profile).speed == pytest.approx(profile.speed, rel=0.011)
     assert coarse(Profile(samples=13)).samples == 8 and coarse(Profile()) == Profile()
     assert coarse(Profile(speed=0.0, memory=-1.0)) == Profile(speed=0.0, memory=-1.0)
+
+
+def test_few_jobs_an_epoch_go_on_with_what_they_have_learnt_the_oldest_first() -> None:
+    coarsened, before = CoarseProfiles(), learn(SEEN, list(seconds(SEEN)))
+    after = learn(SEEN, [1.2 * s for s in seconds(SEEN)])
+    coarsened.renew(dict.fromkeys(range(40), before), "prior")
+    assert [coarsened.of(i, before, "prior")[0] for i in range(40)] == [coarse(before)] * 40
+    renewed = []
+    for _ in range(4):
+        coarsened.renew(dict.fromkeys(range(40), after), "prior")
+        renewed.append(sum(coarsened.of(i, after, "prior")[0] == coarse(after) for i in range(40)))
+    assert renewed == [16, 32, 40, 40]
+    # what it needs, or is, counts at once
+    changed = replace(after, memory=2.0)
+    coarsened.renew(dict.fromkeys(range(40), changed), "prior")
+    assert all(coarsened.of(i, changed, "prior")[0].memory == pytest.approx(2.0, rel=0.011) for i in range(40))
+    coarsened.forget(3)
+    assert coarsened.of(3, before, "other") == (coarse(before), "other")
 
 
 def test_refining_is_quick_enough_for_an_epoch() -> None:

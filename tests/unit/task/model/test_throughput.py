@@ -111,11 +111,12 @@ def test_jobs_that_are_fitted_together_get_what_each_gets_alone(monkeypatch: pyt
     worst = (replace(odd[0], plan=Plan(1, 1, 1, 10**30, 10**30)),)  # no array holds its batch
     throughput.fit_ahead([*wanted, (odd, (GPU,) * len(odd), throughput.PRIOR), (worst, (GPU,), throughput.PRIOR)])
     ahead = dict(throughput._fits)
-    assert set(wanted) <= set(ahead) and (worst, (GPU,), throughput.PRIOR) not in ahead
+    keys = {throughput._key(*one) for one in wanted}
+    assert keys <= set(ahead) and throughput._key(worst, (GPU,), throughput.PRIOR) not in ahead
     monkeypatch.setattr(throughput, "_fits", {})
     for one in wanted:
-        alone = throughput.fit(*one)
-        assert (alone.theta == ahead[one].theta).all() and (alone.covariance == ahead[one].covariance).all()
+        alone, key = throughput.fit(*one), throughput._key(*one)
+        assert (alone.theta == ahead[key].theta).all() and (alone.covariance == ahead[key].covariance).all()
         assert throughput.fit(*one) is alone
     with pytest.raises(OverflowError):
         throughput.fit(worst, (GPU,))
@@ -129,5 +130,6 @@ def test_fits_that_nobody_asks_for_any_more_are_forgotten(monkeypatch: pytest.Mo
         throughput.fit(*one)
     first = throughput.fit(*wanted[0])  # asked for again: it stays
     throughput.fit_ahead(wanted[4:])
-    assert list(throughput._fits) == [wanted[3], wanted[0], wanted[4], wanted[5]]  # half of them at most are made ahead
+    kept = [throughput._key(*wanted[i]) for i in (3, 0, 4, 5)]
+    assert list(throughput._fits) == kept  # half of them at most are made ahead
     assert throughput.fit(*wanted[0]) is first

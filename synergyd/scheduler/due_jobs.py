@@ -1,0 +1,184 @@
+"""Waiting jobs that are due (problem/waiting_bound.py): each starts before others gain anything, or nodes are kept for it. Pure.
+
+Those due first come first. What they could have is what is free, what running jobs give by shrinking, and what those hold that may be
+stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one that does not, nodes are kept:
+nobody starts or grows there, so that they empty as those that run there end or may be stopped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from synergyd.records import Action, Decision
+from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.gpu_limits import Allowance
+from synergyd.scheduler.problem.priorities import with_need_bonus
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
+
+MOST = 64  # due jobs looked at in an epoch, the earliest first: each is a look at all nodes
+_WHY = "since it has waited for as long as FairnessBound allows"
+
+
+@dataclass(frozen=True)
+class DueProblem:
+    """The problem as it is solved, the indices of the jobs that need a start in it, and of those that nodes are kept for."""
+
+    problem: Problem
+    starting: tuple[int, ...] = ()
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def told(self, decision: Decision, index: int) -> Decision:
+        """With the nodes that are kept for it."""
+        if decision.action is not Action.WAIT or index not in self.kept:
+            return decision
+        names = self.kept[index]
+        first = ", ".join(name.partition(":")[0] for name in names[:3])
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return replace(
+            decision, why=f"{decision.why} Nobody else starts or grows on {first}{more} until it can, {_WHY}."
+        )
+
+
+def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()) -> DueProblem:
+    """`problem` with its due jobs first. `terms`: without a bonus for needs. `wait_for`: indices of those that found no place
+    although there seemed to be one; nodes are kept for them."""
+    jobs, no_place = list(problem.jobs), frozenset(wait_for)
+    due = sorted((i for i, job in enumerate(jobs) if _is_due(job)), key=lambda i: (-jobs[i].overdue_s, jobs[i].job_id))
+    if not due:
+        return DueProblem(problem)
+    free = {hard: _drained(problem, hard) for hard in (False, True)}
+    starting, kept, stops = [], {}, False
+    allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
+    for i in due[:MOST]:
+        cells = _least(jobs[i])
+        if not allowance.allows(jobs[i], None, cells[0]):
+            continue  # no GPUs that become free are for it
+        allowance.change(jobs[i], None, cells[0])
+        if i in no_place and _pick(jobs[i], cells, _free_now(problem)) is not None:
+            continue  # it fits, and yet it was not started: nodes that are kept would not change that
+        soft = None if i in no_place else _pick(jobs[i], cells, free[False])
+        hard = None if i in no_place else _pick(jobs[i], cells, free[True])
+        names, gpus = soft or hard or ((), 0)
+        if names:
+            starting.append(i)
+            stops = stops or soft is None
+        elif names := _to_keep(problem, jobs[i], cells, free[True], planned):
+            kept[i], gpus = names, max(node.free for node in problem.nodes)
+        planned.update(names)
+        for one in free.values():
+            one.take(names, gpus, jobs[i].needs)
+    for i, job in enumerate(jobs):
+        if i in starting:
+            need = job.need if job.deadline_s is not None else 0.0
+            jobs[i] = replace(job, need=need or job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
+        elif job.need and job.deadline_s is None and not job.guaranteed:
+            jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
+        if stops and job.stops_when_due:
+            jobs[i] = replace(jobs[i], stoppable=True)
+    nodes = _without(problem, {name for names in kept.values() for name in names})
+    changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))
+    return DueProblem(changed, tuple(starting), kept)
+
+
+def missing(due: DueProblem, allocated: Allocation) -> tuple[int, ...]:
+    """Of those that need a start, the ones that got none."""
+    return tuple(i for i in due.starting if allocated.choice[i] is None)
+
+
+def _is_due(job: JobRequest) -> bool:
+    return job.current is None and job.overdue_s >= 0 and len(job.banned) < len(job.cells)
+
+
+def _least(job: JobRequest) -> list[int]:
+    """Indices of the Cells with the fewest GPUs of those that it may have, the best first."""
+    allowed = [i for i in range(len(job.cells)) if i not in job.banned]
+    fewest = min(job.gpus(i) for i in allowed)
+    shapes = {
+        job.cells[i].shape: i for i in sorted(allowed, key=lambda i: job.cells[i].goodput) if job.gpus(i) == fewest
+    }
+    return sorted(shapes.values(), key=lambda i: -job.cells[i].goodput)
+
+
+def _pick(job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[tuple[str, ...], int] | None:
+    """Nodes for one of its Cells, and the GPUs on each."""
+    for index in cells:
+        shape = job.cells[index].shape
+        if (names := free.pick(shape, job.node_filter, needs=job.needs, shun=job.shun)) is not None:
+            return names, shape.gpus_per_node
+    return None
+
+
+def _drained(problem: Problem, hard: bool) -> FreeGpus:
+    """What there is without the GPUs that running jobs must keep. `hard`: also those are stopped that are only for due ones."""
+    free = FreeGpus(problem.nodes, problem.spanned)
+    for job in problem.jobs:
+        if job.current is not None and not job.stoppable and not (hard and job.stops_when_due):
+            names, gpus = _must_keep(job)
+            free.take(names, gpus, job.needs)
+    return free
+
+
+def _free_now(problem: Problem) -> FreeGpus:
+    free = FreeGpus(problem.nodes, problem.spanned)
+    for job in problem.jobs:
+        if job.current is not None:
+            free.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
+    return free
+
+
+def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
+    """(nodes, GPUs on each) of the least that a running job can shrink to on its own nodes."""
+    held = job.cells[job.current or 0].shape
+    best, nodes = held, job.nodes
+    for i, cell in enumerate(job.cells if job.discount > 0 else ()):
+        shape = cell.shape
+        inside = (
+            shape.gpu_type == held.gpu_type
+            and shape.nodes <= len(job.nodes)
+            and shape.gpus_per_node <= held.gpus_per_node
+        )
+        if inside and shape.gpus < best.gpus and i not in job.banned:
+            best, nodes = shape, job.nodes[: shape.nodes]
+    return nodes, best.gpus_per_node
+
+
+def _to_keep(
+    problem: Problem, job: JobRequest, cells: Iterable[int], free: FreeGpus, planned: Container[str]
+) -> tuple[str, ...]:
+    """Names of nodes for its first Cell that the cluster could ever hold: those on which least has to end first; () if too few are
+    left besides those `planned` for jobs that were due before it."""
+    order = {node.name: i for i, node in enumerate(problem.nodes)}
+    for index in cells:
+        shape = job.cells[index].shape
+        able = [
+            node
+            for node in problem.nodes
+            if node.name not in planned
+            and node.gpu_type == shape.gpu_type
+            and node.free >= shape.gpus_per_node
+            and node.admits(job.node_filter)
+        ]
+        able.sort(key=lambda n: (not _required(job, n), shape.gpus_per_node - free.free[n.name], order[n.name]))
+        names = tuple(node.name for node in able[: shape.nodes])
+        partitions = {node.name: node.partitions for node in able}
+        if len(names) == shape.nodes and job.node_filter.allows(names, partitions):
+            return names
+    return ()
+
+
+def _required(job: JobRequest, node: NodeCapacity) -> bool:
+    return (node.host or node.name) in job.node_filter.required
+
+
+def _without(problem: Problem, names: set[str]) -> tuple[NodeCapacity, ...]:
+    """The nodes; those of `names` hand out what jobs hold there, and nothing else."""
+    held: Counter[str] = Counter()
+    for job in problem.jobs if names else ():
+        for name in job.nodes if job.current is not None else ():
+            held[name] += job.cells[job.current or 0].shape.gpus_per_node
+    return tuple(
+        replace(node, free=min(node.free, held[node.name])) if node.name in names else node for node in problem.nodes
+    )

@@ -1,0 +1,59 @@
+"""Jobs with guaranteed=yes: at least the goodput of the size asked for, whenever they run. Pure.
+
+Such a job has no Cell with less, is due at once while it waits (due_jobs.py), and is not stopped. The admin's GuaranteedShare bounds
+what all of them ask for; those submitted first come first. Beyond it a job counts as an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from synergyd.scheduler.problem.records import JobRequest
+
+_TOLERANCE = 0.97  # of the goodput: what measured steps vary by (throughput.NOISE) is no reason for a restart
+_WHY = "guaranteed=yes keeps the goodput of the size asked for"
+
+
+def with_guarantees(jobs: Sequence[JobRequest], gpus: int, share: float) -> tuple[JobRequest, ...]:
+    """The jobs; `guaranteed` holds for those alone that are within `share` of the cluster's `gpus`."""
+    left = share * gpus
+    kept = set()
+    for job in sorted((j for j in jobs if j.guaranteed), key=lambda j: (-j.age_s, j.job_id)):
+        asked = job.gpus(job.asked)
+        if job.asked is not None and asked <= left:
+            left -= asked
+            kept.add(job.job_id)
+    return tuple(
+        _guaranteed(job) if job.job_id in kept else replace(job, guaranteed=False) if job.guaranteed else job
+        for job in jobs
+    )
+
+
+def below_guarantee(job: JobRequest, index: int) -> str:
+    """Why a job whose guarantee counts may not have cells[index]; "" where it may."""
+    if not job.guaranteed or index not in job.banned or job.asked is None or job.overdue_s < 0:
+        return ""
+    low = job.cells[index].goodput < _TOLERANCE * job.cells[job.asked].goodput
+    return "it is less than the goodput at the size asked for, which guaranteed=yes keeps" if low else ""
+
+
+def _guaranteed(job: JobRequest) -> JobRequest:
+    floor = _TOLERANCE * job.cells[job.asked or 0].goodput
+    low = frozenset(i for i, cell in enumerate(job.cells) if cell.goodput < floor)
+    banned = job.banned | low
+    if len(banned) == len(job.cells) and job.current is None:
+        return replace(job, guaranteed=False)  # it would never start
+    job = replace(job, banned=banned, overdue_s=max(job.overdue_s, job.age_s, 0.0))
+    if job.current in low:
+        return replace(job, need=floor, need_anew=floor, need_why=_WHY)
+    return job
+
+
+def guarantee_words(said: bool, job: JobRequest, share: float) -> str:
+    """A sentence on a guarantee that was asked for (`said`) and counts for nothing now; "" else."""
+    if not said or job.guaranteed:
+        return ""
+    if share <= 0:
+        return " guaranteed= counts for nothing here (GuaranteedShare=0)."
+    return f" guaranteed= does not count until other guaranteed jobs have ended (GuaranteedShare={share:g})."

@@ -1,0 +1,65 @@
+"""How long a job may be without GPUs: the setting FairnessBound. Pure.
+
+Alone on an equal share of the GPUs a job would take start + whole. Started now it takes, from its submission to its end,
+age + start + left, where `left` is at the size asked for, or on an equal share where that is slower. It is due once
+
+    age + start + left >= FairnessBound x (start + whole)        and it has been there for `floor_s`
+
+Seconds, all of them. What is not told counts as what like jobs have taken (Gittins' index), else as typical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.finish_time_fairness import equal_share
+from synergyd.scheduler.problem.records import JobRequest
+
+# Of a job of which nothing is known where few have ended: the median run time of a cluster's jobs is 13 min (Jeon et al., ATC 2019)
+_TYPICAL_S = 780.0
+
+
+def with_due(
+    jobs: Sequence[JobRequest],
+    capacity: Mapping[str, int],
+    bound: float,
+    typical_s: float | None,
+    floor_s: float,
+    present: int,
+) -> tuple[JobRequest, ...]:
+    """The jobs, each with `overdue_s`. `capacity`: GPUs by type, of which each of the `present` jobs has an equal share."""
+    shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
+    found = []
+    for job in jobs:
+        if id(job.cells) not in shares:
+            shares[id(job.cells)] = equal_share(job.cells, capacity, present)
+        allowed_s = max(floor_s, allowed_age_s(job, shares[id(job.cells)], bound, typical_s))
+        found.append(replace(job, overdue_s=job.age_s - allowed_s))
+    return tuple(found)
+
+
+def allowed_age_s(job: JobRequest, share: float, bound: float, typical_s: float | None) -> float:
+    """Seconds after its submission at which the job is due if it has no GPUs then. `share`: goodput on an equal share, sequences/s."""
+    left_s, whole_s = _lengths_s(job, share, typical_s)
+    start_s = job.restart.cost.mean_s
+    return bound * (start_s + whole_s) - (start_s + left_s)
+
+
+def _lengths_s(job: JobRequest, share: float, typical_s: float | None) -> tuple[float, float]:
+    """(what is left at the size asked for or on an equal share, whichever is slower; the whole job on an equal share)."""
+    cells, progress = CellIndex.of(job.cells), job.progress
+    at = cells.smallest if job.asked is None else job.asked
+    asked, gpus = cells[at].goodput, cells[at].shape.gpus
+    share = share if share > 0 else asked
+    slower = min(asked, share) or 1.0
+    if progress.remaining is not None and not progress.refuted and share > 0:
+        return progress.remaining / slower, ((progress.done or 0.0) + progress.remaining) / share
+    had_s = progress.attained_gpu_s / gpus
+    left_s = _TYPICAL_S if typical_s is None else typical_s
+    if progress.likely_gpu_s is not None:
+        left_s = progress.likely_gpu_s / gpus
+    # one that has had more than that is as long again as it has been
+    left_s = max(left_s, had_s) if progress.likely_gpu_s is None or progress.refuted else left_s
+    return left_s * asked / slower if asked > 0 else left_s, (had_s + left_s) * (asked / share if share > 0 else 1.0)
