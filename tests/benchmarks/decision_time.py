@@ -3,7 +3,7 @@
     python -m tests.benchmarks.decision_time [--jobs 210] [--hours 0.15] [--nodes 160] [--gpus-per-node 8] [--epochs 22] [--seed 1]
 
 The jobs are plain ones (`--trace generate:JOBS,HOURS`) that come one upon the other, so that in each epoch most of them have measured
-something new, or others of their program have: the dearest epochs that a queue of that length has (123 jobs at most by default). Prints median, 90th percentile,
+something new, or others of their program have: the dearest epochs that a queue of that length has. Prints median, 90th percentile,
 99th and worst of all that the daemon works out as well (what the cluster has in common, fits, Cells, restart costs, decision), and of
 the decision alone.
 """
