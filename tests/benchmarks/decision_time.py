@@ -1,6 +1,6 @@
 """How long one epoch's Cells and decision take while jobs that nobody knows arrive: processor milliseconds, in the simulator.
 
-    python -m tests.benchmarks.decision_time [--jobs 140] [--hours 0.15] [--nodes 160] [--gpus-per-node 8] [--epochs 22] [--seed 1]
+    python -m tests.benchmarks.decision_time [--jobs 210] [--hours 0.15] [--nodes 160] [--gpus-per-node 8] [--epochs 22] [--seed 1]
 
 The jobs are plain ones (`--trace generate:JOBS,HOURS`) that come one upon the other, so that in each epoch most of them have measured
 something new, or others of their program have: the dearest epochs that a queue of that length has. Prints median, 90th percentile,
@@ -49,7 +49,7 @@ class _Timed(SynergyDirector):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=140)
+    parser.add_argument("--jobs", type=int, default=210)
     parser.add_argument("--hours", type=float, default=0.15)
     parser.add_argument("--nodes", type=int, default=160)
     parser.add_argument("--gpus-per-node", type=int, default=8)
