@@ -97,13 +97,8 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     one_layer = shared_out / t + whole_ones
     # one stage holds both ends and shares the tied embedding; two ends hold a copy each, tied or not
     norm = np.where(model.gates == 3, h, 2 * h)
-    single = (
-        model.embedding_parameters
-        + model.head_parameters
-        + model.positions
-        + norm
-        + (model.layers + model.mtp) * shared_out
-    ) / t + (model.layers + model.mtp) * whole_ones
+    every, ends = model.layers + model.mtp, model.embedding_parameters + model.head_parameters + model.positions + norm
+    single = (ends + every * shared_out) / t + every * whole_ones
     first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
     last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
 

@@ -30,6 +30,8 @@ srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'exec torchrun --nnodes 2 
   --use-distributed-optimizer \
   --dist-ckpt-optim-fully-reshardable \
   --ckpt-format torch_dist \
+  --overlap-grad-reduce \
+  --overlap-param-gather \
   --override-opt_param-scheduler \
   --exit-signal-handler \
   --save '/scratch/ck pt' \
