@@ -165,10 +165,15 @@ _NEEDS = {"pollux": POLLUX, "morphling": MORPHLING}
 
 
 def with_part(scenario: Scenario, part: Part) -> Scenario:
-    """Jobs whose users fix what stays as they asked for it."""
+    """Jobs whose users fix what stays as they asked for it: resize=no, one global_batch=, and tp=, pp=, micro_batch=."""
     jobs = tuple(
-        replace(j, batch_fixed=j.batch_fixed or part.keeps_batch, plan_fixed=part.keeps_plan and j.plan is not None)
-        for j in scenario.jobs
+        replace(
+            job,
+            resize=part.policy == "synergy",
+            batch_fixed=job.batch_fixed or part.keeps_batch,
+            plan_fixed=part.keeps_plan and job.plan is not None,
+        )
+        for job in scenario.jobs
     )
     return replace(scenario, jobs=jobs)
 

@@ -8,11 +8,11 @@ import pytest
 
 from synergyd.errors import UsageError
 from synergyd.records import Cell, Plan, Profile, Shape
-from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.policies.registry import POLICIES, policy_named
 from synergyd.settings import Settings
 from synergyd.sim.belief import LearntBelief, OracleBelief, directive_of, submitted
 from synergyd.sim.records import Costs, JobResult, Outage, Pace, Scenario, asked_shape, cluster_of
-from synergyd.sim.simulate import policies, simulate
+from synergyd.sim.simulate import RIGID, policies, simulate
 from synergyd.sim.synergy_director import SynergyDirector
 from synergyd.sim.world import Live, World, results_in_order
 from tests.unit.sim.builders import Linear, job, scenario
@@ -180,3 +180,8 @@ def test_a_user_s_own_plan_is_in_the_directive() -> None:
     said = directive_of(mine, rigid=False)
     assert (said.tp, said.pp, said.micro_batch, said.max_micro_batch, said.global_batch) == (2, 1, 1, None, (64, 64))
     assert directive_of(replace(mine, plan_fixed=False), rigid=False).tp is None
+
+
+def test_policies_of_fixed_sizes_keep_the_batch_that_was_asked_for_too() -> None:
+    fixed = {name for name, policy in POLICIES.items() if policy().sizes_fixed}
+    assert "backfill" in fixed and fixed <= RIGID
