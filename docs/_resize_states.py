@@ -1,4 +1,4 @@
-"""The resize state machine's picture, found by trying every event in every state of synergyd/control/resize.py."""
+"""The resize state machine's picture, found by trying every event in every state of synergyd/control/resize/machine.py."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ WORDS = {
 
 def _lives(state: Any) -> Iterator[Any]:
     """Lives in `state` that differ in all that a transition looks at; only those that validate() takes."""
-    from synergyd.control.instructions import Target
-    from synergyd.control.lifecycle import JobLifecycle, ResizeTimes, validate
+    from synergyd.control.resize.instructions import Target
+    from synergyd.control.resize.lifecycle import JobLifecycle, ResizeTimes, validate
     from synergyd.records import Plan, Shape
 
     targets = (None, Target(Shape("a100", 1, 2), (), Plan(dp=2)))
@@ -70,9 +70,9 @@ def _lives(state: Any) -> Iterator[Any]:
 
 def _events(life: Any) -> Iterator[tuple[str, Any]]:
     """Every kind of event, in its variants, with its name."""
-    from synergyd.control import events as e
-    from synergyd.control import instructions as i
-    from synergyd.control.lifecycle import ResizeState, ResizeTimes
+    from synergyd.control.resize import events as e
+    from synergyd.control.resize import instructions as i
+    from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
     from synergyd.records import Shape
 
     states = ("PENDING", "RUNNING", "SUSPENDED", "GONE")
@@ -106,8 +106,8 @@ def _events(life: Any) -> Iterator[tuple[str, Any]]:
 
 def transitions() -> dict[tuple[str, str], list[str]]:
     """(from, to) -> the events that lead there, in words."""
-    from synergyd.control.lifecycle import ResizeState, ResizeTimes
-    from synergyd.control.starts import advance
+    from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
+    from synergyd.control.resize.starts import advance
 
     found: dict[tuple[str, str], list[str]] = {}
     for state in ResizeState:
@@ -122,7 +122,7 @@ def transitions() -> dict[tuple[str, str], list[str]]:
 
 def picture() -> str:
     """A mermaid diagram. GONE is reached from every state, so one arrow stands for all."""
-    from synergyd.control.lifecycle import ResizeState
+    from synergyd.control.resize.lifecycle import ResizeState
 
     lines = ["```mermaid", "stateDiagram-v2", "    direction TB", "    [*] --> QUEUED: first seen"]
     found = transitions()

@@ -78,7 +78,7 @@ def escape(text: str) -> str:
 
 
 def directive_page() -> str:
-    from synergyd.slurm.grammar import KEYS, MAX_LINE, MAX_STAMP
+    from synergyd.slurm.directives.grammar import KEYS, MAX_LINE, MAX_STAMP
 
     texts = described((key.name for key in KEYS), DESCRIPTIONS["directive"], "directive")
     rows = ((f"`{key.name}=`", texts[key.name], key.takes(), key.default or "-") for key in KEYS)

@@ -2,7 +2,7 @@
 --
 -- Loaded by the hook in job_submit.hook.lua. Runs in Lua 5.1 to 5.4 (Debian's Slurm has 5.1) under slurmctld's locks, so it
 -- does no I/O but one small read of the daemon's heartbeat file. The grammar and every text come from synergy_grammar.lua, which
--- is made from synergyd/slurm/grammar.py; synergyd/slurm/directive.py reads the same language.
+-- is made from synergyd/slurm/directives/grammar.py; synergyd/slurm/directives/directive.py reads the same language.
 --
 -- Jobs without a #SYNERGY line are never touched or refused. A job with one is refused when the line is wrong, and also
 -- when this module fails: it can't slip through unchecked.

@@ -1,4 +1,4 @@
--- Made by `python -m synergyd.slurm.grammar --lua` from synergyd/slurm/grammar.py. Do not edit.
+-- Made by `python -m synergyd.slurm.directives.grammar --lua` from synergyd/slurm/directives/grammar.py. Do not edit.
 local keys = {
   {name = "model", kind = "text", low = 0, high = 0, max_bytes = 256, default = "",
    takes = "a preset's name or a file of 1 to 256 bytes, for example model=llama2-7b"},

@@ -1,6 +1,6 @@
 """The admin's settings, each written once: its Key in slurm.conf, type, default and text.
 
-slurm.conf's `#SYNERGY Key=Value` lines fill them (synergyd/slurm/conf.py). slurm_plugins/synergy.conf and the reference
+slurm.conf's `#SYNERGY Key=Value` lines fill them (synergyd/slurm/directives/conf.py). slurm_plugins/synergy.conf and the reference
 page are printed from this table (synergyd/settings_text.py).
 """
 

@@ -14,8 +14,8 @@ from synergyd.cli.context import Context, pass_context
 from synergyd.errors import UsageError
 from synergyd.ordinary_file import read_bytes
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
-from synergyd.slurm.directive import notes, parse_script
-from synergyd.slurm.grammar import MAX_LOOK
+from synergyd.slurm.directives.directive import notes, parse_script
+from synergyd.slurm.directives.grammar import MAX_LOOK
 
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _GPUS = re.compile(r"--(?:gres=gpu|gpus-per-node=?)[:=]?(?:([A-Za-z][\w.-]*):)?([0-9]{1,4})(?:\s|,|$)")
@@ -66,7 +66,7 @@ def best_cells(context: Context, text: str, directive: Directive) -> tuple[Cell,
     """What such a job could have on this cluster if it were empty. Raises UsageError where there is nothing, SlurmError."""
     from synergyd.daemon.forecast import Forecast
     from synergyd.slurm.command_line import CommandLine
-    from synergyd.slurm.observe import cluster_of
+    from synergyd.slurm.parsed.snapshot import cluster_of
 
     settings = context.settings
     cluster = cluster_of(CommandLine().nodes(), settings.partitions)

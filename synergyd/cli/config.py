@@ -21,9 +21,9 @@ from synergyd.setting import Setting
 from synergyd.settings import GPU_TYPE, SETTINGS, Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.conf import Lint, LoadedSettings, find_slurm_conf, load_settings
-from synergyd.slurm.conf_lint import lint
-from synergyd.slurm.observe import leaks
+from synergyd.slurm.directives.conf import Lint, LoadedSettings, find_slurm_conf, load_settings
+from synergyd.slurm.directives.conf_lint import lint
+from synergyd.slurm.parsed.snapshot import leaks
 
 ANSWER_S = 5.0  # longest that a check waits for Slurm
 

@@ -18,7 +18,7 @@ from synergyd.settings import Settings
 
 if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
     from synergyd.cli.desk import Desk
-    from synergyd.slurm.conf import LoadedSettings
+    from synergyd.slurm.directives.conf import LoadedSettings
     from synergyd.store.store import Store
 
 
@@ -39,7 +39,7 @@ class Context:
     @cached_property
     def loaded(self) -> LoadedSettings:
         """Settings with their origins; raises UsageError where there is no slurm.conf."""
-        from synergyd.slurm.conf import find_slurm_conf, load_settings
+        from synergyd.slurm.directives.conf import find_slurm_conf, load_settings
 
         return load_settings(self.conf or find_slurm_conf(), self.cluster)
 
@@ -62,7 +62,7 @@ class Context:
 
     def _service(self) -> Path | tuple[str, int] | None:
         """Where the REST service is; None where there is none, and for root where the database is."""
-        from synergyd.slurm.conf import controller_address
+        from synergyd.slurm.directives.conf import controller_address
 
         settings = self.settings
         at_database = bool(settings.database) or (settings.state_dir / "synergy.db").exists()

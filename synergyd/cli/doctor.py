@@ -17,7 +17,7 @@ from synergyd import __version__
 from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, show, slurm_version
 from synergyd.cli.context import Context
 from synergyd.errors import SynergyError
-from synergyd.slurm.conf import controller_address
+from synergyd.slurm.directives.conf import controller_address
 
 CONNECT_S = 5.0
 TORCH_S = 120.0  # the first import from a shared folder is slow

@@ -10,7 +10,7 @@ from synergyd.cli.context import Context, pass_context
 from synergyd.cli.job_names import JOB_NAME
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.directive import parse_script
+from synergyd.slurm.directives.directive import parse_script
 
 
 @click.command()

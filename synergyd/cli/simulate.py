@@ -29,7 +29,7 @@ from synergyd.sim.records import Costs, Scenario, SimulatedRun, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
 from synergyd.sim.traces.kinds import KINDS, Loaded, cluster_of_trace, gpu_type_of, read_trace
 from synergyd.sim.traces.queue import Replay, replay
-from synergyd.slurm.conf import with_values
+from synergyd.slurm.directives.conf import with_values
 
 if TYPE_CHECKING:
     from synergyd.store.records import Recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import groupby
 
-from synergyd.control.instructions import Target
+from synergyd.control.resize.instructions import Target
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Profile, Shape
 from synergyd.sim.traces.queue import UNREADABLE, USED_AGAIN, RecordedJob

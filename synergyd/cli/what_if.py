@@ -24,7 +24,7 @@ from synergyd.sim.metrics import RunMetrics, metrics_of
 from synergyd.sim.records import Costs, Scenario, cluster_of
 from synergyd.sim.simulate import checked, policies, simulate
 from synergyd.sim.traces.queue import replay
-from synergyd.slurm.conf import with_values
+from synergyd.slurm.directives.conf import with_values
 from synergyd.views.what_if import WhatIfFigures
 from synergyd.wire.codec import encode
 

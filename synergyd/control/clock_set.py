@@ -11,10 +11,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from synergyd.control.hangs import SHUN_S
-from synergyd.control.launch_failure import AVOID_S, LIFTS
-from synergyd.control.lifecycle import JobLifecycle, ResizeState, ResizeTimes
-from synergyd.control.resize_steps import longest_retry_s
+from synergyd.control.resize.hangs import SHUN_S
+from synergyd.control.resize.launch_failure import AVOID_S, LIFTS
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, ResizeTimes
+from synergyd.control.resize.steps import longest_retry_s
 from synergyd.control.tracked import Output, Remember, Tracked
 
 TIMES = ("submit_s", "since_s", "sent_s", "asked_s", "retry_after_s", "ended_s")  # of a lifecycle; 0: there was none

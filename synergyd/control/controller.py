@@ -17,10 +17,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from synergyd.control.believed import believed
 from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import as_decided_about
-from synergyd.control.events import (
+from synergyd.control.failed_plans import FailedPlans, follow_up
+from synergyd.control.in_place import begins_unheard, restarted, tell_crash
+from synergyd.control.in_transit import arrived, stays, under_way
+from synergyd.control.job_restarts import Restarts
+from synergyd.control.known.believed import believed
+from synergyd.control.known.job_durations import JobDurations
+from synergyd.control.known.progress import progress_of, with_likely
+from synergyd.control.learnt import learn
+from synergyd.control.power_up import PowerUps, wakes
+from synergyd.control.resize.events import (
     Acknowledged,
     Answered,
     BatchReviewed,
@@ -48,28 +56,13 @@ from synergyd.control.events import (
     Unwanted,
     Wanted,
 )
-from synergyd.control.failed_plans import FailedPlans, follow_up
-from synergyd.control.gpus_free import gpus_free
-from synergyd.control.in_place import begins_unheard, restarted, tell_crash
-from synergyd.control.in_transit import arrived, stays, under_way
-from synergyd.control.instructions import AskCheckpoint, Park, Wake
-from synergyd.control.job_durations import JobDurations
-from synergyd.control.job_restarts import Restarts
-from synergyd.control.learnt import learn
-from synergyd.control.lifecycle import (
-    IN_TRANSIT,
-    LEAVING,
-    STARTING,
-    JobLifecycle,
-    ResizeState,
-    ResizeTimes,
-)
-from synergyd.control.power_up import PowerUps, wakes
-from synergyd.control.progress import progress_of, with_likely
-from synergyd.control.restart_account import followed
+from synergyd.control.resize.gpus_free import gpus_free
+from synergyd.control.resize.instructions import AskCheckpoint, Park, Wake
+from synergyd.control.resize.lifecycle import IN_TRANSIT, LEAVING, STARTING, JobLifecycle, ResizeState, ResizeTimes
+from synergyd.control.resize.restart_account import followed
+from synergyd.control.resize.start_time import put_off_until_s
+from synergyd.control.resize.starts import advance
 from synergyd.control.reviews import review_batch, review_health, review_time
-from synergyd.control.start_time import put_off_until_s
-from synergyd.control.starts import advance
 from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
 from synergyd.control.waiting import keep_waiting, kept_back
 from synergyd.control.wanting import wanted

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.lifecycle import JobLifecycle
-from synergyd.control.node_paces import SLOW
-from synergyd.control.start_refusal import waits_its_turn
+from synergyd.control.known.node_paces import SLOW
+from synergyd.control.resize.lifecycle import JobLifecycle
+from synergyd.control.resize.start_refusal import waits_its_turn
 from synergyd.control.tracked import Tracked
 from synergyd.control.watch import idle_of
 from synergyd.job_report import MAX_RETURNS

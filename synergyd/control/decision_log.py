@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from synergyd.control.lifecycle import JobLifecycle
+from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.job_report import Report
 from synergyd.records import Decision, Job, JobState, Plan, Snapshot
 from synergyd.words import span_words

@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.events import PlanFailed, Reported
 from synergyd.control.in_place import run_of
-from synergyd.control.instructions import Target
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.events import PlanFailed, Reported
+from synergyd.control.resize.instructions import Target
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
 from synergyd.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape

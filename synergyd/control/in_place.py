@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.events import RestartedInPlace
+from synergyd.control.resize.events import RestartedInPlace
 from synergyd.control.tracked import Learnt, Remember, Tracked
 from synergyd.job_report import Report
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from synergyd.control.lifecycle import IN_TRANSIT, JobLifecycle
+from synergyd.control.resize.lifecycle import IN_TRANSIT, JobLifecycle
 from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Plan, Snapshot
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.lifecycle import ResizeTimes
-from synergyd.control.restart_account import bytes_per_writer, measured, words
+from synergyd.control.resize.lifecycle import ResizeTimes
+from synergyd.control.resize.restart_account import bytes_per_writer, measured, words
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import Report
 from synergyd.records import Job, Profile

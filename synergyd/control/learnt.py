@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synergyd.control.events import Reported
+from synergyd.control.resize.events import Reported
 from synergyd.control.tracked import Tracked
 from synergyd.records import Profile
 from synergyd.task.learning import update_profile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from synergyd.control.lifecycle import IN_TRANSIT, LEAVING, JobLifecycle, ResizeState
-from synergyd.control.moves import Moves
+from synergyd.control.resize.lifecycle import IN_TRANSIT, LEAVING, JobLifecycle, ResizeState
+from synergyd.control.resize.moves import Moves
 from synergyd.control.tracked import Tracked
 from synergyd.records import Job, JobState
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from synergyd.control.controller import Controller
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Remember
 from synergyd.notice import Notice
 from synergyd.records import Cell, Job

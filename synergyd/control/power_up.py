@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import Wake
+from synergyd.control.resize.events import CarriedOut, Refused
+from synergyd.control.resize.instructions import Wake
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.records import Cluster, Decision, Node
 

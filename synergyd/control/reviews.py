@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from synergyd.control.events import BatchReviewed, Wanted
-from synergyd.control.health import warnings
-from synergyd.control.instructions import AskCheckpoint, Target
-from synergyd.control.lifecycle import ResizeState
-from synergyd.control.rebatch import better_batch
+from synergyd.control.known.health import warnings
+from synergyd.control.known.rebatch import better_batch
+from synergyd.control.resize.events import BatchReviewed, Wanted
+from synergyd.control.resize.instructions import AskCheckpoint, Target
+from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.control.resize.walltime import due_s
 from synergyd.control.tracked import Output, Remember, TellBatch, Tracked
-from synergyd.control.walltime import due_s
 
 #: twice Slurm's default SlurmdTimeout of 300 s, after which it would have found the node down
 SHORT_S = 600.0

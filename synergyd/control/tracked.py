@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.credibility import LengthClaim, follow
-from synergyd.control.events import Tick
-from synergyd.control.instructions import Instruction, Target
-from synergyd.control.launch_failure import after_loss
-from synergyd.control.lifecycle import (
+from synergyd.control.known.credibility import LengthClaim, follow
+from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergyd.control.resize.events import Tick
+from synergyd.control.resize.instructions import Instruction, Target
+from synergyd.control.resize.launch_failure import after_loss
+from synergyd.control.resize.lifecycle import (
     IN_TRANSIT,
     STARTING,
     JobLifecycle,
     ResizeState,
     validate,
 )
-from synergyd.control.node_health import DrainNode, RememberNodes
-from synergyd.control.start_refusal import has_room, still_refused
-from synergyd.control.start_time import after_writing
+from synergyd.control.resize.start_refusal import has_room, still_refused
+from synergyd.control.resize.start_time import after_writing
 from synergyd.job_report import Report
 from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
 

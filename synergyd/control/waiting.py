@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from synergyd.control.instructions import Park
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.instructions import Park
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Output, ParkAgain, Tracked
 from synergyd.records import Job, JobState
 

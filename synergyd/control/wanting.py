@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from synergyd.control.events import Wanted
 from synergyd.control.in_place import can_restart
-from synergyd.control.instructions import Target
+from synergyd.control.resize.events import Wanted
+from synergyd.control.resize.instructions import Target
 from synergyd.control.tracked import Tracked
 from synergyd.records import Action, Cluster, Decision, Job, JobState
 from synergyd.scheduler.spares import lent_words

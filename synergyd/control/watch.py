@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.events import Hung, Wanted
-from synergyd.control.hangs import MAX_HANGS, Hangs, after_report, hung_s, stalled_together
-from synergyd.control.instructions import Target
-from synergyd.control.lifecycle import ResizeState, ResizeTimes
-from synergyd.control.node_health import HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
-from synergyd.control.node_paces import NodePaces
+from synergyd.control.known.node_health import HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
+from synergyd.control.known.node_paces import NodePaces
+from synergyd.control.resize.events import Hung, Wanted
+from synergyd.control.resize.hangs import MAX_HANGS, Hangs, after_report, hung_s, stalled_together
+from synergyd.control.resize.instructions import Target
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import Report
 from synergyd.records import Cell, Job, JobState, Node

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from synergyd.records import Cluster, JobState, Shape
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits
 from synergyd.scheduler.problem.records import GPUS, Rate, UsageLimit
-from synergyd.slurm.associations import (
+from synergyd.slurm.client import SlurmError, SlurmWriter
+from synergyd.slurm.parsed.associations import (
     AccountingRules,
     Association,
     Associations,
@@ -23,9 +24,8 @@ from synergyd.slurm.associations import (
     Usage,
     parse,
 )
-from synergyd.slurm.client import SlurmError, SlurmWriter
-from synergyd.slurm.observe import Known, shape_of, state_of
-from synergyd.slurm.rows import JobRow, PartitionRow
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow
+from synergyd.slurm.parsed.snapshot import Known, shape_of, state_of
 
 log = logging.getLogger("synergyd")
 RULES_S = 600.0  # between two looks at what changes seldom: three or four calls

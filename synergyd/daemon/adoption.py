@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from synergyd.control.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.errors import SynergyError, UsageError
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError

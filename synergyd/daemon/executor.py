@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synergyd.control.events import Answered, Refused
-from synergyd.control.instructions import Park, Restart, Split, Update
-from synergyd.control.lifecycle import ResizeState
-from synergyd.control.node_health import DrainNode, RememberNodes
+from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.notices import notice_of
+from synergyd.control.resize.events import Answered, Refused
+from synergyd.control.resize.instructions import Park, Restart, Split, Update
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Job
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError
-from synergyd.slurm.job_forms import Forms
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.parsed.job_forms import Forms
+from synergyd.slurm.parsed.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.records import StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.wire.codec import encode

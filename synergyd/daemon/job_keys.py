@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from synergyd.slurm.owner_file import write_for
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.parsed.rows import JobRow
 from synergyd.wire import job_key
 from synergyd.wire.job_key import SecretFile
 from synergyd.wire.plan_file import plan_path

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from synergyd.control.lifecycle import IN_TRANSIT, ResizeState
+from synergyd.control.resize.lifecycle import IN_TRANSIT, ResizeState
 from synergyd.control.tracked import Entry, Tracked
 from synergyd.daemon.loop import Daemon
 from synergyd.records import Action, Decision, Job, JobState

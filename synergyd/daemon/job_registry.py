@@ -10,12 +10,12 @@ from dataclasses import replace
 from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
-from synergyd.slurm.directive import parse_script, read_stamp
-from synergyd.slurm.het_jobs import beyond_resizing, is_resized, parts_of
-from synergyd.slurm.job_forms import is_rest, name_of, throttle_of
-from synergyd.slurm.needs import beyond_placing
-from synergyd.slurm.observe import Known, shape_of
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.directives.directive import parse_script, read_stamp
+from synergyd.slurm.parsed.het_jobs import beyond_resizing, is_resized, parts_of
+from synergyd.slurm.parsed.job_forms import is_rest, name_of, throttle_of
+from synergyd.slurm.parsed.needs import beyond_placing
+from synergyd.slurm.parsed.rows import JobRow
+from synergyd.slurm.parsed.snapshot import Known, shape_of
 from synergyd.wire import admin_comment
 
 log = logging.getLogger("synergyd.registry")

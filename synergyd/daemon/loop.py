@@ -13,7 +13,10 @@ from dataclasses import replace
 
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, present
-from synergyd.control.events import (
+from synergyd.control.move_limits import caps_beside
+from synergyd.control.notices import late_deadlines
+from synergyd.control.queue_history import QueueHistory
+from synergyd.control.resize.events import (
     BatchReviewed,
     ClockSet,
     ControlEvent,
@@ -25,10 +28,7 @@ from synergyd.control.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
-from synergyd.control.move_limits import caps_beside
-from synergyd.control.notices import late_deadlines
-from synergyd.control.queue_history import QueueHistory
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Remember
 from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
@@ -39,7 +39,7 @@ from synergyd.daemon.forecast import CellsOrWhy, Forecast
 from synergyd.daemon.heartbeat import Heartbeat, grace_of
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
-from synergyd.daemon.link_members import members_of
+from synergyd.daemon.links.members import members_of
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
@@ -48,7 +48,7 @@ from synergyd.records import Action, Decision, Job, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.rows import JobRow
+from synergyd.slurm.parsed.rows import JobRow
 from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from synergyd.daemon.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.job_metrics import JobMetrics
-from synergyd.daemon.link_arbiter import ArbiterCounts
+from synergyd.daemon.links.arbiter import ArbiterCounts
 from synergyd.daemon.loop import Daemon
-from synergyd.daemon.refusals import Refusals
+from synergyd.daemon.ports.bounded_server import BoundedServer, ServerBounds
+from synergyd.daemon.ports.refusals import Refusals
 from synergyd.errors import UsageError
 from synergyd.store.records import EpochRecord
 

@@ -8,27 +8,30 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import JobObserved, Observed, QueueRead, Reported
-from synergyd.control.instructions import Update
+from synergyd.control.known.time_view import Reservation, in_time
 from synergyd.control.move_limits import settled
-from synergyd.control.time_view import Reservation, in_time
-from synergyd.control.walltime import Walltime
+from synergyd.control.resize.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.resize.instructions import Update
+from synergyd.control.resize.walltime import Walltime
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
-from synergyd.daemon.report_inbox import ReceivedReport
+from synergyd.daemon.ports.report_inbox import ReceivedReport
 from synergyd.daemon.user_groups import UserGroups
 from synergyd.job_report import Report
 from synergyd.records import Cluster, Job, JobState, Profile, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
-from synergyd.slurm.het_jobs import apart, with_leader
-from synergyd.slurm.hidden_nodes import HiddenNodes
-from synergyd.slurm.job_forms import Forms, forms_of
-from synergyd.slurm.needs import beyond_placing
-from synergyd.slurm.node_states import UNHEARD
-from synergyd.slurm.observe import (
+from synergyd.slurm.parsed.het_jobs import apart, with_leader
+from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
+from synergyd.slurm.parsed.job_forms import Forms, forms_of
+from synergyd.slurm.parsed.needs import beyond_placing
+from synergyd.slurm.parsed.node_states import UNHEARD
+from synergyd.slurm.parsed.partition_cpus import capped, cpu_caps
+from synergyd.slurm.parsed.reservations import read_reservations
+from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
+from synergyd.slurm.parsed.snapshot import (
     cluster_of,
     crowded,
     held_to_asked,
@@ -42,10 +45,7 @@ from synergyd.slurm.observe import (
     state_of,
     with_leaks,
 )
-from synergyd.slurm.partition_cpus import capped, cpu_caps
-from synergyd.slurm.reservations import read_reservations
-from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
-from synergyd.slurm.switches import Leaves
+from synergyd.slurm.parsed.switches import Leaves
 from synergyd.steering import Steering, as_steered
 
 log = logging.getLogger("synergyd")

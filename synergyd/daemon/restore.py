@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from synergyd.control.controller import Controller
-from synergyd.control.lifecycle import JobLifecycle, validate
-from synergyd.control.node_health import NodeRecord
+from synergyd.control.known.node_health import NodeRecord
+from synergyd.control.resize.lifecycle import JobLifecycle, validate
 from synergyd.errors import SynergyError
 from synergyd.store.records import Remembered
 from synergyd.wire.codec import Checks, decode

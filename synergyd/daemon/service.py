@@ -16,11 +16,11 @@ from types import FrameType
 
 from synergyd.daemon import heartbeat
 from synergyd.daemon.lease_keeper import LeaseKeeper
-from synergyd.daemon.link_process import LinkProcess
+from synergyd.daemon.links.process import LinkProcess
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
-from synergyd.daemon.notice_sender import start_notices
-from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.notices.sender import start_notices
+from synergyd.daemon.ports.report_inbox import ReportInbox
 from synergyd.daemon.state_dir_witness import StateDirWitness
 from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from synergyd.daemon.link_process import LinkProcess
+from synergyd.daemon.links.process import LinkProcess
 from synergyd.daemon.phases import Phases
-from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.ports.report_inbox import ReportInbox
 from synergyd.daemon.usage_keeper import UsageKeeper
 from synergyd.slurm.client import SlurmReader, SlurmWriter
 from synergyd.store.buffer import BufferedStore

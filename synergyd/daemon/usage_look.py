@@ -11,8 +11,8 @@ from synergyd.control.tracked import Tracked
 from synergyd.control.usage_ledger import Holding
 from synergyd.daemon.forecast import CellsOrWhy
 from synergyd.records import Action, Cell, Decision, Job, JobState
-from synergyd.slurm.observe import is_in, state_of
-from synergyd.slurm.rows import JobRow, gpu_items
+from synergyd.slurm.parsed.rows import JobRow, gpu_items
+from synergyd.slurm.parsed.snapshot import is_in, state_of
 
 
 def holdings(

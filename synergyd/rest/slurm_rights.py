@@ -12,6 +12,7 @@ from pathlib import Path
 
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.rest.caller import SlurmRights
+from synergyd.slurm.parsed.config_values import config_values
 
 log = logging.getLogger("synergyrestd")
 FRESH_S = 60.0  # an admin's change of rights holds here after so long
@@ -29,12 +30,6 @@ def run_text(command: Sequence[str]) -> str:
     if done.returncode:
         raise UnavailableError(command[0], one_line(done.stderr.strip(), 200), "is Slurm up?")
     return done.stdout
-
-
-def config_values(text: str) -> dict[str, str]:
-    """`scontrol show config` as a dict."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def parse_rights(config: dict[str, str], users: str) -> SlurmRights:

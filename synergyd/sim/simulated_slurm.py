@@ -6,9 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import CarriedOut, CheckpointTaken, ControlEvent, JobObserved, Observed, Ticked, Unblocked
-from synergyd.control.instructions import AskCheckpoint, Instruction, Release, Requeue, Target
-from synergyd.control.lifecycle import (
+from synergyd.control.resize.events import (
+    CarriedOut,
+    CheckpointTaken,
+    ControlEvent,
+    JobObserved,
+    Observed,
+    Ticked,
+    Unblocked,
+)
+from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Release, Requeue, Target
+from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
     settles_s,

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import (
+from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergyd.control.known.progress import with_likely
+from synergyd.control.move_limits import caps_beside, settled
+from synergyd.control.resize.events import (
     Answered,
     BatchReviewed,
     ControlEvent,
@@ -30,11 +33,8 @@ from synergyd.control.events import (
     Reported,
     SnapshotTaken,
 )
-from synergyd.control.instructions import AskCheckpoint
-from synergyd.control.lifecycle import times_of
-from synergyd.control.move_limits import caps_beside, settled
-from synergyd.control.node_health import DrainNode, RememberNodes
-from synergyd.control.progress import with_likely
+from synergyd.control.resize.instructions import AskCheckpoint
+from synergyd.control.resize.lifecycle import times_of
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Snapshot

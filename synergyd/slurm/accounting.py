@@ -7,7 +7,8 @@ import pwd
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synergyd.slurm.associations import (
+from synergyd.slurm.client import SlurmError
+from synergyd.slurm.parsed.associations import (
     QOS_FIELDS,
     AccountingRules,
     QosRules,
@@ -17,7 +18,6 @@ from synergyd.slurm.associations import (
     qos_rules,
     takes_tokens,
 )
-from synergyd.slurm.client import SlurmError
 
 log = logging.getLogger("synergyd")
 # SLURM_JWT is the daemon's own right; of the rest the command needs nothing

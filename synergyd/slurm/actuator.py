@@ -10,8 +10,8 @@ from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
 
-from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import (
+from synergyd.control.resize.events import CarriedOut, Refused
+from synergyd.control.resize.instructions import (
     AskCheckpoint,
     Instruction,
     LiftHold,
@@ -24,15 +24,15 @@ from synergyd.control.instructions import (
     Update,
     Wake,
 )
-from synergyd.control.walltime import TimeGrant
+from synergyd.control.resize.walltime import TimeGrant
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
-from synergyd.slurm.directive import directive_words
-from synergyd.slurm.job_forms import is_rest, name_of, whole_of
-from synergyd.slurm.observe import Known, launch_failed, not_resizable, state_of
+from synergyd.slurm.directives.directive import directive_words
 from synergyd.slurm.owner_file import write_for
-from synergyd.slurm.rows import JobRow, gpu_items, gpus_of, gres_items
+from synergyd.slurm.parsed.job_forms import is_rest, name_of, whole_of
+from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
+from synergyd.slurm.parsed.snapshot import Known, launch_failed, not_resizable, state_of
 from synergyd.wire import admin_comment, plan_file
 
 log = logging.getLogger("synergyd")

@@ -10,8 +10,8 @@ from typing import TypeVar
 from synergyd.errors import UsageError
 from synergyd.slurm.client import SlurmError, SlurmReader
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.parsed.rows import JobRow, NodeRow
 from synergyd.slurm.pyslurm_process import PyslurmProcess
-from synergyd.slurm.rows import JobRow, NodeRow
 
 PREFERENCES = ("auto", "pyslurm", "command line")
 log = logging.getLogger("synergyd")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from synergyd.errors import UnavailableError, UsageError
-from synergyd.slurm.associations import AccountingRules
-from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
+from synergyd.slurm.parsed.associations import AccountingRules
+from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
 
 
 class SlurmError(UnavailableError):

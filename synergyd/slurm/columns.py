@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from synergyd.errors import UsageError
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.node_states import heard
-from synergyd.slurm.rows import (
+from synergyd.slurm.parsed.node_states import heard
+from synergyd.slurm.parsed.rows import (
     NAME_BYTES,
     REASON_BYTES,
     JobRow,

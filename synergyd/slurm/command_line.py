@@ -11,8 +11,6 @@ from typing import Any
 
 from synergyd.slurm.accounting import owners_token, read_rules
 from synergyd.slurm.admin_comments import NO_JOB, AdminComments
-from synergyd.slurm.array_rows import MERGES_TASKS, TASK_FIELDS, apart, may_hide
-from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import (
     JOB_OPTIONS,
@@ -29,14 +27,16 @@ from synergyd.slurm.columns import (
     value,
 )
 from synergyd.slurm.commands import Commands
-from synergyd.slurm.config_values import config_values
-from synergyd.slurm.node_states import UNHEARD
 from synergyd.slurm.owners import TIMEOUT_S, Owners
 from synergyd.slurm.pace import pace_of
-from synergyd.slurm.partitions import partition_rows
+from synergyd.slurm.parsed.array_rows import MERGES_TASKS, TASK_FIELDS, apart, may_hide
+from synergyd.slurm.parsed.associations import AccountingRules
+from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.node_states import UNHEARD
+from synergyd.slurm.parsed.partitions import partition_rows
+from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
-from synergyd.slurm.rows import JobRow, NodeRow, PartitionRow
 from synergyd.usage import PastRun
 
 SIGNAL_TIMEOUT_S = (

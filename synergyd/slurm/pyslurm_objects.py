@@ -11,8 +11,8 @@ from typing import Any
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import node_names
-from synergyd.slurm.node_states import heard
-from synergyd.slurm.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
+from synergyd.slurm.parsed.node_states import heard
+from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
 
 
 def counts_gpus(config: Any) -> bool:

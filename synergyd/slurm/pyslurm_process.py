@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from synergyd.errors import one_line
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.parsed.rows import JobRow, NodeRow
 from synergyd.slurm.pyslurm_reader import PyslurmReader
-from synergyd.slurm.rows import JobRow, NodeRow
 
 _LENGTH = struct.Struct("<Q")
 CALLS = ("version", "made_for", "jobs", "nodes")

@@ -15,8 +15,8 @@ from synergyd.slurm import pyslurm_objects
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import count, node_names, nodes_and_cpus, tres_counts
 from synergyd.slurm.commands import TRANSIENT
-from synergyd.slurm.node_states import heard
-from synergyd.slurm.rows import (
+from synergyd.slurm.parsed.node_states import heard
+from synergyd.slurm.parsed.rows import (
     NAME_BYTES,
     REASON_BYTES,
     JobRow,

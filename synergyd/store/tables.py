@@ -190,7 +190,7 @@ class StandbyRow(Base):
 
 
 class NodeRow(Base):
-    """What is remembered of a node where jobs have fared badly (synergyd.control.node_health.NodeRecord)."""
+    """What is remembered of a node where jobs have fared badly (synergyd.control.known.node_health.NodeRecord)."""
 
     __tablename__ = "nodes"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from synergyd.control.health import warnings
+from synergyd.control.known.health import warnings
 from synergyd.errors import UsageError
 from synergyd.links.sharing import lines as lines_of
 from synergyd.records import Cell, Decision

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from synergyd.control.decision_log import JobStatus
-from synergyd.control.node_health import NodeRecord
+from synergyd.control.known.node_health import NodeRecord
 from synergyd.errors import UsageError
 from synergyd.store.store import Store
 from synergyd.views.json_records import BadNode, StatusJson

@@ -4,7 +4,7 @@ plan, where to report.
     synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 nodes=n7 plan=tp:4,pp:1,... report=ctl:7321 by=64030
 
 So a daemon with an empty database still knows each job's own size, and a launcher needs no shared folder. What the directive's
-keys mean is said in synergyd/slurm/grammar.py.
+keys mean is said in synergyd/slurm/directives/grammar.py.
 """
 
 from __future__ import annotations

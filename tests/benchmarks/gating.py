@@ -27,8 +27,8 @@ from typing import Any
 
 from synergy_launch.links.link_gate import LinkGate
 
-from synergyd.daemon.link_arbiter import Member
-from synergyd.daemon.link_process import LinkProcess
+from synergyd.daemon.links.arbiter import Member
+from synergyd.daemon.links.process import LinkProcess
 from synergyd.wire.link_protocol import Hello
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call

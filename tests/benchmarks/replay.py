@@ -27,7 +27,7 @@ from synergyd.settings import Settings
 from synergyd.sim.records import Costs, JobResult, Scenario, TraceJob, asked_shape, cluster_of
 from synergyd.sim.simulate import simulate
 from synergyd.sim.traces import pollux
-from synergyd.slurm.conf import with_values
+from synergyd.slurm.directives.conf import with_values
 from synergyd.task.model.hardware import GpuFigures, figures
 from tests.throwaway.replay_site import PLAIN, RATES, Outcome, Replayed, replay
 from tests.throwaway.replay_truth import compressed, scaled

@@ -25,7 +25,7 @@ from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.daemon import adoption
 from synergyd.daemon.loop import Daemon
-from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.ports.report_inbox import ReportInbox
 from synergyd.daemon.tools import Tools
 from synergyd.job_report import Report
 from synergyd.records import Plan

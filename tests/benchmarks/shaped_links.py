@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from synergyd.cli.measure_pairs import measured_pairs
-from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
+from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import terms_named
 from synergyd.links.model import TEN_GBE, Link, Topology, link_named
 from synergyd.wire import munge

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from synergyd.slurm.associations import parse
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.parsed.associations import parse
 from synergyd.store.store import open_store
 from tests.integration.daemon_site import status, until_beat, until_epochs, until_steps
 from tests.throwaway import accounting, light_job

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.parsed.rows import NAME_BYTES, JobRow, NodeRow, gpus_of, shown
 from synergyd.slurm.pyslurm_reader import DIFFERENCES
-from synergyd.slurm.rows import NAME_BYTES, JobRow, NodeRow, gpus_of, shown
 from tests.paths import ROOT, python_path
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
 from tests.throwaway.slurm_output import gres, queue

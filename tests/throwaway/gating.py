@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synergyd.daemon.link_arbiter import LinkArbiter, Member, listen
+from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import ArbiterTerms
 from synergyd.links.disciplines import discipline_named
 from synergyd.wire import munge

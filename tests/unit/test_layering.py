@@ -24,6 +24,9 @@ PLACEMENT = f"{PROBLEM} synergyd.scheduler.placement"
 SOLVER = f"{PLACEMENT} synergyd.scheduler.solver"
 POLICIES = f"{SOLVER} synergyd.scheduler.policies"
 ALLOCATION = f"{POLICIES} synergyd.scheduler"
+CONTROL = "synergyd.control.resize synergyd.control.known synergyd.control"
+SLURM = "synergyd.slurm.parsed synergyd.slurm.directives synergyd.slurm"
+PORTS = "synergyd.daemon.ports synergyd.daemon.notices synergyd.daemon.links"
 # A folder (or one of synergyd's own files), and the rows above it that it may import.
 ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd", ""),
@@ -62,7 +65,9 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.scheduler.solver", f"{BASE} {PLACEMENT}"),
     ("synergyd.scheduler.policies", f"{BASE} {SOLVER}"),
     ("synergyd.scheduler", f"{BASE} synergyd.links {POLICIES}"),
-    ("synergyd.control", f"{BASE} synergyd.links {MODELS} {ALLOCATION}"),
+    ("synergyd.control.resize", BASE),
+    ("synergyd.control.known", f"{BASE} {MODELS} {PROBLEM} synergyd.control.resize"),
+    ("synergyd.control", f"{BASE} synergyd.links {MODELS} {ALLOCATION} synergyd.control.resize synergyd.control.known"),
     # what runs inside jobs: of synergyd only what needs the standard library alone
     ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.job_report synergyd.rates"),
     ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch"),
@@ -95,22 +100,30 @@ ROWS: tuple[tuple[str, str], ...] = (
         f"{BASE} synergy_launch synergy_launch.batch synergy_launch.agent synergy_launch.pytorch synergy_launch.megatron_core",
     ),
     # Slurm, databases, simulated time: they don't know one another
-    ("synergyd.slurm", f"{BASE} synergyd.wire synergyd.control synergy_launch.launcher"),
+    ("synergyd.slurm.parsed", f"{BASE} synergyd.wire {CONTROL}"),
+    ("synergyd.slurm.directives", f"{BASE} synergyd.wire"),
+    (
+        "synergyd.slurm",
+        f"{BASE} synergyd.wire {CONTROL} synergy_launch.launcher synergyd.slurm.parsed synergyd.slurm.directives",
+    ),
     ("synergyd.store", f"{BASE} synergyd.wire"),
     ("synergyd_migrations", "synergyd.errors synergyd.store"),
     ("synergyd.sim.contention", f"{BASE} synergyd.links synergyd.scheduler.placement"),
-    ("synergyd.sim", f"{BASE} synergyd.links {MODELS} {ALLOCATION} synergyd.control"),
+    ("synergyd.sim", f"{BASE} synergyd.links {MODELS} {ALLOCATION} {CONTROL}"),
     ("synergyd.sim.traces", f"{BASE} {MODELS} synergyd.sim"),
+    ("synergyd.daemon.ports", f"{BASE} synergyd.wire"),
+    ("synergyd.daemon.notices", f"{BASE} synergyd.wire synergyd.store {SLURM}"),
+    ("synergyd.daemon.links", f"{BASE} synergyd.wire synergyd.links {MODELS} {ALLOCATION} synergyd.daemon.ports"),
     (
         "synergyd.daemon",
-        f"{BASE} synergyd.wire synergyd.links {MODELS} {ALLOCATION} synergyd.control synergyd.slurm synergyd.store",
+        f"{BASE} synergyd.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS}",
     ),
-    ("synergyd.views", f"{BASE} synergyd.wire synergyd.links synergyd.control synergyd.store"),
-    ("synergyd.rest", f"synergyd {BASE} synergyd.wire synergyd.control synergyd.store synergyd.views"),
+    ("synergyd.views", f"{BASE} synergyd.wire synergyd.links {CONTROL} synergyd.store"),
+    ("synergyd.rest", f"synergyd {BASE} synergyd.wire {CONTROL} synergyd.slurm.parsed synergyd.store synergyd.views"),
     (
         "synergyd.cli",
-        f"synergyd {BASE} synergyd.wire synergyd.links {MODELS} synergyd.control synergyd.slurm synergyd.store synergyd.sim "
-        "synergyd.sim.contention synergyd.sim.traces synergyd.daemon synergyd.views synergyd.rest synergy_launch.launcher",
+        f"synergyd {BASE} synergyd.wire synergyd.links {MODELS} {CONTROL} {SLURM} synergyd.store synergyd.sim "
+        f"synergyd.sim.contention synergyd.sim.traces {PORTS} synergyd.daemon synergyd.views synergyd.rest synergy_launch.launcher",
     ),
 )
 RULES = {folder: frozenset(allowed.split()) for folder, allowed in ROWS}

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from synergyd.cli.init import Change, apply, proposed
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import UsageError
-from synergyd.slurm.conf import load_settings
-from tests.unit.slurm.test_setup import SITE
+from synergyd.slurm.directives.conf import load_settings
+from tests.unit.slurm.directives.test_setup import SITE
 
 CONF = (
     "ClusterName=c\nSlurmctldHost=h\nGresTypes=gpu\nNodeName=n1 Gres=gpu:a100:4 \\\n  CPUs=4\nPartitionName=p Nodes=n1"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from synergyd.cli.synergyctl import cli
 from synergyd.control.decision_log import present
-from synergyd.control.lifecycle import JobLifecycle
+from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.job_report import Report
 from synergyd.records import (
     Action,

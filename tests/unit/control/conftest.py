@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.control.resize_world import World
+from tests.unit.control.resize.resize_world import World
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import (
+from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergyd.control.resize.events import (
     Answered,
     BatchReviewed,
     CarriedOut,
@@ -29,14 +30,13 @@ from synergyd.control.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Update
-from synergyd.control.lifecycle import (
+from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Update
+from synergyd.control.resize.lifecycle import (
     IN_TRANSIT,
     JobLifecycle,
     ResizeState,
     ResizeTimes,
 )
-from synergyd.control.node_health import DrainNode, RememberNodes
 from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.job_report import EarlyFailure, Report
 from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot

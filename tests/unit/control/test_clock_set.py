@@ -9,7 +9,7 @@ import pytest
 
 from synergyd.control.clock_set import TIMES, moved, read_back, set_clock
 from synergyd.control.controller import Controller
-from synergyd.control.events import (
+from synergyd.control.resize.events import (
     Acknowledged,
     CarriedOut,
     ClockSet,
@@ -21,19 +21,19 @@ from synergyd.control.events import (
     Unwanted,
     Wanted,
 )
-from synergyd.control.instructions import AskCheckpoint, Release, Requeue, Update
-from synergyd.control.launch_failure import LaunchFailures
-from synergyd.control.lifecycle import (
+from synergyd.control.resize.instructions import AskCheckpoint, Release, Requeue, Update
+from synergyd.control.resize.launch_failure import LaunchFailures
+from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
     validate,
     wait_ends_s,
 )
-from synergyd.control.starts import advance
+from synergyd.control.resize.starts import advance
 from synergyd.control.tracked import Remember, Tracked
 from synergyd.job_report import Report
 from synergyd.records import Plan
-from tests.unit.control.resize_world import JOB, LARGE, LIMITS, SMALL
+from tests.unit.control.resize.resize_world import JOB, LARGE, LIMITS, SMALL
 
 NOW_S, HOUR_S = 100_000.0, 3600.0
 EVENTS: tuple[ResizeEvent, ...] = (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import (
+from synergyd.control.resize.events import (
     Answered,
     BatchReviewed,
     CarriedOut,
@@ -28,15 +28,15 @@ from synergyd.control.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.instructions import AskCheckpoint, Park, Release, Requeue, Update
-from synergyd.control.lifecycle import (
+from synergyd.control.resize.instructions import AskCheckpoint, Park, Release, Requeue, Update
+from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
     ResizeTimes,
     settles_s,
     wait_ends_s,
 )
-from synergyd.control.starts import advance
+from synergyd.control.resize.starts import advance
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.job_report import Report
 from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot

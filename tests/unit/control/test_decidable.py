@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from synergyd.control.decidable import UNMEASURED_S, as_decided_about
-from synergyd.control.lifecycle import JobLifecycle
+from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.tracked import Tracked
 from synergyd.job_report import Report
 from synergyd.records import Job, Profile

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import JobObserved, Observed, Reported, SnapshotTaken
 from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback, needs_as_much
-from synergyd.control.instructions import AskCheckpoint, Requeue, Target
-from synergyd.control.lifecycle import ResizeState, ResizeTimes
+from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
+from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.tracked import Learnt, Output, Remember
 from synergyd.job_report import MAX_RETURNS, EarlyFailure, Report
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.reviews import SHORT_S, review_loss
 from synergyd.job_report import EarlyFailure, InPlace
 from synergyd.records import Plan

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.control.gpus_free import gpus_free
 from synergyd.control.in_transit import arrived
+from synergyd.control.resize.gpus_free import gpus_free
 from synergyd.records import Action, Cluster, Decision, Job, JobState, Shape
 from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.control.events import Acknowledged, CarriedOut, Preempted, Wanted
-from synergyd.control.instructions import AskCheckpoint
-from synergyd.control.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.move_limits import caps_beside, changing, quiet_until, settled, write_gib_s
-from synergyd.control.moves import DAY_S, NO_MOVES, Moves
-from synergyd.control.starts import advance
+from synergyd.control.resize.events import Acknowledged, CarriedOut, Preempted, Wanted
+from synergyd.control.resize.instructions import AskCheckpoint
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.resize.moves import DAY_S, NO_MOVES, Moves
+from synergyd.control.resize.starts import advance
 from synergyd.control.tracked import Tracked
 from synergyd.records import Directive, JobState, Profile
 from synergyd.scheduler.move_caps import NO_CAPS
 from synergyd.settings import SETTINGS, Settings
 from synergyd.task.model.counts import parameters
 from synergyd.task.model.spec import presets
-from tests.unit.control.resize_world import JOB, LARGE, LIMITS, SMALL
+from tests.unit.control.resize.resize_world import JOB, LARGE, LIMITS, SMALL
 from tests.unit.control.test_controller import JOB as RUNS
 
 NOW_S = 1_000_000.0

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from synergyd.control.controller import Controller
-from synergyd.control.lifecycle import JobLifecycle, ResizeState, times_of
 from synergyd.control.notices import DEADLINE, late_deadlines, notice_of, too_late
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, times_of
 from synergyd.control.tracked import Remember, Tracked
 from synergyd.records import Cell, Directive, Job, JobState, Plan, Shape
 from synergyd.scheduler.problem.records import Progress

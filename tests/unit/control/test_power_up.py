@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import Wake
-from synergyd.control.lifecycle import JobLifecycle
 from synergyd.control.power_up import AGAIN_S, PowerUps
+from synergyd.control.resize.events import CarriedOut, Refused
+from synergyd.control.resize.instructions import Wake
+from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.tracked import Remember, Tracked
 from synergyd.records import Cluster, Node
 

@@ -6,11 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import ClockSet, HealthReviewed, JobObserved, NodesRead, Observed, Reported, SnapshotTaken
-from synergyd.control.hangs import MAX_HANGS, Hangs, hung_s, longest_s, stalled_together
-from synergyd.control.instructions import AskCheckpoint, Requeue, Target
-from synergyd.control.lifecycle import ResizeState, ResizeTimes, times_of
-from synergyd.control.node_health import DrainNode, RememberNodes
+from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergyd.control.resize.events import (
+    ClockSet,
+    HealthReviewed,
+    JobObserved,
+    NodesRead,
+    Observed,
+    Reported,
+    SnapshotTaken,
+)
+from synergyd.control.resize.hangs import MAX_HANGS, Hangs, hung_s, longest_s, stalled_together
+from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Output, Remember
 from synergyd.job_report import Report
 from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from synergyd.control.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.loop import Daemon
-from synergyd.daemon.report_inbox import ReceivedReport, ReportInbox
+from synergyd.daemon.ports.report_inbox import ReceivedReport, ReportInbox
 from synergyd.daemon.tools import Tools
 from synergyd.job_report import Report
 from synergyd.records import Action, Decision, Plan, Profile
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.rows import JobRow, NodeRow
+from synergyd.slurm.parsed.rows import JobRow, NodeRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import Store, open_store
 from synergyd.wire.job_key import SecretFile

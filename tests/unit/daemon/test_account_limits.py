@@ -14,9 +14,9 @@ from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.gpu_limits import SlurmLimits, beyond
 from synergyd.scheduler.problem.records import Rate, UsageLimit
 from synergyd.settings import Settings
-from synergyd.slurm.associations import AccountingRules, HolderLimits, QosRules, Usage, parse
-from synergyd.slurm.observe import Known
-from synergyd.slurm.rows import PartitionRow
+from synergyd.slurm.parsed.associations import AccountingRules, HolderLimits, QosRules, Usage, parse
+from synergyd.slurm.parsed.rows import PartitionRow
+from synergyd.slurm.parsed.snapshot import Known
 from tests.paths import ROOT
 from tests.unit.scheduler.builders import cell, cells, job, node, snapshot
 from tests.unit.slurm.fake_slurm import FakeSlurm, row

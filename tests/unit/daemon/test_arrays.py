@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 ARRAY = {"array": True, "array_job_id": 1, "array_task": "1,2,3%1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon.day_time import LEAST_S, DayTime
 from tests.unit.daemon.daemon_world import Site, grow
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import AskCheckpoint, Requeue, Target, Update
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.events import CarriedOut, Refused
+from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target, Update
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import service
 from synergyd.daemon.adoption import remove_plan
 from synergyd.records import Action, Directive, Plan, Shape
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.observe import Known
+from synergyd.slurm.parsed.snapshot import Known
 from synergyd.store.leader import Leader
 from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import Site

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import job_keys
 from synergyd.daemon.adoption import remove_plan
 from synergyd.daemon.job_keys import JobKeys, key_path
-from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.ports.report_inbox import ReportInbox
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.job_report import Report
 from synergyd.records import Plan

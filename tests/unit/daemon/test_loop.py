@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.records import Action, Plan, Shape
 from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site, acted, grow

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.records import Action
-from synergyd.slurm.associations import AccountingRules
+from synergyd.slurm.parsed.associations import AccountingRules
 from tests.paths import ROOT
 from tests.unit.daemon.daemon_world import Site
 

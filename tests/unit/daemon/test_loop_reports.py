@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.instructions import Target
-from synergyd.control.lifecycle import JobLifecycle, ResizeState
-from synergyd.daemon.report_inbox import ReceivedReport
+from synergyd.control.resize.instructions import Target
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
+from synergyd.daemon.ports.report_inbox import ReceivedReport
 from synergyd.job_report import Report
 from synergyd.records import Action, Plan, Profile, Shape
 from synergyd.slurm.client import SlurmError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.records import Action
 from synergyd.slurm.client import SlurmError
 from tests.unit.daemon.daemon_world import SCRIPT, Site

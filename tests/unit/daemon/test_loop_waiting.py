@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon.adoption import Adoption
 from synergyd.records import Action, Plan
 from synergyd.wire import plan_file

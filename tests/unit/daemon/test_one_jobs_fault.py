@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from synergyd.control import learnt
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import forecast, job_registry
 from synergyd.records import Job
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.directive import parse_script
+from synergyd.slurm.directives.directive import parse_script
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import update_profile
 from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site

@@ -21,7 +21,7 @@ from synergyd.daemon import forecast, heartbeat, service
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
-from synergyd.daemon.report_inbox import ReportInbox
+from synergyd.daemon.ports.report_inbox import ReportInbox
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.job_report import EarlyFailure, Report
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
@@ -64,7 +64,7 @@ def decode(line: str, _socket: str) -> munge.Credential:
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("synergyd.daemon.report_inbox.munge.decode", decode)
+    monkeypatch.setattr("synergyd.daemon.ports.report_inbox.munge.decode", decode)
     made = ReportInbox("127.0.0.1", 0)
     yield made
     made.close()
@@ -124,7 +124,7 @@ def test_only_the_owners_report_is_answered_with_the_plan(inbox: ReportInbox, mo
         signed.append(payload)
         return "MUNGE:x:"
 
-    monkeypatch.setattr("synergyd.daemon.report_inbox.munge.encode", encode)
+    monkeypatch.setattr("synergyd.daemon.ports.report_inbox.munge.encode", encode)
     line = to_json(Report(7, 0, 1)).hex().encode() + b"\n"
     assert send(inbox.port, b"1001:" + line) == b"ok\n" and not signed
     assert send(inbox.port, b"1000:" + line) == b"ok MUNGE:x:\n"
@@ -134,8 +134,8 @@ def test_only_the_owners_report_is_answered_with_the_plan(inbox: ReportInbox, mo
 
 
 def test_no_more_connections_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("synergyd.daemon.report_inbox.munge.decode", decode)
-    monkeypatch.setattr("synergyd.daemon.report_inbox.MAX_OPEN", 2)
+    monkeypatch.setattr("synergyd.daemon.ports.report_inbox.munge.decode", decode)
+    monkeypatch.setattr("synergyd.daemon.ports.report_inbox.MAX_OPEN", 2)
     inbox = ReportInbox("127.0.0.1", 0)
     idle = [socket.create_connection(("127.0.0.1", inbox.port), timeout=5) for _ in range(6)]
     closed, end = set[int](), time.monotonic() + 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.records import Action, Plan
 from tests.unit.daemon.daemon_world import Site
 

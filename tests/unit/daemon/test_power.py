@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.rows import PartitionRow
+from synergyd.slurm.parsed.rows import PartitionRow
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 ASLEEP, WAKING = "idle+cloud+powered_down", "idle+cloud+not_responding+powering_up"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.control.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import ResizeState
 from tests.unit.daemon.daemon_world import SCRIPT, Site, grow
 
 FULL = SCRIPT.replace("gpt2", "gpt2 resize=no")

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from synergyd.slurm.conf import load_settings
-from synergyd.slurm.directive import parse_script
+from synergyd.slurm.directives.conf import load_settings
+from synergyd.slurm.directives.directive import parse_script
 from tests.unit.docs.generator import generator
 from tests.unit.docs.pages import NAMES, ROOT, commands, spans, split
 

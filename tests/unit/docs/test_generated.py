@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.lifecycle import IN_TRANSIT, ResizeState
+from synergyd.control.resize.lifecycle import IN_TRANSIT, ResizeState
 from tests.unit.docs.generator import generator
 from tests.unit.docs.pages import DOCS, ROOT, split
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from synergyd.slurm.associations import Associations, Limits, enforced, parse, partition_qos, qos_rules
+from synergyd.slurm.parsed.associations import Associations, Limits, enforced, parse, partition_qos, qos_rules
 from tests.paths import ROOT
 from tests.unit.fuzz.checking import refused
 from tests.unit.fuzz.generators import mutations

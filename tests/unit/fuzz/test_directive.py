@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from synergyd.slurm.directive import DirectiveError, read_stamp
+from synergyd.slurm.directives.directive import DirectiveError, read_stamp
 from synergyd.wire import admin_comment, plan_file
 from tests.unit.fuzz.checking import check, corpus
 from tests.unit.fuzz.generators import mutations
 from tests.unit.plugin.lua_runtimes import in_process
-from tests.unit.slurm.test_directive import CASES, python_says, script_bytes, script_of
+from tests.unit.slurm.directives.test_directive import CASES, python_says, script_bytes, script_of
 
 SCRIPTS = [script for case in CASES if len(script := script_bytes(script_of(case))) < 1000]
 STAMPS = [

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.settings import SETTINGS, Settings
-from synergyd.slurm.conf import load_settings, with_values
-from synergyd.slurm.conf_lint import lint
+from synergyd.slurm.directives.conf import load_settings, with_values
+from synergyd.slurm.directives.conf_lint import lint
 from synergyd.task.fit.measured_runs import read_rows
 from synergyd.task.model.spec import from_hf_config, load_model
 from tests.unit.fuzz.checking import LONGEST_ERROR, check

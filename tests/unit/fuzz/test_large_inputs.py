@@ -13,9 +13,9 @@ import pytest
 
 from synergyd.errors import UsageError
 from synergyd.sim.traces import arena, cluster_logs, gavel
-from synergyd.slurm.conf import load_settings
-from synergyd.slurm.conf_lint import lint
-from synergyd.slurm.directive import parse_script, read_stamp
+from synergyd.slurm.directives.conf import load_settings
+from synergyd.slurm.directives.conf_lint import lint
+from synergyd.slurm.directives.directive import parse_script, read_stamp
 from synergyd.task.fit.measured_runs import read_rows
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.model.spec import load_model

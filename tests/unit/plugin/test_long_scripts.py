@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from synergyd.slurm.directive import DirectiveError, parse_script
+from synergyd.slurm.directives.directive import DirectiveError, parse_script
 from tests.unit.plugin.lua_runtimes import PLUGIN, literal, runtime
 
 MB4 = 4_000_000

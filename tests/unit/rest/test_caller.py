@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from synergyd.rest.caller import Owner, SlurmRights, commands, sees, sees_all
-from synergyd.rest.slurm_rights import config_values, parse_rights
+from synergyd.rest.slurm_rights import parse_rights
+from synergyd.slurm.parsed.config_values import config_values
 
 CONFIG = """
 AccountingStorageType   = accounting_storage/slurmdbd

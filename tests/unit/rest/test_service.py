@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 
 from synergyd.control.decision_log import JobStatus
-from synergyd.control.node_health import NodeRecord
+from synergyd.control.known.node_health import NodeRecord
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.job_report import Report
 from synergyd.records import Cell, Plan, Profile, Shape

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from synergyd.control.controller import Controller
-from synergyd.control.events import JobObserved, Observed, Reported, SnapshotTaken
-from synergyd.control.lifecycle import times_of
+from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
+from synergyd.control.resize.lifecycle import times_of
 from synergyd.job_report import Report
 from synergyd.records import Cluster, Decision, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 from synergyd.scheduler.decide import decide

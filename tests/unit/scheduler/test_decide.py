@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from synergyd.control.gpus_free import gpus_free
+from synergyd.control.resize.gpus_free import gpus_free
 from synergyd.errors import UsageError
 from synergyd.records import Action, Decision, Directive, Job, JobState, Shape, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
-from synergyd.slurm.observe import held_to_asked
+from synergyd.slurm.parsed.snapshot import held_to_asked
 from tests.unit.scheduler.builders import NOW, Cells, cell, cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs

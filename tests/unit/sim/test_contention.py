@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from synergyd.cli.simulate import simulate_verb
 from synergyd.control.controller import Controller
-from synergyd.control.events import JobObserved, Observed, Reported
-from synergyd.control.lifecycle import ResizeTimes
+from synergyd.control.resize.events import JobObserved, Observed, Reported
+from synergyd.control.resize.lifecycle import ResizeTimes
 from synergyd.links.model import Topology
 from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
 from synergyd.settings import Settings

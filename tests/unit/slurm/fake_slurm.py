@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.events import Observed
+from synergyd.control.resize.events import Observed
 from synergyd.records import JobState
-from synergyd.slurm.associations import AccountingRules
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.job_forms import is_rest
-from synergyd.slurm.observe import launch_failed, state_of
-from synergyd.slurm.rows import JobRow, PartitionRow
+from synergyd.slurm.parsed.associations import AccountingRules
+from synergyd.slurm.parsed.job_forms import is_rest
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow
+from synergyd.slurm.parsed.snapshot import launch_failed, state_of
 from synergyd.wire.hostlist import expand
 
 COMPLETING_S = 4.0  # from a job's end to its leaving, or to PENDING

@@ -8,13 +8,13 @@ from urllib.parse import unquote
 
 import pytest
 
-from synergyd.control.events import CarriedOut, Refused
-from synergyd.control.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
-from synergyd.control.walltime import TimeGrant
+from synergyd.control.resize.events import CarriedOut, Refused
+from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.resize.walltime import TimeGrant
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.observe import Known
+from synergyd.slurm.parsed.snapshot import Known
 from synergyd.wire import admin_comment, plan_file
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 

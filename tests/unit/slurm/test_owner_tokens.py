@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from synergyd.slurm import accounting
-from synergyd.slurm.associations import takes_tokens
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.parsed.associations import takes_tokens
 
 CONFIG = "AccountingStorageEnforce = associations,limits\nAuthAltTypes            = {}\n"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from synergyd.slurm.observe import crowded, held_to_asked, passed_over
+from synergyd.slurm.parsed.snapshot import crowded, held_to_asked, passed_over
 from tests.unit.scheduler.builders import job, node
 from tests.unit.slurm.fake_slurm import row
 

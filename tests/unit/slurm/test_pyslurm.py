@@ -17,8 +17,8 @@ from synergyd.slurm import backends
 from synergyd.slurm.backends import Fallback, open_reader, reads
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpus_of
 from synergyd.slurm.pyslurm_process import PyslurmProcess
-from synergyd.slurm.rows import JobRow, NodeRow, gpus_of
 from tests.paths import python_path
 from tests.unit.slurm.fake_pyslurm import JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, module
 

@@ -10,7 +10,7 @@ import pytest
 from synergyd.cli.context import Context
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import NoSchemaError, UsageError
-from synergyd.slurm.conf import load_settings
+from synergyd.slurm.directives.conf import load_settings
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show
 from synergyd.store.leader import Leader

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
-from synergyd.slurm.directive import DirectiveError, directive_words, parse_script, read_stamp
+from synergyd.slurm.directives.directive import DirectiveError, directive_words, parse_script, read_stamp
 from synergyd.wire.admin_comment import MARK, AdminCommentStamp, decode, encode
 from synergyd.wire.plan_file import from_admin_comment
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from synergyd.control.instructions import Target
-from synergyd.control.launch_failure import LaunchFailures, Started
-from synergyd.control.lifecycle import JobLifecycle, ResizeState, validate
-from synergyd.control.start_time import WrittenStart
+from synergyd.control.resize.instructions import Target
+from synergyd.control.resize.launch_failure import LaunchFailures, Started
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, validate
+from synergyd.control.resize.start_time import WrittenStart
 from synergyd.errors import UsageError
 from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import (
@@ -29,7 +29,7 @@ from synergyd.records import (
     SharedLink,
     Sharing,
 )
-from synergyd.slurm.directive import directive_words, parse_script, read_stamp
+from synergyd.slurm.directives.directive import directive_words, parse_script, read_stamp
 from synergyd.wire import admin_comment, codec, plan_file, report
 from synergyd.wire.admin_comment import AdminCommentStamp
 from synergyd.wire.link_protocol import Hello, hello_from, hello_json

@@ -14,7 +14,7 @@ from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.straggler import WINDOW, Place, Stragglers, slow_places
 from synergy_launch.launcher.stall_detector import StallDetector, allowed_s
 
-from synergyd.control.health import SILENT_S, warnings
+from synergyd.control.known.health import SILENT_S, warnings
 from synergyd.job_report import Report
 from synergyd.wire.report import from_json, status_to_report, to_json
 from tests.unit.daemon.daemon_world import SCRIPT, Site

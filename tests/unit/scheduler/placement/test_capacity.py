@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd.control.gpus_free import gpus_free
+from synergyd.control.resize.gpus_free import gpus_free
 from synergyd.node_needs import NodeNeeds, Room
 from synergyd.records import Action, Decision, Job, Node, Shape, Snapshot
 from synergyd.scheduler.decide import decide

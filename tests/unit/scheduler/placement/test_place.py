@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd.control.gpus_free import gpus_free
+from synergyd.control.resize.gpus_free import gpus_free
 from synergyd.records import Action, Decision, Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest, place

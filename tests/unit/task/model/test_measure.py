@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from synergyd.cli import measure as command
 from synergyd.errors import UsageError
-from synergyd.slurm.conf import load_settings
+from synergyd.slurm.directives.conf import load_settings
 from synergyd.task.model import measure
 from synergyd.task.model.figures_file import read_figures, write_figures
 from synergyd.task.model.hardware import figures

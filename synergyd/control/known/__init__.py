@@ -1,0 +1,1 @@
+"""What is known of jobs and nodes from one look at the cluster to the next. Pure."""

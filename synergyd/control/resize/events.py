@@ -1,0 +1,287 @@
+"""What the controller is told. The first group is about one job's resize (resize.py), the second about all jobs (controller.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergyd.control.resize.instructions import Instruction, Target
+from synergyd.control.resize.walltime import UNTIMED, Walltime
+from synergyd.job_report import Report
+from synergyd.records import Cell, Decision, Job, Shape, Snapshot
+
+# -- one job's resize ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
+    not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
+    `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none."""
+
+    state: str
+    restarts: int = 0
+    eligible_s: float | None = None
+    launch_failed: bool = False
+    reason: str = ""
+    queued_s: float | None = None
+    limit_s: float | None = None
+    ends_s: float | None = None
+    started_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A decision to start or resize."""
+
+    target: Target
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+    present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
+    asked: Target | None = None  # what its sbatch line asks for
+    due: bool = False  # its time limit ends it otherwise: nothing puts it off
+    in_place: bool = False  # its launchers can start another plan on the GPUs that it has
+    any_nodes: bool = False  # whichever nodes Slurm finds would do as well
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A decision that the running job gives all its GPUs back and waits for another."""
+
+    cause: str
+    acks: int = 0  # checkpoint acknowledgements of this incarnation so far
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    """The target can't be reached any more: a running job goes on as it is, a pending one waits for a new decision."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """The job's agent says how many requested checkpoints of this incarnation are complete."""
+
+    restarts: int
+    count: int
+
+
+@dataclass(frozen=True)
+class RestartedInPlace:
+    """A run has reported that the job's launchers of incarnation `restarts` began at their order `number`, or a later one."""
+
+    restarts: int
+    number: int
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """An instruction was carried out and read back."""
+
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An instruction failed. `transient`: the same may work a little later."""
+
+    instruction: Instruction
+    error: str
+    transient: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. `room`: as far as the nodes show, the GPUs are free that a pending job was released for."""
+
+    room: bool = False
+    reason: str = ""  # Slurm's, as it was seen last
+
+
+@dataclass(frozen=True)
+class PlanFailed:
+    """The running job failed at once under Synergy's plan, and its launcher waits to be requeued. `story`: what is done."""
+
+    fallback: Target
+    story: str
+
+
+@dataclass(frozen=True)
+class Hung:
+    """The running job's steps have stopped for good on these nodes, after `step`. `story`: what is done."""
+
+    nodes: tuple[str, ...]
+    step: int
+    story: str
+
+
+ResizeEvent = (
+    Observed
+    | Wanted
+    | Preempted
+    | Unwanted
+    | Acknowledged
+    | RestartedInPlace
+    | CarriedOut
+    | Refused
+    | Tick
+    | PlanFailed
+    | Hung
+)
+
+# -- all jobs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobObserved:
+    """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is
+    pending, but still on its way back into the queue. `begin_s`: its user's own start time, as long as Synergy has written none.
+    `walltime`: what its script and its stamp say of its time limit."""
+
+    job_id: int
+    submit_s: float
+    observed: Observed
+    requeuing: bool = False
+    begin_s: float | None = None
+    walltime: Walltime = UNTIMED
+
+
+@dataclass(frozen=True)
+class QueueRead:
+    """The whole queue was read: tracked jobs that are not among `here` have left it."""
+
+    here: frozenset[int]
+
+
+@dataclass(frozen=True)
+class NodesRead:
+    """The nodes that take jobs now. A resize to any other could not start: it gets a new decision."""
+
+    up: frozenset[str]
+
+
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """The cluster as an epoch sees it, `passed_s` seconds after the epoch before."""
+
+    snapshot: Snapshot
+    passed_s: float
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Reports of one job, bounds and sender checked, oldest first. `shown_restarts`: the incarnation that Slurm showed last.
+
+    `predicted`: (step seconds, peak bytes) that the bare model predicts of the reported plan on `shape`; None where unknown.
+    `least_memory`: of a plan that failed, the bias of its predicted memory with which it would not have fitted.
+    `job`: as it is now, where that was asked for.
+    """
+
+    reports: tuple[Report, ...]
+    shown_restarts: int
+    predicted: tuple[float, int] | None = None
+    shape: Shape | None = None
+    least_memory: float | None = None
+    job: Job | None = None
+
+
+@dataclass(frozen=True)
+class GpuTimeKnown:
+    """The job has had so many GPU seconds: better known than by adding up what snapshots showed."""
+
+    job_id: int
+    gpu_s: float
+    #: it says how much is left to do
+    tells: bool = True
+
+
+@dataclass(frozen=True)
+class CheckpointTaken:
+    """Incarnation `restarts` of the job has completed `count` checkpoints that it was asked for."""
+
+    job_id: int
+    restarts: int
+    count: int
+
+
+@dataclass(frozen=True)
+class EpochDecided:
+    """A new epoch's decisions: what the one before could not do yet is void. `Decided` follows for each of them."""
+
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """An epoch's decision for one job. `schedulable`: it has a Cell, so it must not start by itself while it waits."""
+
+    decision: Decision
+    schedulable: bool = True
+
+
+@dataclass(frozen=True)
+class Unblocked:
+    """The GPUs of a decision that had to wait are free. `job`: as it is now; None where it is not as it was decided about."""
+
+    job_id: int
+    job: Job | None
+
+
+@dataclass(frozen=True)
+class BatchReviewed:
+    """What the running job could do on the GPUs it holds. `report`: in place of its latest one; `noise_scale` (sequences): where
+    no report has told one."""
+
+    job_id: int
+    cells: tuple[Cell, ...]
+    report: Report | None = None
+    noise_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class HealthReviewed:
+    """An epoch has passed: running jobs are looked at for steps that stopped, slow nodes and silence. `drains`: bad nodes may be
+    drained."""
+
+    drains: bool = False
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of an instruction."""
+
+    answer: CarriedOut | Refused
+
+
+@dataclass(frozen=True)
+class ClockSet:
+    """The time of day was set by `by_s` seconds; all that follows comes with the new one."""
+
+    by_s: float
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time has passed for the job."""
+
+    job_id: int
+
+
+ControlEvent = (
+    JobObserved
+    | QueueRead
+    | NodesRead
+    | SnapshotTaken
+    | Reported
+    | GpuTimeKnown
+    | CheckpointTaken
+    | EpochDecided
+    | Decided
+    | Unblocked
+    | BatchReviewed
+    | HealthReviewed
+    | Answered
+    | ClockSet
+    | Ticked
+)

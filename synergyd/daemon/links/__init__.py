@@ -1,0 +1,1 @@
+"""The link arbiter: a port where running jobs ask before they send over shared links."""

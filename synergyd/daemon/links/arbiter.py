@@ -1,0 +1,448 @@
+"""The link arbiter's shell: a port where running jobs ask before their all-reduces, one thread, no decision.
+
+Who may send is said by links/arbiter.py. Here: connections, credentials (checked in threads that may block, as munged may),
+and what a job's several reduction groups (channels) come to: the first that asks asks for the job, the last that ends ends its
+message. The daemon says by `follow` which jobs there are; whoever it does not name is turned away, and then is not gated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from synergyd.daemon.links.chooser import LinkChooser, SeenJobs
+from synergyd.errors import SynergyError, UsageError, one_line
+from synergyd.links.arbiter import (
+    ArbiterState,
+    ArbiterTerms,
+    ArbiterTick,
+    Event,
+    JobJoined,
+    JobLeft,
+    SendAsked,
+    SendDone,
+    SendGrant,
+    asks_in_vain,
+    measured_mb,
+    step,
+    wake_s,
+)
+from synergyd.links.disciplines import Discipline
+from synergyd.wire import munge
+from synergyd.wire.link_protocol import (
+    MAX_HELLO_BYTES,
+    MAX_LINE_BYTES,
+    Asking,
+    Hello,
+    answer_line,
+    hello_from,
+    question,
+    welcome_line,
+    welcome_words,
+)
+
+log = logging.getLogger("synergyd.links")
+MAX_OPEN = 4096  # connections at a time
+MAX_UNKNOWN = 256  # of them, those that have not said who they are
+MAX_UNKNOWN_SOURCE = 64  # of those, from one address: one node's jobs connect at the same time
+MAX_CHECKS = 8  # credentials being checked at a time
+HELLO_S = 10.0  # for a credential to arrive and to be checked
+_SWEEP_S = 1.0
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A running job as the daemon knows it. `left_s`: its remaining seconds of training, inf where it does not tell."""
+
+    uid: int
+    restarts: int
+    nodes: tuple[str, ...]
+    gpus: int
+    left_s: float
+
+
+@dataclass(frozen=True)
+class ArbiterCounts:
+    """Since the start: questions, grants that were not at once, and those by the bound; connections turned away."""
+
+    asked: int = 0
+    waited: int = 0
+    bound: int = 0
+    refused: int = 0
+
+
+@dataclass(eq=False)
+class _Session:
+    """One connection. `hello` None: nobody yet. `asked`: the question that waits for its grant, 0: none."""
+
+    wire: socket.socket
+    since_s: float
+    source: str = ""
+    received: bytes = b""
+    checking: bool = False
+    hello: Hello | None = None
+    asked: int = 0
+
+
+@dataclass
+class _Job:
+    """The connections of one job, and those of them that have a grant."""
+
+    sessions: set[_Session] = field(default_factory=set)
+    sending: set[_Session] = field(default_factory=set)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises UsageError when the port can't be had."""
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        what = f"can't listen on port {port} ({error.strerror})"
+        raise UsageError("LinkArbiterPort", what, "choose a free port") from None
+
+
+class LinkArbiter:
+    """Answers on `listener` from construction on, until `close`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        terms: ArbiterTerms | None = None,
+        *,
+        decode: Callable[[str], munge.Credential] = munge.decode,
+        encode: Callable[[bytes], str] = munge.encode,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_failure` is called, last of all, in a thread that ends by a fault of its own: nobody is answered any more."""
+        self.terms = terms or ArbiterTerms()
+        self.counts = ArbiterCounts()
+        self._decode, self._encode, self._clock, self._on_failure = decode, encode, clock, on_failure
+        self._members: Mapping[int, Member] = {}
+        self._state = ArbiterState()
+        self._seen = SeenJobs()
+        self._jobs: dict[int, _Job] = {}
+        self._sessions: set[_Session] = set()
+        self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
+        self._checks = 0
+        self._to_check: deque[tuple[_Session, bytes]] = deque()
+        self._unknown: set[_Session] = set()
+        self._deaf = False  # the listener is not looked at until the next sweep: there is no room
+        self._closing = False
+        self._listener = listener
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake, self._awake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._awake.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._awake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._live, name="link-arbiter", daemon=True)
+        self._thread.start()
+        self._chooser = LinkChooser(lambda: (self._state, self.terms), self._seen, self._choose, clock)
+
+    @property
+    def connections(self) -> int:
+        """Those that are open now."""
+        return len(self._sessions)
+
+    def follow(self, members: Mapping[int, Member]) -> None:
+        """From now on these are the jobs, by id; called by the daemon after each look at Slurm. Never waits."""
+        self._call(lambda: self._follow(dict(members)))
+
+    def close(self) -> None:
+        """Stops; every job goes on ungated."""
+        self._closing = True
+        self._chooser.close()
+        self._call(lambda: None)
+        self._thread.join(5.0)
+
+    # -- in the arbiter's thread -----------------------------------------------------------------------------------
+
+    def _call(self, what: Callable[[], None]) -> None:
+        self._calls.append(what)
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake already
+            self._wake.send(b".")
+
+    def _live(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            log.exception("the link arbiter's loop ended by a fault")
+            self._on_failure()
+
+    def _choose(self, chosen: Mapping[int, Discipline]) -> None:
+        """In the look-ahead's thread."""
+        self._call(lambda: setattr(self, "terms", replace(self.terms, chosen=chosen if self.terms.look_ahead else {})))
+
+    def _serve(self) -> None:
+        swept_s = self._clock()
+        while not self._closing:
+            due = wake_s(self._state, self.terms)
+            wait_s = _SWEEP_S if due is None else min(_SWEEP_S, max(0.0, due - self._clock()))
+            for key, _ in self._selector.select(wait_s):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj is self._awake:
+                    with contextlib.suppress(BlockingIOError):
+                        self._awake.recv(4096)
+                elif key.data in self._sessions:
+                    self._read(key.data)
+            while self._calls:
+                self._calls.popleft()()
+            now_s = self._clock()
+            due = wake_s(self._state, self.terms)
+            if now_s - swept_s >= _SWEEP_S or (due is not None and due <= now_s):
+                swept_s = now_s
+                if self._deaf:
+                    self._deaf = False
+                    self._selector.register(self._listener, selectors.EVENT_READ)
+                self._event(ArbiterTick())
+                for late in [s for s in self._unknown if now_s - s.since_s > HELLO_S]:
+                    self._end(late, "no credential in time")
+        for session in list(self._sessions):
+            self._end(session)
+        self._selector.close()
+        for held in (self._listener, self._wake, self._awake):
+            held.close()
+
+    def _accept(self) -> None:
+        try:
+            wire, address = self._listener.accept()
+        except OSError as error:  # gone again, or no file descriptor left: whoever asks is not gated
+            if error.errno in _NO_ROOM:  # it would be readable again at once, and nothing else be done
+                log.warning("link arbiter: no connection can be taken (%s)", error.strerror)
+                self._selector.unregister(self._listener)
+                self._deaf = True
+            return
+        source = str(address[0])
+        alike = [s for s in self._unknown if s.source == source]
+        for full, idle in (
+            (len(alike) >= MAX_UNKNOWN_SOURCE, alike),
+            (len(self._unknown) >= MAX_UNKNOWN, self._unknown),
+        ):
+            if full:  # the one that has been silent longest makes room
+                silent = [s for s in idle if not s.checking]
+                if silent:
+                    self._end(min(silent, key=lambda s: s.since_s), "no credential, and others wait")
+        if len(self._sessions) >= MAX_OPEN or len(self._unknown) >= MAX_UNKNOWN:
+            self.counts = replace(self.counts, refused=self.counts.refused + 1)
+            wire.close()
+            return
+        wire.setblocking(False)
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # a host that died without a word is noticed within a minute
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        session = _Session(wire, self._clock(), source)
+        self._sessions.add(session)
+        self._unknown.add(session)
+        self._selector.register(wire, selectors.EVENT_READ, session)
+
+    def _read(self, session: _Session) -> None:
+        try:
+            more = session.wire.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        if not more:
+            self._end(session)
+            return
+        session.received += more
+        if session.hello is None:
+            self._read_credential(session)
+            return
+        while b"\n" in session.received and session in self._sessions:
+            line, _, session.received = session.received.partition(b"\n")
+            try:
+                self._take(session, line)
+            except UsageError as error:
+                self._end(session, str(error))
+        if len(session.received) > MAX_LINE_BYTES:
+            self._end(session, "a line without an end")
+
+    def _read_credential(self, session: _Session) -> None:
+        line, newline, rest = session.received.partition(b"\n")
+        if session.checking or rest or len(session.received) > MAX_HELLO_BYTES:
+            self._end(session, "more than a credential")  # before the welcome there is nothing to say
+            return
+        if not newline:
+            return
+        session.checking = True
+        session.received = b""
+        self._to_check.append((session, line))
+        self._begin_checks()
+
+    def _begin_checks(self) -> None:
+        """As many at a time as may be; the others wait in turn, until HELLO_S after they came."""
+        while self._to_check and self._checks < MAX_CHECKS:
+            session, line = self._to_check.popleft()
+            if session in self._sessions:
+                self._begin_check(session, line)
+
+    def _begin_check(self, session: _Session, line: bytes) -> None:
+        check = threading.Thread(target=self._check, args=(session, line), name="link-arbiter-check", daemon=True)
+        try:
+            check.start()
+        except RuntimeError:  # no more threads
+            self._end(session, "busy")
+            return
+        self._checks += 1
+
+    def _check(self, session: _Session, line: bytes) -> None:
+        """In a thread of its own."""
+        found: tuple[Hello, int, bytes] | None = None
+        problem = "the credential can't be checked"
+        try:
+            credential = self._decode(line.decode("ascii", "replace").strip())
+            hello = hello_from(credential.payload)
+            welcome = welcome_line(self._encode(welcome_words(hello, self.terms.bound_s)))
+            found = hello, credential.uid, welcome
+        except SynergyError as error:
+            problem = str(error)
+        finally:  # whatever it was: else there would be one check less for ever
+            self._call(lambda: self._checked(session, found, problem))
+
+    def _checked(self, session: _Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
+        self._checks -= 1
+        session.checking = False
+        self._begin_checks()
+        if session not in self._sessions:
+            return
+        if found is None:
+            self._end(session, problem)
+            return
+        hello, uid, welcome = found
+        member = self._members.get(hello.job_id)
+        # a stranger is not told which jobs there are
+        if member is None or member.uid != uid:
+            self._end(session, f"job {hello.job_id} is not known as a running job of uid {uid}")
+        elif (member.restarts, set(member.nodes)) != (hello.restarts, set(hello.nodes)):
+            self._end(session, f"job {hello.job_id} is another incarnation here")
+        else:
+            old = self._jobs[hello.job_id].sessions if hello.job_id in self._jobs else set()
+            for other in [s for s in old if s.hello and s.hello.channel == hello.channel]:
+                self._end(other, "connected anew")
+            job = self._jobs.get(hello.job_id)
+            if job is not None and len(job.sessions) >= max(1, member.gpus):
+                self._end(session, f"job {hello.job_id} has a connection for each of its GPUs")
+                return
+            session.hello = hello
+            self._unknown.discard(session)
+            if job is None:  # also where that other one was all there was of the job
+                job = self._jobs[hello.job_id] = _Job()
+                self._event(JobJoined(hello.job_id, member.nodes, member.gpus, member.left_s))
+            job.sessions.add(session)
+            self._say(session, welcome)
+
+    def _take(self, session: _Session, line: bytes) -> None:
+        """One line of a job that is known. Raises UsageError."""
+        assert session.hello is not None
+        job_id = session.hello.job_id
+        job = self._jobs[job_id]
+        said = question(line)
+        if not isinstance(said, Asking):
+            self._ended(session, job)
+            return
+        self._ended(session, job)  # whoever asks again has ended what it was granted before
+        self.counts = replace(self.counts, asked=self.counts.asked + 1)
+        if job.sending:
+            job.sending.add(session)  # the job has the link: its groups do not wait for one another
+            self._say(session, answer_line("go", said.number))
+            return
+        waiting = any(s.asked for s in job.sessions)
+        session.asked = said.number
+        if not waiting:
+            links = self._state.links.get(job_id, ())
+            self._event(SendAsked(job_id, measured_mb(said.size_mb, said.exposed_s, links, self.terms.topology)))
+        if session.asked and session in self._sessions:
+            self.counts = replace(self.counts, waited=self.counts.waited + 1)
+            self._say(session, answer_line("wait", said.number))
+
+    def _ended(self, session: _Session, job: _Job) -> None:
+        """The session's message is over, or it does not wait for one any more."""
+        assert session.hello is not None
+        session.asked = 0
+        if session in job.sending:
+            job.sending.discard(session)
+            if not job.sending:
+                self._event(SendDone(session.hello.job_id))
+
+    def _event(self, event: Event) -> None:
+        now_s = self._clock()
+        self._seen.note(event, now_s)
+        self._state, grants = step(self._state, event, now_s, self.terms)
+        for grant in grants:
+            self._grant(grant)
+
+    def _grant(self, grant: SendGrant) -> None:
+        job = self._jobs.get(grant.job_id)
+        if job is None:
+            return
+        self.counts = replace(self.counts, bound=self.counts.bound + (grant.why == "bound"))
+        free = asks_in_vain(self._state, grant.job_id, self.terms)
+        free = free and self._seen.let_go(grant.job_id, grant.job_id in self.terms.chosen)
+        for session in [s for s in job.sessions if s.asked]:
+            number, session.asked = session.asked, 0
+            job.sending.add(session)
+            self._say(session, answer_line("free" if free else "go", number))
+
+    def _say(self, session: _Session, line: bytes) -> None:
+        try:
+            if session.wire.send(line) == len(line):
+                return
+        except OSError:
+            pass
+        # it does not read: ended from the loop, for this may be the middle of another job's event
+        self._call(lambda: self._end(session))
+
+    def _end(self, session: _Session, why: str = "") -> None:
+        """Closes a connection; what it held is free."""
+        if session not in self._sessions:
+            return
+        self._sessions.discard(session)
+        self._unknown.discard(session)
+        self._selector.unregister(session.wire)
+        if why:
+            self.counts = replace(self.counts, refused=self.counts.refused + 1)
+            log.info("link arbiter: %s", one_line(why, 200))
+            with contextlib.suppress(OSError):
+                session.wire.send(f"no {one_line(why, 200)}\n".encode())
+        session.wire.close()
+        if session.hello is None:
+            return
+        job_id = session.hello.job_id
+        job = self._jobs[job_id]
+        waited = bool(session.asked)
+        self._ended(session, job)
+        job.sessions.discard(session)
+        if not job.sessions:
+            del self._jobs[job_id]
+            self._event(JobLeft(job_id))
+        elif waited and not job.sending and not any(s.asked for s in job.sessions):
+            self._event(JobLeft(job_id))  # nobody waits for its grant any more
+            member = self._members.get(job_id)
+            if member is not None:
+                self._event(JobJoined(job_id, member.nodes, member.gpus, member.left_s))
+
+    def _follow(self, members: Mapping[int, Member]) -> None:
+        before, self._members = self._members, members
+        for job_id, job in list(self._jobs.items()):
+            old, new = before.get(job_id), members.get(job_id)
+            if new is None or old is None or (new.uid, new.restarts, new.nodes) != (old.uid, old.restarts, old.nodes):
+                for session in list(job.sessions):
+                    self._end(session, f"job {job_id} no longer runs as it did")
+            elif new != old:
+                self._event(JobJoined(job_id, new.nodes, new.gpus, new.left_s))

@@ -1,0 +1,169 @@
+"""The link arbiter in a process of its own, fed by the daemon: `python -m synergyd.daemon.links.process FD COUNTS RULE BOUND_S LINK`.
+
+A thread would wait for Python's lock whenever the daemon computes: milliseconds for every all-reduce, where a tenth of one is wanted.
+The process takes the running jobs as lines of JSON on its standard input, and ends when that ends, as it does with the daemon's death.
+What it has counted stands in a file without a name, COUNTS, which the daemon reads whenever it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from synergyd.daemon.links.arbiter import ArbiterCounts, LinkArbiter, Member, listen
+from synergyd.links.arbiter import terms_named
+from synergyd.links.model import Topology, link_named
+
+log = logging.getLogger("synergyd.links")
+_RESTART_S = 5.0  # between two starts of a process that ended
+_COUNTS_S = 1.0  # between two looks at what was counted
+_SWITCH_S = 1e-4  # for which a question waits at most while the look-ahead computes in its thread
+_COUNTS = struct.Struct("<5Q")  # the fields of Counts, and the open connections
+
+
+def members_line(members: Mapping[int, Member]) -> bytes:
+    """The jobs as one line."""
+    return json.dumps([[job_id, *dataclasses.astuple(member)] for job_id, member in members.items()]).encode() + b"\n"
+
+
+def members_from(line: bytes) -> dict[int, Member]:
+    """The inverse."""
+    return {
+        job_id: Member(uid, restarts, tuple(nodes), gpus, float(left_s))
+        for job_id, uid, restarts, nodes, gpus, left_s in json.loads(line)
+    }
+
+
+class LinkProcess:
+    """The daemon's end. Started anew where it ended; while it is away nobody is gated."""
+
+    def __init__(self, host: str, port: int, rule: str, bound_s: float, node_link: str = "10gbe") -> None:
+        """Raises UsageError when the port can't be had or the rule or the link is none."""
+        terms_named(rule)
+        link_named(node_link)
+        self._said = rule, str(bound_s), node_link
+        self._listener = listen(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._counts = os.memfd_create("synergy-links")
+        self._before = ArbiterCounts()  # of the processes that have ended
+        self._newest: Mapping[int, Member] | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self.child = self._start()
+        self._thread = threading.Thread(target=self._feed, name="link-arbiter", daemon=True)
+        self._thread.start()
+
+    def follow(self, members: Mapping[int, Member]) -> None:
+        """From now on these are the jobs. Never waits: a thread passes the newest on."""
+        with self._changed:
+            self._newest = dict(members)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the process; every job goes on ungated."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self.child.terminate()  # a write that waits for it ends so, too
+        self._thread.join(5.0)
+        self._end()
+        self._listener.close()
+        os.close(self._counts)
+
+    def counts(self) -> tuple[ArbiterCounts, int]:
+        """What has been counted since the daemon's start, a second ago at most, and the connections that are open. Never waits."""
+        told = os.pread(self._counts, _COUNTS.size, 0)
+        *numbers, connections = _COUNTS.unpack(told) if len(told) == _COUNTS.size else (0,) * 5
+        return ArbiterCounts(*map(int.__add__, dataclasses.astuple(self._before), numbers)), connections
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Raises OSError."""
+        numbers = [self._listener.fileno(), self._counts]
+        command = [sys.executable, "-m", "synergyd.daemon.links.process", *map(str, numbers), *self._said]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=numbers)
+
+    def _end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        if self.child.stdin is not None:
+            with contextlib.suppress(OSError):  # what it did not read is lost with it
+                self.child.stdin.close()
+
+    def _feed(self) -> None:
+        last: Mapping[int, Member] = {}
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._newest is not None, _RESTART_S)
+                if self._closing:
+                    return
+                fresh, self._newest = self._newest, None
+            ended = self.child.poll()
+            if fresh is None and ended is None:
+                continue
+            last = last if fresh is None else fresh
+            if ended is not None:
+                log.warning("the link arbiter ended (%d); it is started again", ended)
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closing, _RESTART_S):
+                        return
+                    self._end()
+                    self._before, _ = self.counts()
+                    os.ftruncate(self._counts, 0)
+                    try:
+                        self.child = self._start()
+                    except OSError as error:  # no process to be had: the next turn tries again
+                        log.warning("the link arbiter can't be started: %s", error.strerror)
+                        continue
+            try:
+                assert self.child.stdin is not None
+                self.child.stdin.write(members_line(last))
+                self.child.stdin.flush()
+            except OSError:
+                continue  # it has just ended: seen at the next turn
+
+
+def main(arguments: list[str]) -> int:
+    """The process itself."""
+    number, counts, rule, bound_s = int(arguments[0]), int(arguments[1]), arguments[2], float(arguments[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    _room()
+    sys.setswitchinterval(_SWITCH_S)
+    terms = terms_named(rule, Topology(link_named(arguments[4])), bound_s)
+    # a process that no longer answers ends, and is started anew
+    arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
+    threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()
+    for line in sys.stdin.buffer:
+        arbiter.follow(members_from(line))
+    arbiter.close()
+    return 0
+
+
+def _room() -> None:
+    """As many files as may be: each job's reduction group is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _tell(arbiter: LinkArbiter, file: int) -> None:
+    while True:
+        os.pwrite(file, _COUNTS.pack(*dataclasses.astuple(arbiter.counts), arbiter.connections), 0)
+        time.sleep(_COUNTS_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""Mails a notice through a program that is called as Slurm calls its MailProg: -s SUBJECT ADDRESS, the text on standard input."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from synergyd.daemon.notices.webhook import NotSentError
+from synergyd.errors import one_line
+from synergyd.masking import masked
+from synergyd.notice import Notice
+
+TIMEOUT_S = 30.0
+SUBJECT = 200  # characters
+#: one login name or address; never a list, an option, a pipe or a file as some mail programs take them
+ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,63}(@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)?")
+#: Slurm's --mail-type of an owner who wants to hear of these (ALL shows as a list with REQUEUE in it)
+_BY_TYPE = frozenset({"resize", "hold", "ban", "deadline"})
+_WANTED_TYPES = frozenset({"ALL", "REQUEUE"})
+
+
+@dataclass(frozen=True)
+class Mail:
+    """`program` is the admin's; no shell is between it and this process."""
+
+    program: Path
+
+    def send(self, notice: Notice, address: str) -> None:
+        """Raises NotSentError."""
+        name = one_line(notice.name, 64)
+        said = notice.slurm_name or str(notice.job_id)
+        subject = one_line(f"Slurm Job_id={said} Name={name} Synergy {notice.event}", SUBJECT)
+        subject = "".join(c if c.isascii() and c.isprintable() else "?" for c in subject)
+        # PrivateData may hide others' jobs from the owner
+        text = masked(notice.text, lambda job_id: job_id == notice.job_id)
+        body = (
+            f"Job {said} ({name}) of {notice.user}: {one_line(text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
+        )
+        environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LC_ALL", "SLURM_CONF")}
+        try:
+            with tempfile.TemporaryFile() as said_wrong:  # no pipe: an MTA in the background would hold it open
+                code = subprocess.run(
+                    [str(self.program), "-s", subject, address],
+                    input=body.encode(errors="replace"),
+                    stdout=subprocess.DEVNULL,
+                    stderr=said_wrong,
+                    timeout=TIMEOUT_S,
+                    env={**environment, "SLURM_JOB_ID": str(notice.job_id)},
+                    cwd="/",
+                    check=False,
+                ).returncode
+                said_wrong.seek(0)
+                problem = one_line(said_wrong.read(1000).decode(errors="replace"), 200)
+        except OSError as error:
+            raise NotSentError(f"{self.program} can't be run: {error.strerror}") from None
+        except subprocess.TimeoutExpired:
+            raise NotSentError(f"{self.program} did not end within {TIMEOUT_S:.0f} s") from None
+        if code:
+            raise NotSentError(f"{self.program} ended with {code}: {problem}")
+
+
+def recipient(notice: Notice, mail_user: str, mail_type: str) -> str:
+    """Whom to mail: by `notify=` of the job's directive where it names any, else by its --mail-type. "": nobody.
+
+    `mail_user`, `mail_type`: as Slurm shows them, "" where it shows none; it may be anything that a user has written.
+    """
+    by_type = notice.event in _BY_TYPE and not _WANTED_TYPES.isdisjoint(mail_type.upper().split(","))
+    if not (notice.event in notice.notify if notice.notify else by_type):
+        return ""
+    address = mail_user or notice.user
+    return address if ADDRESS.fullmatch(address) else ""

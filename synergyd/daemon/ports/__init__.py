@@ -1,0 +1,1 @@
+"""Ports that jobs and monitors reach: bounded in connections, size and time."""

@@ -1,0 +1,150 @@
+"""Where jobs' reports arrive: a TCP port, a line each, by munge or signed with a job's key. It only checks who sent what."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from synergyd.daemon.ports.bounded_server import BoundedServer, ServerBounds
+from synergyd.daemon.ports.refusals import Refusals
+from synergyd.errors import SynergyError, UsageError
+from synergyd.job_report import Report
+from synergyd.wire import job_key, munge
+from synergyd.wire.job_key import SecretFile, SignedReport
+from synergyd.wire.report import MAX_BYTES, Told, answer_line, from_json
+
+log = logging.getLogger("synergyd.inbox")
+MAX_WAITING = 100_000
+MAX_WAITING_USER = 10_000
+MAX_WAITING_JOB = 64  # of one user about one job
+MAX_MARKS, MAX_LIVES = 128, 10_000  # signatures remembered of one incarnation, and incarnations
+MAX_OPEN = 1000  # connections at a time
+MAX_SOURCE = 128  # of them, from one address
+
+
+@dataclass(frozen=True)
+class ReceivedReport:
+    """A report within bounds, and the user who sent it, as munged or the key says."""
+
+    report: Report
+    uid: int
+
+
+class ReportInbox:
+    """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
+
+    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is.
+    """
+
+    def __init__(self, host: str, port: int, munge_socket: str = "", secret: SecretFile | None = None) -> None:
+        """`secret`: None takes no line but munge's. Raises UsageError when the port can't be had."""
+        self._lock = threading.Lock()
+        self._waiting: list[ReceivedReport] = []
+        self._of_job: Counter[tuple[int, int]] = Counter()  # of those that wait, by (uid, job id)
+        self._of_user: Counter[int] = Counter()
+        self.arrived = threading.Event()
+        self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
+        self._munge_socket, self._secret = munge_socket, secret
+        # signatures of the latest lines by job and incarnation, so that none counts twice
+        self._seen: dict[tuple[int, int], deque[str]] = {}
+        self._refusals = Refusals(log, "report")
+        bounds = ServerBounds(max_bytes=2 * MAX_BYTES, max_open=MAX_OPEN, max_source=MAX_SOURCE)
+        try:
+            self._server = BoundedServer((host, port), b"\n", self._answer, self._refusals, bounds)
+        except OSError as error:
+            raise UsageError(
+                "ReportPort", f"can't listen on port {port} ({error.strerror})", "choose a free port"
+            ) from None
+        self.port = self._server.port
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Reports and connections turned away since the start, by cause."""
+        return self._refusals.counts
+
+    def take(self) -> list[ReceivedReport]:
+        """All that has arrived since the last call."""
+        with self._lock:
+            self.arrived.clear()
+            taken, self._waiting = self._waiting, []
+            self._of_job.clear()
+            self._of_user.clear()
+        return taken
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.close()
+
+    def _answer(self, line: bytes, source: str) -> bytes:
+        """The answer to one report; b"" to one that is refused, which its sender keeps for later."""
+        signed = None
+        try:
+            text = line.decode("ascii", "replace").strip()
+            if text.startswith(job_key.PREFIX):
+                signed, payload = self._opened(text)
+                uid = signed.key.uid
+            else:
+                credential = munge.decode(text, self._munge_socket)
+                payload, uid = credential.payload, credential.uid
+        except SynergyError as error:
+            self._refusals.add("credential", source, str(error))
+            return b""
+        try:
+            received = ReceivedReport(from_json(payload), uid)
+            life = received.report.job_id, received.report.restarts
+            if signed is not None and life != signed.life:
+                raise UsageError("report", f"is signed with the key of job {signed.life[0]}, restart {signed.life[1]}")
+        except SynergyError as error:
+            self._refusals.add("report", source, f"of uid {uid}: {error}")
+            return b""
+        if not self._keep(received):
+            self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
+            return b""
+        owner, told = self.answers.get(life, (None, None))
+        return _answer(told if owner == received.uid else None, life, self._munge_socket, signed)
+
+    def _opened(self, text: str) -> tuple[SignedReport, bytes]:
+        """Raises UsageError."""
+        try:
+            secret = self._secret.read() if self._secret else b""
+        except OSError:  # JobKeys tells of it, and hands no key out
+            secret = b""
+        found = job_key.opened(text, secret, time.time())
+        life, mark = found[0].life, found[0].signature
+        with self._lock:
+            marks = self._seen.pop(life, None) or deque(maxlen=MAX_MARKS)
+            self._seen[life] = marks  # the newest last
+            if len(self._seen) > MAX_LIVES:
+                del self._seen[next(iter(self._seen))]
+            if mark in marks:
+                raise UsageError("report", "was sent before")
+            marks.append(mark)
+        return found
+
+    def _keep(self, received: ReceivedReport) -> bool:
+        key = received.uid, received.report.job_id
+        with self._lock:
+            if (
+                self._of_job[key] >= MAX_WAITING_JOB
+                or self._of_user[received.uid] >= MAX_WAITING_USER
+                or len(self._waiting) >= MAX_WAITING
+            ):
+                return False
+            self._of_job[key] += 1
+            self._of_user[received.uid] += 1
+            self._waiting.append(received)
+            self.arrived.set()
+        return True
+
+
+def _answer(told: Told | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
+    """The answer to a report that was taken; what can't be signed is said at a later one."""
+    try:
+        return answer_line(told, *life, munge_socket, signed)
+    except SynergyError as error:
+        log.warning("answer to job %d without what it is told: %s", life[0], error)
+        return answer_line(None)

@@ -1,0 +1,225 @@
+"""What the rest of slurm.conf says that Synergy depends on: warnings with what would be right; Slurm is not asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from synergyd.ordinary_file import read_bytes
+from synergyd.slurm.directives.conf import MAX_FILE_BYTES, ConfLine, Lint, LoadedSettings, read_lines
+from synergyd.slurm.directives.tokenizer import nearest
+
+_PAIR = re.compile(r'(?<![A-Za-z0-9_])([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
+_LUA_COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
+_MAX_JOINED = 1 << 14  # characters of lines that end with a backslash
+_LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "include")
+
+
+@dataclass(frozen=True)
+class SlurmConf:
+    """slurm.conf by key: `values` in small letters (the last one said holds, as in Slurm) with their `places`.
+
+    `gpu_types` are those that NodeName lines give; `path` is slurm.conf itself.
+    """
+
+    path: Path
+    values: Mapping[str, str]
+    places: Mapping[str, str]
+    partitions: tuple[str, ...]
+    gpu_types: tuple[str, ...]
+
+    def get(self, key: str) -> str:
+        return self.values.get(key.lower(), "")
+
+    def where(self, key: str) -> str:
+        return self.places.get(key.lower(), str(self.path))
+
+    def tokens(self, key: str) -> list[str]:
+        """The parts of a value with commas between, in small letters."""
+        return [part.strip().lower() for part in self.get(key).split(",") if part.strip()]
+
+
+def read_slurm_conf(path: Path, lines: Sequence[ConfLine]) -> SlurmConf:
+    """Sort the lines of slurm.conf `path` (conf.read_lines) by key. What is no key=value is passed over."""
+    values: dict[str, str] = {}
+    places: dict[str, str] = {}
+    partitions: list[str] = []
+    gpu_types: list[str] = []
+    carried = ""
+    for line in lines:
+        text = carried + re.split(r"(?<!\\)#", line.text, maxsplit=1)[0].rstrip()
+        if text.endswith("\\") and len(text) < _MAX_JOINED:
+            carried = text[:-1] + " "
+            continue
+        carried = ""
+        pairs = [(key.lower(), value.strip('"')) for key, value in _PAIR.findall(text)]
+        if not pairs:
+            continue
+        if pairs[0][0] not in _LISTS:
+            for key, value in pairs:
+                values[key], places[key] = value, line.where
+        elif pairs[0][0] == "partitionname":
+            partitions.append(pairs[0][1])
+        elif pairs[0][0] == "nodename":
+            gpu_types += re.findall(r"gpu:([A-Za-z_][A-Za-z0-9_.+-]*)", dict(pairs).get("gres", ""))
+    return SlurmConf(path, values, places, tuple(partitions), tuple(dict.fromkeys(gpu_types)))
+
+
+def lint(path: Path, loaded: LoadedSettings) -> tuple[Lint, ...]:
+    """Warnings on slurm.conf `path` and on `loaded` beside it. Raises UsageError when `path` can't be read."""
+    lines, _ = read_lines(path)
+    conf = read_slurm_conf(path, lines)
+    return (*_of_slurm(conf), *_of_settings(conf, loaded), *_of_files(conf, loaded))
+
+
+def _not_in(conf: SlurmConf, key: str, token: str) -> bool:
+    return token not in conf.tokens(key)
+
+
+def _below(conf: SlurmConf, key: str, least: int) -> bool:
+    value = conf.get(key)
+    return value.isdecimal() and len(value) < 10 and int(value) < least
+
+
+# (key, is it wrong?, what, what would be right); a key that is absent has Slurm's default.
+_RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
+    (
+        "JobSubmitPlugins",
+        lambda conf: not {"lua", "job_submit/lua"} & set(conf.tokens("JobSubmitPlugins")),
+        "the job_submit plugin lua is not on, so wrong directives are not refused at sbatch",
+        "add lua to JobSubmitPlugins and install slurm_plugins/job_submit.hook.lua as job_submit.lua",
+    ),
+    (
+        "GresTypes",
+        lambda conf: _not_in(conf, "GresTypes", "gpu"),
+        "gpu is not a GresTypes, so no job has GPUs that could be resized",
+        "add gpu to GresTypes",
+    ),
+    (
+        "JobRequeue",
+        lambda conf: conf.get("JobRequeue") == "0",
+        "JobRequeue=0 takes the right to be requeued from jobs that the plugin did not stamp",
+        "set JobRequeue=1, or rely on the plugin, which sets it on Synergy's jobs",
+    ),
+    (
+        "JobFileAppend",
+        lambda conf: conf.get("JobFileAppend") != "1",
+        "without JobFileAppend=1 a job's output file begins anew at each resize",
+        "set JobFileAppend=1, or let users write --open-mode=append",
+    ),
+    (
+        "AccountingStorageType",
+        lambda conf: not conf.get("AccountingStorageType").lower().endswith("/slurmdbd"),
+        "without slurmdbd no user has an AdminLevel, so synergyd must run as root or SlurmUser",
+        "set AccountingStorageType=accounting_storage/slurmdbd and give synergyd's user AdminLevel=Admin",
+    ),
+    (
+        "PriorityType",
+        lambda conf: conf.get("PriorityType").lower() == "priority/basic",
+        "priority/basic puts a job that was held, as each resize does, behind all others",
+        "set PriorityType=priority/multifactor",
+    ),
+    (
+        "PriorityFlags",
+        lambda conf: (
+            conf.get("PriorityType").lower().endswith("/multifactor")
+            and conf.get("PriorityWeightAge").strip("0") != ""
+            and "accrue_always" not in conf.tokens("PriorityFlags")
+        ),
+        "a job that waits for Synergy's decision stands behind a start time, and gains no age before it",
+        "add ACCRUE_ALWAYS to PriorityFlags",
+    ),
+    (
+        "KillWait",
+        lambda conf: _below(conf, "KillWait", 30),
+        "a short KillWait gives a job little time to write a checkpoint when it is requeued or runs out of time",
+        "set KillWait=30 or more",
+    ),
+    (
+        "PreemptMode",
+        lambda conf: "cancel" in conf.tokens("PreemptMode"),
+        "PreemptMode=CANCEL ends jobs that could go on from their checkpoint",
+        "set PreemptMode=REQUEUE, at least for the partitions that Synergy manages",
+    ),
+    (
+        "PreemptMode",
+        lambda conf: bool({"gang", "suspend"} & set(conf.tokens("PreemptMode"))),
+        "gang scheduling and suspension share GPUs over time behind Synergy's back",
+        "set PreemptMode=REQUEUE or OFF for the partitions that Synergy manages",
+    ),
+    (
+        "SelectType",
+        lambda conf: (
+            bool(conf.get("SelectType")) and not conf.get("SelectType").lower().endswith(("cons_tres", "linear"))
+        ),
+        "this SelectType can't give GPUs to jobs",
+        "set SelectType=select/cons_tres",
+    ),
+    (
+        "SchedulerParameters",
+        lambda conf: "synergy" in conf.get("SchedulerParameters").lower(),
+        "Slurm looks for its own words inside unknown ones, so Synergy's settings here can change Slurm",
+        "move them to #SYNERGY Key=Value lines",
+    ),
+)
+
+
+def _of_slurm(conf: SlurmConf) -> list[Lint]:
+    found = [Lint(conf.where(key), what, right, "warning") for key, wrong, what, right in _RULES if wrong(conf)]
+    match = re.search(r"cred_expire=([0-9]{1,9})", conf.get("AuthInfo"))
+    if match and int(match[1]) > 120:
+        what = f"cred_expire={match[1]} lengthens the wait of a requeued job wherever Synergy can't clear its StartTime"
+        found.append(Lint(conf.where("AuthInfo"), what, "leave cred_expire at its default, 120", "warning"))
+    return found
+
+
+def _of_settings(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
+    found: list[Lint] = []
+    origins, settings = loaded.origins, loaded.settings
+    for name in settings.partitions:
+        if conf.partitions and name not in conf.partitions:
+            near = nearest(name, conf.partitions)
+            right = f"did you mean {near}?" if near else f"partitions are: {', '.join(conf.partitions[:20])}"
+            found.append(Lint(origins["partitions"], f"no partition is named {name}", right, "warning"))
+    for name in settings.gpu_figures:
+        if conf.gpu_types and name not in conf.gpu_types:
+            near = nearest(name, conf.gpu_types)
+            right = f"did you mean {near}?" if near else f"types are: {', '.join(conf.gpu_types[:20])}"
+            found.append(Lint(origins[f"gpu_figures.{name}"], f"no node has GPUs of type {name}", right, "warning"))
+    if "park_s" in origins and settings.park_s < 2 * settings.epoch_s:
+        what = f"Park ({settings.park_s:g} s) is under two epochs of {settings.epoch_s:g} s"
+        right = f"let Park be {2 * settings.epoch_s:g}s or more, so that one slow epoch lets no job go"
+        found.append(Lint(origins["park_s"], what, right, "warning"))
+    return found
+
+
+def _of_files(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
+    """What can be seen of files: a readable password, a job_submit.lua without the hook."""
+    found: list[Lint] = []
+    origin = loaded.origins.get("database", "")
+    if origin and re.match(r"[^:/]+://[^/@]*:[^/@]+@", loaded.settings.database):
+        file = Path(origin.rpartition(":")[0])
+        if file.stat().st_mode & 0o044:
+            what, right = "others can read the database password in this file", "use a .pgpass file or PGPASSFILE"
+            found.append(Lint(origin, what, right, "warning"))
+    script = conf.path.parent / "job_submit.lua"
+    if not {"lua", "job_submit/lua"} & set(conf.tokens("JobSubmitPlugins")):
+        return found
+    try:
+        text = read_bytes(script, MAX_FILE_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        what, right = "JobSubmitPlugins has lua, but this file is absent", "install slurm_plugins/job_submit.hook.lua"
+        return [*found, Lint(str(script), what, right, "warning")]
+    except OSError:
+        return found  # not ours to read, as on a login node
+    text = _LUA_COMMENT.sub("", text)
+    if "synergy" not in text:
+        what, right = "it does not load Synergy's module", "add the lines of slurm_plugins/job_submit.hook.lua"
+        found.append(Lint(str(script), what, right, "warning"))
+    match = re.search(r"""\bstate_dir\s*=\s*["']([^"']*)["']""", text)
+    if match and Path(match[1]) != loaded.settings.state_dir:
+        what = f"its state_dir is {match[1]} but StateDir is {loaded.settings.state_dir}, so it sees no heartbeat"
+        found.append(Lint(str(script), what, "give both the same folder", "warning"))
+    return found

@@ -1,0 +1,1 @@
+"""Slurm's output as typed rows, and what they mean to Synergy. Pure."""

@@ -1,0 +1,316 @@
+"""Slurm's rows and what is known of each job -> the records that decisions are made from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from synergyd.control.power_up import RESUME_TIMEOUT_S
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
+from synergyd.slurm.parsed.job_forms import shown_name
+from synergyd.slurm.parsed.needs import MORE_NODES, beyond_placing, needs_of, open_partitions, room_of
+from synergyd.slurm.parsed.node_states import offered
+from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
+
+_STATES = {
+    "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
+    "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.COMPLETING,
+    "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
+    # 25.11's --requeue=expedite: Slurm keeps its nodes and starts it again by itself
+    "EXPEDITING": JobState.COMPLETING,
+    "SPECIAL_EXIT": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING, "POWER_UP_NODE": JobState.RUNNING,
+    **dict.fromkeys(
+        ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
+        JobState.DONE,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was learnt of a job when it was first seen: its directive, or why that is wrong; the size of its sbatch line."""
+
+    directive: Directive | None
+    error: str
+    asked: Shape
+    cpus_per_node: int
+    # tasks of its sbatch line where they are more than one a node: such a job keeps its size
+    own_tasks: int | None = None
+    note: str = ""  # an operator's own AdminComment, kept
+    nodelist: tuple[str, ...] = ()  # its user's own --nodelist, which our ReqNodeList keeps
+    excluded: tuple[str, ...] = ()  # its --exclude
+    time_limit_s: float | None = None  # of its sbatch line
+    continued: int = 0  # times that it has begun anew
+    throttle: int = 0  # of its array
+    put_off_s: float | None = (
+        None  # the plugin put off its start, which may come from then on; None: it did not, or no more
+    )
+    leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
+
+
+def state_of(row: JobRow) -> JobState:
+    """Slurm's state, as far as Synergy tells them apart.
+
+    A state that is not known (of a newer Slurm) counts as COMPLETING: such a job is neither forgotten nor written to.
+    """
+    return _STATES.get(row.state.split("+")[0].upper(), JobState.COMPLETING)
+
+
+def launch_failed(row: JobRow) -> bool:
+    """Slurm holds the job since slurmd did not start it: nobody asked for that hold."""
+    held = state_of(row) is JobState.PENDING and row.priority == 0
+    return held and row.reason.lower().replace(" ", "_") == "launch_failed_requeued_held"
+
+
+def node_of(row: NodeRow) -> Node:
+    """One node, seen for the first of its types of GPUs; `up` only in states that take new jobs."""
+    return nodes_of(row)[0]
+
+
+def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
+    """A node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
+    offer = offered(row.state)
+    totals: dict[str, int] = {}
+    for kind, count in gpu_items(row.gres):
+        totals[kind] = totals.get(kind, 0) + count
+    if any(totals.get(kind, 0) for kind in totals if kind):
+        totals.pop("", None)  # the untyped total of the same GPUs
+    room, used = room_of(row)
+    found = []
+    for kind, gpus in sorted(totals.items(), key=lambda item: item[1] == 0) or [("", 0)]:
+        in_use = sum(count for other, count in gpu_items(row.gres_used) if other in ("", kind))
+        found.append(
+            Node(
+                row.name,
+                kind or "gpu",
+                gpus,
+                min(in_use, gpus),
+                offer.up,
+                row.partitions,
+                row.features,
+                row.reason,
+                room=room,
+                used=used,
+                threads_per_core=row.threads_per_core if whole_cores else 1,
+                tmp_disk_mib=row.tmp_disk_mib,
+                wakeable=offer.wakeable,
+                waking=offer.waking,
+                reserved=offer.reserved,
+            )
+        )
+    return tuple(found)
+
+
+def leaks(rows: Iterable[NodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
+    """By node: GPUs that Slurm counts as in use there although no job is. Slurm itself gives them to nobody either."""
+    held = {name for job in jobs if state_of(job) is not JobState.DONE for name in job.node_names}
+    used = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in held}
+    return {name: count for name, count in used.items() if count}
+
+
+def with_leaks(cluster: Cluster, leaked: Mapping[str, int]) -> Cluster:
+    """The cluster with what `leaks` found."""
+    if not leaked:
+        return cluster
+    return Cluster(tuple(replace(n, leaked=leaked.get(n.name, 0)) for n in cluster.nodes))
+
+
+def cluster_of(
+    rows: Iterable[NodeRow],
+    partitions: tuple[str, ...] = (),
+    leaves: Mapping[str, str] | None = None,
+    limits: Mapping[str, PartitionRow] | None = None,
+) -> Cluster:
+    """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name; `limits`:
+    partitions by name."""
+    found = []
+    timeouts = {name: p.resume_timeout_s for name, p in (limits or {}).items() if p.resume_timeout_s}
+    for row in rows:
+        wake_s = max((timeouts[p] for p in row.partitions if p in timeouts), default=RESUME_TIMEOUT_S)
+        cores = not any(name in (limits or {}) and not (limits or {})[name].whole_cores for name in row.partitions)
+        leaf = (leaves or {}).get(row.name, "")
+        nodes = nodes_of(row, cores)
+        found += [replace(node, leaf=leaf, wake_s=wake_s if node.wakeable else 0.0) for node in nodes]
+    return Cluster(tuple(n for n in found if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
+
+
+def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
+    """What the job holds or asks for; type '' where it asks for any and has none yet."""
+    kind, count = gpus_of(row.tres_per_node)
+    if row.node_names:
+        kind = gpu_type_of_node.get(row.node_names[0], kind)
+    return Shape(kind, max(1, row.num_nodes), count)
+
+
+def is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
+    """Does the job run in one of these partitions (all, where none is named), or wait for several of which one is here?"""
+    return not partitions or not set(partitions).isdisjoint(row.partition.split(","))
+
+
+def not_resizable(row: JobRow, directive: Directive) -> str:
+    """Why this job keeps the size it asked for, or ''."""
+    if not directive.resize:
+        return "its directive says resize=no"
+    if not row.batch:
+        return "it is no batch job (salloc or srun)"
+    if not row.requeue:
+        return "it may not be requeued (--no-requeue)"
+    if gpus_of(row.tres_per_node)[1] == 0 or gpu_items(row.tres_other):
+        return "it asks for GPUs by job, task or socket, or for none: ask by node, --gres=gpu:N"
+    if row.num_tasks > row.num_nodes:
+        return f"it has {row.num_tasks} tasks on {row.num_nodes} nodes: one task a node is needed (srun synergy-launch)"
+    return ""
+
+
+@dataclass(frozen=True)
+class Crowded:
+    """Where jobs that Synergy does not decide about wait for GPUs now: the nodes that they may use, and the partitions of these.
+    `accounts`: those whose own jobs fill a limit."""
+
+    nodes: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+
+    def why(self, job: Job) -> str:
+        """Why the job may have no more than it asked for; "" where it may."""
+        if self.partitions & set(job.partition.split(",")):
+            return "jobs that Synergy does not decide about wait for GPUs in its partition"
+        return "jobs of its account wait for what a limit leaves to it" if job.account in self.accounts else ""
+
+    def of_use(self, job: Job) -> bool:
+        """Do they gain from what the job holds?"""
+        return job.account in self.accounts or not self.nodes.isdisjoint(job.node_names)
+
+
+def crowded(rows: Iterable[JobRow], ours: Container[int], nodes: Iterable[Node]) -> Crowded:
+    """`ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody else's cost."""
+    waiting = frozenset(("Resources", "Priority", "None", ""))
+    wanted, accounts = set[tuple[str, str]](), set[str]()  # partitions and GPU type ("": any)
+    for r in rows:
+        if r.job_id in ours or r.state != "PENDING" or r.priority <= 0:
+            continue
+        if not (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
+            continue
+        reason = r.reason.strip("()")
+        if reason in waiting:
+            kind = gpus_of(r.tres_per_node)[0] or gpus_of(r.tres_other)[0]
+            wanted.update((name, kind) for name in r.partition.split(","))
+        elif _filled_now(reason) and r.account:
+            accounts.add(r.account)
+    names, partitions = set[str](), {name for name, _ in wanted}
+    for node in nodes if wanted else ():
+        if any((p, kind) in wanted for p in node.partitions for kind in ("", node.gpu_type)):
+            names.add(node.name)
+            partitions.update(node.partitions)
+    return Crowded(frozenset(names), frozenset(partitions), frozenset(accounts))
+
+
+def _filled_now(reason: str) -> bool:
+    """Does Slurm's reason name a limit of an account that is free again as soon as its running jobs have less? A budget of minutes
+    that is used up is not."""
+    used_up = "Wall" in reason or ("Minutes" in reason and "RunMinutes" not in reason)
+    return reason.startswith("AssocGrp") and "Jobs" not in reason and not used_up
+
+
+def passed_over(
+    rows: Iterable[JobRow],
+    ours: Container[int],
+    before_s: float,
+    gpu_type_of_node: Mapping[str, str],
+    partitions_of_node: Mapping[str, Sequence[str]],
+) -> frozenset[int]:
+    """Those of `ours` that wait since before `before_s`, and that a job on a node of a partition of theirs has passed: one that is
+    not Synergy's, was submitted later (to whatever partition), and has GPUs already, of the type that they ask for if they name
+    one. By Slurm's times: seconds since 1970."""
+    rows = list(rows)
+    newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
+    for r in rows:
+        if r.job_id not in ours and r.state == "RUNNING" and (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
+            for name in r.node_names:
+                for partition in (r.partition, *partitions_of_node.get(name, ())):
+                    for kind in {"", gpu_type_of_node.get(name, "")}:
+                        newest[partition, kind] = max(newest.get((partition, kind), 0.0), r.submit_s)
+    return frozenset(
+        r.job_id
+        for r in rows
+        if r.job_id in ours and r.state == "PENDING" and r.priority > 0 and r.submit_s < before_s
+        if any(newest.get((p, gpus_of(r.tres_per_node)[0]), 0.0) > r.submit_s for p in r.partition.split(","))
+    )
+
+
+def held_to_asked(job: Job, why: str, of_use: bool = True) -> Job:
+    """The job, where others wait (`why`): at most the size it asked for. What it has beyond that it keeps where it is of no use to
+    them."""
+    if job.directive is None:
+        return job
+    most = max(job.asked.gpus, job.directive.min_gpus or 1)
+    beyond = job.state is JobState.RUNNING and job.shape.gpus > most
+    if beyond and not of_use:
+        most = job.shape.gpus
+    directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
+    return replace(job, directive=directive, gives_back=why if beyond and of_use else job.gives_back)
+
+
+def job_of(
+    row: JobRow,
+    known: Known,
+    gpu_type_of_node: Mapping[str, str],
+    *,
+    paused: bool,
+    partitions: Mapping[str, PartitionRow] | None = None,
+    groups: frozenset[str] | None = None,
+    topology: bool = False,
+    qos_flags: frozenset[str] | None = None,
+) -> Job:
+    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, `qos_flags`:
+    its QOS's, likewise; `topology`: the nodes' leaf switches are known."""
+    state = state_of(row)
+    directive, error = known.directive, known.error
+    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups, qos_flags)
+    limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
+    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row, topology) or shut):
+        directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
+    fixed = ""
+    if directive is not None:
+        typed = gpus_of(row.tres_per_node)[0]
+        if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
+            directive = replace(directive, gpu_types=(typed,))
+        fixed = not_resizable(row, directive) or shut  # a running one would not start again
+    shape = shape_of(row, gpu_type_of_node)
+    return Job(
+        job_id=row.job_id,
+        name=row.name,
+        slurm_name=shown_name(row),
+        user=row.user,
+        uid=row.uid,
+        partition=row.partition,
+        state=state,
+        reason=row.reason,
+        submit_s=row.submit_s,
+        start_s=row.start_s if state is not JobState.PENDING else None,
+        begin_s=row.eligible_s if state is JobState.PENDING else None,
+        restarts=row.restarts,
+        shape=shape,
+        asked=known.asked if known.asked.gpu_type else replace(known.asked, gpu_type=shape.gpu_type),
+        node_names=row.node_names,
+        # Slurm takes the priority of a job whose constraints it can't meet, and gives it back at the next update
+        held=state is JobState.PENDING and row.priority == 0 and row.reason != "BadConstraints",
+        launch_failed=launch_failed(row),
+        paused=paused,
+        directive=directive,
+        directive_error=error,
+        fixed=fixed,
+        account=row.account,
+        qos=row.qos,
+        features=row.features,
+        reservation=row.reservation,
+        priority=float(row.priority),
+        time_limit_s=row.time_limit_s,
+        needs=needs_of(row, known.cpus_per_node, limits),
+        nodelist=known.nodelist,
+        exclude=tuple(sorted(known.excluded)),
+        open_partitions=",".join(names),
+        max_nodes=min(
+            (p.max_nodes for p in limits if p.max_nodes and MORE_NODES not in (qos_flags or ())), default=None
+        ),
+    )

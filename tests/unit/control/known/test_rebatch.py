@@ -1,0 +1,148 @@
+"""A job that would gain by another batch on the GPUs it holds is told so in the answer to its report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synergy_launch.launcher.reporter import Reporter
+
+from synergyd.control.known import rebatch
+from synergyd.job_report import Report
+from synergyd.records import Cell, Directive, Job, JobState, Plan, Shape
+from synergyd.wire import munge
+from synergyd.wire import report as reports
+from synergyd.wire.report import Told
+from tests.unit.daemon.daemon_world import Site
+
+SCRIPT = (
+    "#!/bin/bash\n#SYNERGY model=gpt2 global_batch=64:4096 min_gpus=2 max_gpus=2 tp=1 pp=1 checkpoint=/ckpt\n"
+    "srun synergy-launch train.py\n"
+)
+SHAPE = Shape("a100", 1, 2)
+PRESENT = Plan(dp=2, micro_batch=8, global_batch=64)
+WANTED = replace(PRESENT, micro_batch=16, global_batch=256)
+JOB = Job(
+    7, "x", "ann", 1000, "main", JobState.RUNNING, "", 0.0, 0.0, None, 1, SHAPE, SHAPE, directive=Directive(global_batch=(64, 4096)),
+)  # fmt: skip
+TOLD = Report(7, 1, 10, step_s=1.0, plan=PRESENT, rebatching=True)
+CELL = Cell(SHAPE, WANTED, 100.0, 0.98, 98.0, 2.56, 0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "state")
+
+
+def running(site: Site) -> None:
+    site.slurm.submit(1, SCRIPT, tres_per_node="gres:gpu:2")
+    site.slurm.runs(1, "n1")
+    site.epoch()
+
+
+def noisy(site: Site, plan: Plan = PRESENT, rebatching: bool = True, step_s: float = 2.0) -> None:
+    site.report(1, noise_scale=1e6, plan=plan, rebatching=rebatching, step_s=step_s)
+    site.epoch(60)
+
+
+def test_a_job_that_would_gain_is_told_and_not_restarted(site: Site) -> None:
+    running(site)
+    noisy(site)
+    uid, told = site.post.answers[1, 0]
+    plan = told.plan
+    assert plan.global_batch > 64 and (plan.tp, plan.pp, plan.dp) == (1, 1, 2)
+    noisy(site)
+    assert site.post.answers[1, 0] == (uid, Told(plan))
+    assert not [call for call in site.slurm.calls if call[0] in ("signal", "requeue")]
+    assert site.life(1).state.value == "RUNNING"
+    assert site.story(1).count("from its next step on") == 1
+    noisy(site, plan, step_s=1.0 * plan.global_batch / 64)  # it has followed, and a sequence takes half the time
+    assert (1, 0) not in site.post.answers
+
+
+def test_one_that_can_not_follow_is_not_told(site: Site) -> None:
+    running(site)
+    noisy(site, rebatching=False)
+    assert not site.post.answers
+
+
+def test_one_that_stands_by_tells_nobody(site: Site) -> None:
+    running(site)
+    site.leads = False
+    noisy(site)
+    assert not site.post.answers
+
+
+def test_what_is_better() -> None:
+    cells = [CELL]
+    assert rebatch.better_batch(JOB, TOLD, cells, 1e4) == WANTED
+    assert rebatch.better_batch(JOB, replace(TOLD, step_s=0.001), cells, 1e4) is None  # it is faster than that
+    others = [
+        (replace(JOB, restarts=2), TOLD, cells),
+        (replace(JOB, state=JobState.PENDING), TOLD, cells),
+        (replace(JOB, paused=True), TOLD, cells),
+        (replace(JOB, directive=Directive()), TOLD, cells),
+        (JOB, replace(TOLD, rebatching=False), cells),
+        (JOB, replace(TOLD, plan=None), cells),
+        (JOB, replace(TOLD, step_s=None), cells),
+        (JOB, None, cells),
+        (JOB, TOLD, []),
+        (JOB, TOLD, [replace(cells[0], shape=Shape("a100", 2, 1))]),
+        (JOB, TOLD, [replace(cells[0], plan=replace(WANTED, recompute="full"))]),
+        (JOB, TOLD, [replace(cells[0], plan=PRESENT)]),
+    ]
+    assert [rebatch.better_batch(job, told, some, 1e4) for job, told, some in others] == [None] * len(others)
+    assert rebatch.better_batch(JOB, TOLD, cells, None) is None
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"ok", b"ok\n", b"no", b"ok \xff\xfe", b"ok tp:1,dp:2,gb:4\n", b"ok MUNGE:AAAA:\n", b"ok MUNGE:"]
+)
+def test_an_answer_that_says_no_plan(line: bytes) -> None:
+    assert reports.told_by(line, TOLD, 0) is None
+
+
+class Seal:
+    """munge in memory: a credential is `MUNGE:<uid>:<payload>`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+        self.uid = uid
+        monkeypatch.setattr(munge, "encode", lambda payload, socket="": f"MUNGE:{self.uid}:{payload.decode()}")
+        monkeypatch.setattr(munge, "decode", self.decode)
+
+    def decode(self, text: str) -> munge.Credential:
+        _, uid, payload = text.split(":", 2)
+        return munge.Credential(payload.encode(), int(uid), 0)
+
+
+def test_an_answer_with_a_plan_comes_back_if_the_daemon_signed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal = Seal(monkeypatch, 64030)
+    line = reports.answer_line(Told(WANTED), TOLD.job_id, TOLD.restarts)
+    assert reports.told_by(line, TOLD, 64030) == Told(WANTED)
+    assert reports.answer_line(None) == b"ok\n"
+    # another user's, another job's, another incarnation's, and from a daemon whose user nobody knows
+    assert reports.told_by(line, TOLD, 1000) is None
+    assert reports.told_by(line, replace(TOLD, job_id=8), 64030) is None
+    assert reports.told_by(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.told_by(line, TOLD, None) is None
+    # an order to restart is no batch, and says which one it is
+    line = reports.answer_line(Told(WANTED, 3), TOLD.job_id, TOLD.restarts)
+    assert reports.told_by(line, TOLD, 64030) == Told(WANTED, 3)
+    assert reports.told_by(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.told_by(line.replace(b" 3 ", b" 03 "), TOLD, 64030) is None
+    seal.uid = 0
+    assert reports.told_by(reports.answer_line(Told(WANTED), 7, 1), TOLD, None) == Told(WANTED)
+
+
+def test_the_reporter_hands_the_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Told] = []
+    answers = [None, Told(WANTED, 1)]
+    monkeypatch.setattr(reports, "send", lambda report, address, by: answers.pop(0))
+    reporter = Reporter("x:1", 0.01, heard=heard.append)
+    reporter.offer(TOLD, urgent=True)
+    while len(answers) == 2:
+        pass
+    reporter.offer(TOLD, urgent=True)
+    reporter.close()
+    assert heard == [Told(WANTED, 1)]
