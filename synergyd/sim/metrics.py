@@ -23,7 +23,7 @@ class RunMetrics:
     Finish-time fairness of a job (Themis, NSDI 2020): its JCT over the time it would take alone on its fair share, the
     cluster's GPUs / jobs present on average while it was there, its one start included (without it a job of a second would
     be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1. `worst_restart_share`: see `restart_share`.
-    `throughput_jobs`: cluster throughput (Crius, EuroSys 2026), the sum over the running jobs of the rate of progress over that on
+    `throughput_jobs`: cluster throughput, the sum over the running jobs of the rate of progress over that on
     the GPUs and with the batch asked for; its mean from the first to the last submission. It counts jobs at the
     speed that their users asked for; None where all jobs come at once. `energy_kwh`: of the GPUs held, each at its type's `watts`, so
     an upper bound; None where the watts of a type that was held are not known.
