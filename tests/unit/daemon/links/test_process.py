@@ -116,9 +116,9 @@ def test_a_process_whose_loop_ends_by_a_fault_ends(tmp_path: Path) -> None:
     script = tmp_path / "faulty.py"
     script.write_text(
         "import sys\n"
-        "from synergyd.daemon import link_arbiter, link_process\n"
-        "link_arbiter.LinkArbiter._accept = lambda self: 1 // 0\n"
-        "sys.exit(link_process.main(sys.argv[1:]))\n"
+        "from synergyd.daemon.links import arbiter, process\n"
+        "arbiter.LinkArbiter._accept = lambda self: 1 // 0\n"
+        "sys.exit(process.main(sys.argv[1:]))\n"
     )
     with listen("127.0.0.1", 0) as listener:
         numbers = [listener.fileno(), os.memfd_create("counts")]
