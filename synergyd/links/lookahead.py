@@ -95,7 +95,8 @@ def chosen_disciplines(
     idle: Collection[int] = (),
 ) -> Iterator[dict[int, Discipline]]:
     """For each group of jobs that share links the discipline of each of them, one group after another. A group with a job of which
-    nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `idle`: jobs that send nothing at present, as if they were not there."""
+    nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `idle`: jobs that send nothing at present, as if they
+    were not there."""
     for group in sharing_groups({j: names for j, names in state.links.items() if j not in idle}):
         if len(group) > MOST_JOBS or not all(job_id in senders for job_id in group):
             yield dict.fromkeys(group, terms.discipline)
