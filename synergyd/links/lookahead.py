@@ -44,6 +44,7 @@ Forecast = Callable[[Discipline, float], float]
 STEPS = 40  # of the longest job in a forecast: its steps stand for all that it has left, and shorter jobs have fewer in proportion
 EVENTS = 2000  # of one forecast, about: many jobs get fewer steps
 _LEAST_STEPS = 8
+MOST_JOBS = 50  # of a group that is forecast: a choice for 50 on 8 nodes takes 8 s of a core, for 200 more than 80 s
 
 
 def choose(
@@ -94,9 +95,10 @@ def chosen_disciplines(
     idle: Collection[int] = (),
 ) -> Iterator[dict[int, Discipline]]:
     """For each group of jobs that share links the discipline of each of them, one group after another. A group with a job of which
-    nothing has been seen yet keeps `terms.discipline`. `idle`: jobs that send nothing at present, as if they were not there."""
+    nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `idle`: jobs that send nothing at present, as if they
+    were not there."""
     for group in sharing_groups({j: names for j, names in state.links.items() if j not in idle}):
-        if not all(job_id in senders for job_id in group):
+        if len(group) > MOST_JOBS or not all(job_id in senders for job_id in group):
             yield dict.fromkeys(group, terms.discipline)
             continue
         own = ArbiterState(

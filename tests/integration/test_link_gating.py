@@ -58,6 +58,8 @@ def check(phases: list[Phase], found: list[list[Outcome]]) -> None:
 class Recorder:
     """A gate that counts; `begin` takes a while on the rank that asks."""
 
+    asks = True
+
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 

@@ -80,6 +80,8 @@ class FsdpGate:
     def _ask(self) -> None:
         self._begun.clear()
         self._ended.clear()
+        if not self._gate.asks:  # nor does the GPU have to be waited for
+            return
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # kernels are queued: is the message really ready?
         if self._ends.settled():

@@ -113,9 +113,10 @@ class DdpGate:
         if _capturing():
             return self._inner(bucket)
         if bucket.index() == 0:
-            if bucket.buffer().is_cuda:
+            asks = self._gate.asks  # else the GPU need not be waited for
+            if asks and bucket.buffer().is_cuda:
                 torch.cuda.current_stream().synchronize()  # kernels are queued: is the message really ready?
-            self._asked = self._ends.settled()
+            self._asked = asks and self._ends.settled()
             if self._asked:
                 self._gate.begin(self._bytes)
         reduced = self._inner(bucket)
@@ -207,7 +208,7 @@ class MegatronGate:
 
     def _before(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def begin_and_start(*args: Any, **kwargs: Any) -> Any:
-            if not self._left and not _capturing():
+            if not self._left and self.gate.asks and not _capturing():
                 if torch.cuda.is_available():
                     torch.cuda.current_stream().synchronize()
                 if self._ends.settled():

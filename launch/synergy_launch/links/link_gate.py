@@ -109,13 +109,18 @@ class LinkGate:
         self._thread = threading.Thread(target=self._keep_connected, name="synergy-link-gate", daemon=True)
         self._thread.start()
 
+    @property
+    def asks(self) -> bool:
+        """Whether `begin` would ask now: the arbiter is there, and has not said that asking is in vain."""
+        return self._wire is not None and self._monotonic() >= self._free_until
+
     def begin(self, size_bytes: int) -> float:
         """A message of so many bytes is ready: returns when it may go, after the arbiter's bound at the latest. Seconds waited."""
         self.end()  # of what was begun before, where its end was not reported
         wire = self._wire
-        began = self._monotonic()
-        if wire is None or began < self._free_until:
+        if wire is None or not self.asks:
             return 0.0
+        began = self._monotonic()
         self._number += 1
         exposed_s = min(self._took, default=0.0)
         must_wait = False

@@ -2,9 +2,10 @@
 
     python -m synergy_launch.megatron_core.hooked_script SCRIPT ...      (or -m MODULE ...)
 
-The launcher puts it before the script. As soon as Megatron's modules are imported, its DistributedDataParallel is watched for the
-gradient noise scale (script_noise.py), its training loop gets a batch that may move (script_batch.py), and where the job has a link
-arbiter its all-reduces are gated (links/gated_script.py). A fault in a hook turns that hook off; the script runs on.
+The launcher puts it before the script. When Megatron-LM's training loop begins, the chunks that it trains are watched for the gradient
+noise scale (script_noise.py), and it gets a batch that may move (script_batch.py): where that fails on one rank, it is done on none, or
+the others would wait for it. Where the job has a link arbiter its all-reduces are gated (links/gated_script.py). A fault in a hook turns
+that hook off; the script runs on.
 SYNERGY_NOISE=0 leaves the first two out.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 import os
@@ -22,7 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from synergy_launch.agent import run_folder
+from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import gated_script, link_gate
+from synergy_launch.megatron_core import script_batch
 
 TRAINING = "megatron.training.training"
 NOISE = "synergy-noise.json"  # in the checkpoint folder: the estimate, so that a restart does not begin it afresh
@@ -37,11 +42,10 @@ def install() -> None:
     if os.environ.get("SYNERGY_NOISE") == "0":
         return
     run = ScriptRun()
-    for name, then in ((gated_script.MODULE, run.watch_models), (TRAINING, run.watch_training)):
-        if name in sys.modules:
-            then(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, gated_script.ImportWatch(name, then, _say))
+    if TRAINING in sys.modules:
+        run.watch_training(sys.modules[TRAINING])
+    else:
+        sys.meta_path.insert(0, gated_script.ImportWatch(TRAINING, run.watch_training, _say))
 
 
 class ScriptRun:
@@ -53,7 +57,7 @@ class ScriptRun:
         self._settings: Any = None
         self._tuner: Any = None
         self._timer: Any = None
-        self._tells = False
+        self._followed = self._tells = False
         self._folder: Path | None = None
         self._note = ""
         self._began = math.nan
@@ -62,90 +66,98 @@ class ScriptRun:
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
-    def watch_models(self, module: ModuleType) -> None:
-        """Every DistributedDataParallel that is made from now on is measured."""
-        made: Any = module.DistributedDataParallel
-        original = made.__init__
-
-        @functools.wraps(original)
-        def init(chunk: Any, *args: Any, **kwargs: Any) -> None:
-            original(chunk, *args, **kwargs)
-            try:
-                self._measure(chunk)
-            except Exception as error:  # this Megatron may differ inside from the known ones
-                _say(error)
-
-        made.__init__ = init
-
     def watch_training(self, module: ModuleType) -> None:
-        """Megatron-LM's train() gets a batch that may move."""
+        """Megatron-LM's train() is measured and gets a batch that may move."""
         original: Any = module.train
 
         @functools.wraps(original)
-        def train(forward_step: Any, model: Any, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._follow(module, optimizer, scheduler)
-            return original(forward_step, model, optimizer, scheduler, *args, **kwargs)
+        def train(*args: Any, **kwargs: Any) -> Any:
+            if not self._followed:
+                self._followed = True
+                self._follow(module, lambda: list(inspect.signature(original).bind(*args, **kwargs).arguments.values()))
+            return original(*args, **kwargs)
 
         module.train = train  # type: ignore[attr-defined]
 
-    def _measure(self, chunk: Any) -> None:
-        from megatron.core import num_microbatches_calculator as calculator
-        from megatron.core import parallel_state
-
-        from synergy_launch.megatron_core.script_noise import Degrees, ScriptNoise, StepSize
-
-        if self.noise is None:
-            degrees = Degrees(
-                dp=parallel_state.get_data_parallel_world_size(),
-                cp=parallel_state.get_context_parallel_world_size(),
-                tp=parallel_state.get_tensor_model_parallel_world_size(),
-                cp_group=parallel_state.get_context_parallel_group(),
-            )
-            self.noise = ScriptNoise(
-                degrees,
-                lambda: StepSize(calculator.get_num_microbatches(), calculator.get_micro_batch_size()),
-                self._propose,
-                self._agreed,
-            )
-        self.noise.add(chunk)
-
-    def _follow(self, module: Any, optimizer: Any, scheduler: Any) -> None:
-        """Training begins. Where one rank can't move its batch, none does."""
+    def _follow(self, module: Any, arguments: Callable[[], list[Any]]) -> None:
+        """Training begins. What one rank can't do, none does."""
         import torch.distributed as dist
-        from megatron.core import num_microbatches_calculator as calculators
 
-        from synergy_launch.agent import run_folder
-        from synergy_launch.agent.settings import AgentSettings
-        from synergy_launch.megatron_core import script_batch, script_noise
+        from synergy_launch.megatron_core import script_noise
 
+        if not dist.is_initialized():
+            return
+        calculators: Any = None
+        noise: Any = None
         moving: Any = None
+        told: tuple[int, int] | None = None
         try:
-            args: Any = module.get_args()
+            from megatron.core import num_microbatches_calculator
+
+            calculators = num_microbatches_calculator
+            _, model, optimizer, scheduler, *_ = arguments()
+            noise = self._measured(model)
+            args = module.get_args()
             self._settings = AgentSettings.from_environment()
             self._tells = bool(dist.get_rank() == dist.get_world_size() - 1)
             self._folder = Path(args.save) if args.save else None
-            asked = self._settings.daemon_chooses_batch or self._settings.batch_range
             # none: Megatron's FSDP or PyTorch's, which is no DistributedDataParallel
-            if asked and self.noise is not None:
-                present = calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR
-                why = script_batch.refusal(args, present)
-                if why and self._tells:
-                    print(f"synergy: the batch does not move between iterations: {why}", flush=True)
-                if not why:
-                    length = script_batch.RunLength.of(os.environ.get(script_batch.RUN, ""))
-                    moving = script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begins)
-        except Exception as error:
+            if noise is not None and (self._settings.daemon_chooses_batch or self._settings.batch_range):
+                moving = self._movable(args, calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR, optimizer, scheduler)
+            if self._tells and self._settings.run_dir:
+                # a run that is started again in place goes on with what it was told before
+                told = run_folder.proposed_batch(self._settings.run_dir)
+        except Exception as error:  # this Megatron may differ inside from the known ones
             _say(error)
-        # a run that is started again in place goes on with what it was told before
-        told = run_folder.proposed_batch(self._settings.run_dir) if self._tells and self._settings.run_dir else None
-        able, wanted = script_noise.total([1.0 if moving is not None else 0.0, float(told[0] if told else 0)])
+        able, movable, wanted = script_noise.total([noise is not None, moving is not None, told[0] if told else 0])
         if able == dist.get_world_size():
+            self.noise = noise
+        elif noise is not None:
+            noise.stop()
+        if self.noise is not None and movable == able:
             self.batch = moving
             calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR = moving
+            moving.start()
             moving.ask(round(wanted))
         self._tells = self._tells and self.noise is not None
         if self._tells:
             self._safely(self._prepare)
+
+    def _measured(self, model: Any) -> Any:
+        """What measures these chunks; None where they are not all Megatron's DistributedDataParallel."""
+        from megatron.core import num_microbatches_calculator as calculator
+        from megatron.core import parallel_state
+        from megatron.core.distributed import DistributedDataParallel
+
+        from synergy_launch.megatron_core.script_noise import Degrees, ScriptNoise, StepSize
+
+        chunks = model if isinstance(model, list) else [model]
+        if not all(isinstance(chunk, DistributedDataParallel) for chunk in chunks):
+            return None
+        degrees = Degrees(
+            dp=parallel_state.get_data_parallel_world_size(),
+            cp=parallel_state.get_context_parallel_world_size(),
+            tp=parallel_state.get_tensor_model_parallel_world_size(),
+            cp_group=parallel_state.get_context_parallel_group(),
+        )
+
+        def size() -> StepSize:
+            return StepSize(calculator.get_num_microbatches(), calculator.get_micro_batch_size())
+
+        noise = ScriptNoise(degrees, size, self._propose, self._agreed, self._ended)
+        for chunk in chunks:
+            noise.add(chunk)
+        return noise
+
+    def _movable(self, args: Any, present: Any, optimizer: Any, scheduler: Any) -> Any:
+        """What stands in for Megatron's calculator; None where the batch can't move, which the output says once."""
+        why = script_batch.refusal(args, present)
+        if why and self._tells:
+            print(f"synergy: the batch does not move between iterations: {why}", flush=True)
+        if why:
+            return None
+        length = script_batch.RunLength.of(os.environ.get(script_batch.RUN, ""))
+        return script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begins)
 
     def _safely(self, act: Callable[[], None]) -> None:
         """Of what this rank alone does: a fault ends its reports, and not the training."""
@@ -191,10 +203,8 @@ class ScriptRun:
         """The batch to go on with, where this rank knows of another one: the daemon's, else the run's own choice."""
         if not self._tells or self.batch is None:
             return 0
-        from synergy_launch.agent.run_folder import proposed_batch
-
         folder, now = self._settings.run_dir, self.batch.batch
-        proposed = proposed_batch(folder) if folder is not None else None
+        proposed = run_folder.proposed_batch(folder) if folder is not None else None
         wanted = proposed[0] if proposed is not None else self._own_choice()
         if wanted in (0, now):
             return 0
@@ -219,6 +229,13 @@ class ScriptRun:
         if self._tells:
             self._tell()
 
+    def _ended(self) -> None:
+        """Nothing is agreed on any more: the batch stays as it is."""
+        self.batch = None
+        if self._tells and self.noise is not None:
+            self._told_at = -math.inf
+            self._safely(self._tell)
+
     def _tell(self) -> None:
         """The status for the launcher, and the estimate for the next start; a full disk does not end training."""
         now = time.monotonic()
@@ -226,8 +243,6 @@ class ScriptRun:
         if folder is None or now < self._told_at + _TELL_S:
             return
         self._told_at = now
-        from synergy_launch.agent import run_folder
-
         values = {"noise_scale": self.noise.scale.value, "rebatching": self.batch is not None, "note": self._note}
         with contextlib.suppress(OSError):
             run_folder.tell_inside(folder, values)
@@ -239,12 +254,10 @@ class ScriptRun:
                 fresh.replace(self._folder / NOISE)
 
     def _keep_history(self, iteration: int, batch: int) -> None:
-        from synergy_launch.megatron_core.script_batch import keep_history
-
         if self._folder is None:
             return
         try:
-            keep_history(self._folder, iteration, batch)
+            script_batch.keep_history(self._folder, iteration, batch)
         except OSError as error:
             self._note = (
                 f"{self._folder}: the batch can't be noted ({error.strerror}): the run may end too early or late"

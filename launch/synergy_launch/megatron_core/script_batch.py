@@ -46,7 +46,8 @@ def refusal(args: Any, calculator: Any) -> str:
     if type(calculator).__name__ != "ConstantNumMicroBatchesCalculator":
         return "Megatron-LM ramps the batch up itself"
     graphs = getattr(args, "cuda_graph_impl", "none")
-    if graphs not in (None, "none") or getattr(args, "enable_cuda_graph", False):
+    older = any(getattr(args, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
+    if graphs not in (None, "none") or older:
         return "CUDA graphs are made for one number of micro-batches"
     if getattr(args, "decrease_batch_size_if_needed", False):
         return "--decrease-batch-size-if-needed changes the batch itself"
@@ -59,7 +60,7 @@ class MovingBatch:
     """Stands in for Megatron's micro-batch calculator. `args`: Megatron-LM's, `scheduler` its OptimizerParamScheduler.
 
     `ask` may be called at any time with a global batch that all ranks know of; the next iteration has it. `begins` is called with each
-    iteration's number (from 0) and batch.
+    iteration's number (from 0) and batch. Until `start` nothing of the run is changed.
     """
 
     def __init__(
@@ -83,16 +84,21 @@ class MovingBatch:
         self._samples = length.samples or own
         self._deciding = False
         self._frozen = self.batch // self._unit
-        if length.exit_interval is not None and args.exit_interval != (length.exit_interval or None):
-            args.exit_interval = (
-                length.exit_interval or None
-            )  # the launcher's stood for an end that is known better here
+        # the launcher's stood for an end that is known better here
+        self._exit_interval = args.exit_interval if length.exit_interval is None else length.exit_interval or None
         self._rates = {name: getattr(scheduler, name) for name in (*_RATES, *_DECAYS)}
-        self._groups: list[dict[str, Any]] = []
-        self._follow_arguments()
+        self._groups = [self._of_arguments(group) for group in optimizer.param_groups]
+        scheduler.step(0)
         #: whether iterations have had different batches
         self.moved = int(args.consumed_train_samples) != self._iteration * self.base
-        self._set_length(int(args.consumed_train_samples))
+
+    def start(self) -> None:
+        """Megatron has this calculator, on all ranks."""
+        self._args.exit_interval = self._exit_interval
+        for group, own in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(own)
+        self._scheduler.step(0)
+        self._set_length(int(self._args.consumed_train_samples))
 
     # -- what Megatron asks -----------------------------------------------------------------------------------------
 
@@ -155,17 +161,15 @@ class MovingBatch:
         more = 1 if rest >= self._unit * self._multiple else 0
         self._args.train_iters = self._iteration + whole + more
 
-    def _follow_arguments(self) -> None:
+    def _of_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint's param groups bring the rates of the batch that it was written at: the arguments' are this batch's."""
         args = self._args
-        for group in self._optimizer.param_groups:
-            if group.get("default_config", True):
-                known = {"max_lr": args.lr, "min_lr": args.min_lr}
-            else:
-                known = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
-            group.update({name: value for name, value in known.items() if name in group and value is not None})
-            self._groups.append({name: group[name] for name in (*_RATES, *_DECAYS) if name in group})
-        self._scheduler.step(0)
+        if group.get("default_config", True) and not group.get("is_decoupled_lr"):
+            known = {"max_lr": args.lr, "min_lr": args.min_lr}
+        else:
+            known = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
+        of_arguments = {name: value for name, value in known.items() if name in group and value is not None}
+        return {name: group[name] for name in (*_RATES, *_DECAYS) if name in group} | of_arguments
 
     def _set_rates(self) -> None:
         scale = factors(batch_arguments.rule_of(self._args.optimizer), self.base, self.batch)

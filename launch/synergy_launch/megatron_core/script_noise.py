@@ -12,8 +12,9 @@ The large batch is the step itself: main_grad after the reduction, of which a ra
 With context parallelism a replica's gradient is the sum over its cp ranks, so the samples are summed there first. Parameters that
 every tensor-parallel rank holds whole count once, stages are summed.
 
-Left out: experts (their ranks see other tokens), tied embeddings (with pp > 1 their copies are summed late), and with sequence
-parallelism the norms' parameters (each rank has a part of their gradient).
+Left out: experts (their ranks see other tokens), embeddings that are tied or that multi-token prediction shares (with pp > 1 their
+copies are summed late), and of tp > 1 the norms' parameters with sequence parallelism, and those of queries and keys (each rank has a
+part of their gradient).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ScriptNoise:
     """`scale` is the estimate, equal on all ranks. `size` tells the coming step's micro-batches.
 
     At every measured step, on all ranks alike, `propose` gives one number a rank, of which one rank's alone is not 0, and `agree`
-    gets their sum. A fault on one rank ends measuring on all of them, and not the training.
+    gets their sum. A fault on one rank ends measuring on all of them, and not the training: then `ended` is called.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class ScriptNoise:
         size: Callable[[], StepSize],
         propose: Callable[[], int] = lambda: 0,
         agree: Callable[[int], None] = lambda number: None,
+        ended: Callable[[], None] = lambda: None,
         share: float = SHARE,
     ) -> None:
         self.scale = NoiseScale()
         self.measured = 0  # steps
         self.spent_s = 0.0  # in measuring, of this rank
-        self._degrees, self._size_of, self._propose, self._agree, self._share = degrees, size, propose, agree, share
+        self._degrees, self._size_of, self._share = degrees, size, share
+        self._propose, self._agree, self._ended = propose, agree, ended
         self._size = StepSize(1, 1)
         self._mode = Mode.NONE  # of this step
         self._step = self._next = 0  # this one, and the next that is measured
@@ -108,7 +111,7 @@ class ScriptNoise:
     # -- set-up -----------------------------------------------------------------------------------------------------
 
     def add(self, chunk: Any) -> None:
-        """One more of this rank's DistributedDataParallel, none of which has trained."""
+        """One more of this rank's DistributedDataParallel, none of which has trained. Raises AttributeError for another Megatron's."""
         self._chunks.append(chunk)
         zero, finish = chunk.zero_grad_buffer, chunk.finish_grad_sync
 
@@ -127,6 +130,13 @@ class ScriptNoise:
         chunk.zero_grad_buffer, chunk.finish_grad_sync = zero_grad_buffer, finish_grad_sync
         for group in chunk.bucket_groups:
             group.start_grad_sync = self._watched(group)
+
+    def stop(self) -> None:
+        """Nothing is measured any more, nor held; to be called on all ranks at the same step."""
+        self._off, self._mode = True, Mode.NONE
+        self._clear()
+        self._nodes, self._first, self._factors = [], torch.zeros(0, device="cpu"), None
+        self._ended()
 
     def _watched(self, group: Any) -> Callable[..., Any]:
         start = group.start_grad_sync
@@ -147,8 +157,7 @@ class ScriptNoise:
                 act()
         except Exception as error:
             self._failed = True
-            words = f"synergy: the gradient noise is not measured: {type(error).__name__}: {error}"
-            print(" ".join(words.split())[:300], file=sys.stderr, flush=True)
+            _say(error)
         self._own_s += time.perf_counter() - began
 
     def _lay_out(self) -> None:
@@ -156,8 +165,11 @@ class ScriptNoise:
         weights: dict[Any, float] = {}
         for chunk in self._chunks:
             tied = any(getattr(part, "share_embeddings_and_output_weights", False) for part in chunk.module.modules())
+            tied = tied or bool(getattr(chunk.config, "mtp_num_layers", None))  # the last stage has a copy
             for name, parameter in chunk.module.named_parameters():
-                partial_sum = getattr(parameter, "sequence_parallel", False) and self._degrees.tp > 1
+                partial_sum = self._degrees.tp > 1 and (
+                    getattr(parameter, "sequence_parallel", False) or "q_layernorm" in name or "k_layernorm" in name
+                )
                 if not parameter.requires_grad or not getattr(parameter, "allreduce", True) or partial_sum:
                     continue
                 if not (tied and ("word_embeddings" in name or "output_layer" in name)):
@@ -173,24 +185,33 @@ class ScriptNoise:
     # -- a step -----------------------------------------------------------------------------------------------------
 
     def _begin(self, chunk: Any) -> None:
-        """What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
         now = time.perf_counter()
         self._step_s, self._began = now - self._began if self._began else 0.0, now
         self._own_s = 0.0
-        self._size = self._size_of()
-        # gradients that are made outside of backward(), or replayed, pass no hook of autograd
-        hooks = not getattr(chunk.ddp_config, "delay_wgrad_compute", False)
-        hooks = hooks and getattr(chunk.config, "cuda_graph_impl", "none") == "none"
         self._mode = Mode.NONE
-        if self._step >= self._next:
-            if self._size.micro_batches > 1 and hooks:
-                self._mode = Mode.MICRO
-            elif self._degrees.dp > 1:
-                self._mode = Mode.REPLICA
-            elif self._size.micro_batches == 1:
-                self._mode = Mode.PAIR
+        try:
+            self._size = self._size_of()
+            if self._step >= self._next:
+                self._mode = self._mode_of(chunk)
+        except Exception as error:  # of a version's names: on all ranks alike
+            _say(error)
+            self.stop()
         if self._mode is not Mode.NONE:
             self._guarded(self._prepare)
+
+    def _mode_of(self, chunk: Any) -> Mode:
+        """What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
+        config, micro_batches = chunk.config, self._size.micro_batches
+        graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
+        graphs = graphs or any(getattr(config, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
+        if graphs and "full_iteration" in str(getattr(config, "cuda_graph_scope", "")):
+            return Mode.NONE  # the reduction is captured too: there nothing may be read
+        # gradients that are made outside of backward(), or replayed, pass no hook of autograd
+        if micro_batches > 1 and not graphs and not getattr(chunk.ddp_config, "delay_wgrad_compute", False):
+            return Mode.MICRO
+        if self._degrees.dp > 1:
+            return Mode.REPLICA
+        return Mode.PAIR if micro_batches == 1 else Mode.NONE
 
     def _prepare(self) -> None:
         if not self._nodes:
@@ -252,8 +273,10 @@ class ScriptNoise:
             return
         whole: list[torch.Tensor] = []
         if self._degrees.cp > 1 and self._mode is not Mode.PAIR:
-            whole = [torch.zeros(self._elements(), device=_device())]
-            self._guarded(partial(self._fill, whole[0]))
+            self._guarded(lambda: whole.append(self._filled()))
+            if total([float(self._failed)])[0] > 0:  # a rank has nothing to sum, or no room for it
+                self.stop()
+                return
             dist.all_reduce(whole[0], group=self._degrees.cp_group)
         values = [0.0] * 4
         self._guarded(partial(self._take, whole, values))
@@ -267,8 +290,8 @@ class ScriptNoise:
         said = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
         small, big, missing, large, own_s, step_s, agreed, failed = total(said)
         self.measured += 1
-        self._off = failed > 0
-        if self._off:
+        if failed:
+            self.stop()
             return
         size, pair = self._size, self._mode is Mode.PAIR
         batch = size.micro_batches * size.micro_batch * self._degrees.dp
@@ -283,12 +306,11 @@ class ScriptNoise:
 
     # -- the numbers ------------------------------------------------------------------------------------------------
 
-    def _elements(self) -> int:
-        return sum(-(-p.numel() // s) for p, s in zip(self._parameters, self._places.strides, strict=True))
-
-    def _fill(self, whole: torch.Tensor) -> None:
-        if self._parameters:
-            torch.cat([self._parts[number] for number in range(len(self._parameters))], out=whole)
+    def _filled(self) -> torch.Tensor:
+        """What was seen, parameter after parameter, zeros for what was not."""
+        counts = [-(-p.numel() // s) for p, s in zip(self._parameters, self._places.strides, strict=True)]
+        parts = (self._parts.get(n, torch.zeros(count, device=_device())) for n, count in enumerate(counts))
+        return torch.cat([torch.zeros(0, device=_device()), *parts])
 
     def _take(self, whole: list[torch.Tensor], values: list[float]) -> None:
         """Into `values`: this rank's shares of the small and the large square, whether it missed a parameter, and whether its part of
@@ -365,6 +387,11 @@ def total(values: Sequence[float]) -> list[float]:
     tensor = torch.tensor(list(values), dtype=torch.float64, device=_device())
     dist.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
+
+
+def _say(error: Exception) -> None:
+    words = f"synergy: the gradient noise is not measured: {type(error).__name__}: {error}"
+    print(" ".join(words.split())[:300], file=sys.stderr, flush=True)
 
 
 def _device() -> torch.device:

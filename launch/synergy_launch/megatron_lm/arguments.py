@@ -30,6 +30,8 @@ _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "-
 _FIRST_LAYERS, _LAST_LAYERS = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _ENDS_COUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 _OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather")
+_GATHER_IN_STEP = "--overlap-param-gather-with-optimizer-step"
+_OVERLAPS_FROM = (0, 8)  # before, gathering so needs --use-mcore-models
 # They lay the layers out for one pp and vpp.
 _LAYOUT = ("--pipeline-model-parallel-layout", _FIRST_LAYERS, _LAST_LAYERS)
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # Megatron FSDP's names of the ZeRO stages
@@ -78,10 +80,8 @@ def with_plan(
     elif plan.recompute == "selective":
         out += ["--recompute-granularity", "selective"]
     out = _with_sharding(out, plan, version)
-    if overlaps(out):
-        out = [word for word in out if word not in _OVERLAPS]
-        if plan.dp * plan.cp > 1:
-            out += _OVERLAPS if has(out, "--use-distributed-optimizer") else _OVERLAPS[:1]
+    if overlaps(out, version):
+        out = _overlapped(out, plan)
     if plan.precision == "fp8":
         form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
         out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
@@ -119,9 +119,21 @@ def needs_one_connection(plan: Plan, arguments: Sequence[str]) -> bool:
     return (plan.tp > 1 or plan.cp > 1) and not is_sharded(arguments)
 
 
-def overlaps(arguments: Sequence[str]) -> bool:
+def _overlapped(out: list[str], plan: Plan) -> list[str]:
+    in_step = has(out, _GATHER_IN_STEP) and (has(out, _VIRTUAL_LAYERS) or has(out, _VIRTUAL_STAGES))
+    out = [word for word in out if word not in (*_OVERLAPS, _GATHER_IN_STEP)]
+    if plan.dp * plan.cp == 1:
+        return out
+    # newer versions save parameters alone only where they are not gathered so
+    gathers = has(out, "--use-distributed-optimizer") and not has(out, "--save-params-interval")
+    return [*out, *(_OVERLAPS if gathers else _OVERLAPS[:1]), *([_GATHER_IN_STEP] if gathers and in_step else [])]
+
+
+def overlaps(arguments: Sequence[str], version: tuple[int, int] = NEWEST) -> bool:
     """Whether Megatron-LM's DDP can reduce gradients and gather parameters behind compute under these arguments. Its FSDP has ways of its
     own; the old models, Muon and delayed weight gradients can't, or not with every version."""
+    if version < _OVERLAPS_FROM:
+        return False
     unable = ("--use-legacy-models", "--delay-wgrad-compute")
     muon = any("muon" in kind for kind in values(arguments, "--optimizer"))
     return not (is_sharded(arguments) or muon or any(has(arguments, name) for name in unable))

@@ -54,5 +54,5 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
         and not keys & set(_OWN_LAYOUT)
         and version >= _UNEVEN_FROM
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
-        overlap=overlaps(argv),
+        overlap=overlaps(argv, version),
     )

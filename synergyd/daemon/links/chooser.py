@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, Event, JobLeft, SendAsked, SendDone
@@ -90,6 +90,26 @@ class SeenJobs:
         }
 
 
+class Pace:
+    """When the next choice is due."""
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_S
+        self._due_s = self._rested_s = 0.0
+
+    def changed(self) -> None:
+        """Who shares links is not as it was: a choice is due as soon as the last one's time allows."""
+        self._wait_s, self._due_s = FIRST_S, 0.0
+
+    def due(self, now_s: float) -> bool:
+        return now_s >= max(self._due_s, self._rested_s)
+
+    def chosen(self, now_s: float, spent_s: float, same: bool) -> None:
+        """A choice has been made, in `spent_s` of processor time; `same`: as before."""
+        self._wait_s = min(LAST_S, 2 * self._wait_s) if same else FIRST_S
+        self._due_s, self._rested_s = now_s + self._wait_s, now_s + spent_s / SHARE
+
+
 class LinkChooser:
     """The thread. `look` gives the arbiter's present state and terms, `put` gets each group's choice; both may be called from it."""
 
@@ -110,27 +130,36 @@ class LinkChooser:
         self._closing.set()
 
     def _live(self) -> None:
-        wait_s, next_s, links = FIRST_S, 0.0, None
+        try:
+            self._choose()
+        except Exception:
+            terms = self._look()[1]
+            log.exception("the look-ahead ended by a fault; the rule is %s", terms.discipline.name)
+            if terms.chosen:
+                self._put({})
+
+    def _choose(self) -> None:
+        pace = Pace()
+        links: Mapping[int, Sequence[str]] = {}
         were_idle: set[int] = set()
         while not self._closing.wait(FIRST_S):
             state, terms = self._look()
             now_s = self._clock()
             idle = self._seen.idle(now_s)
-            if state.links is not links or idle != were_idle:
-                wait_s, next_s, links, were_idle = FIRST_S, min(next_s, now_s), state.links, idle
-            if not terms.look_ahead or now_s < next_s:
+            if (
+                state.links != links or idle != were_idle
+            ):  # links are made anew when a job's remaining time changes, too
+                pace.changed()
+                links, were_idle = state.links, idle
+            if not terms.look_ahead or not pace.due(now_s):
                 continue
             begun = time.thread_time()
-            try:
-                found: dict[int, Discipline] = {}
-                for group in chosen_disciplines(state, self._seen.senders(now_s), now_s, terms, idle=idle):
-                    found |= group
-            except Exception:
-                log.exception("the look-ahead ended by a fault; the rule is %s", terms.discipline.name)
-                return
+            found: dict[int, Discipline] = {}
+            for group in chosen_disciplines(state, self._seen.senders(now_s), now_s, terms, idle=idle):
+                found |= group
             if self._closing.is_set():
                 return
-            wait_s = FIRST_S if found != dict(terms.chosen) else min(LAST_S, 2 * wait_s)
-            next_s = self._clock() + max(wait_s, (time.thread_time() - begun) / SHARE)
-            if found != dict(terms.chosen):
+            same = found == dict(terms.chosen)
+            pace.chosen(self._clock(), time.thread_time() - begun, same)
+            if not same:
                 self._put(found)

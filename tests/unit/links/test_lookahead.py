@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,15 @@ import pytest
 from synergyd.errors import UsageError
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobJoined, SendAsked, step, terms_named
 from synergyd.links.disciplines import Discipline, Srsf, discipline_named
-from synergyd.links.lookahead import WITH_NONE, Sender, choose, chosen_disciplines, finish_sum, sharing_groups
+from synergyd.links.lookahead import (
+    MOST_JOBS,
+    WITH_NONE,
+    Sender,
+    choose,
+    chosen_disciplines,
+    finish_sum,
+    sharing_groups,
+)
 from synergyd.links.model import Link, Topology
 
 LINK = Link(1.0, 0.5)  # two share at 2.5 ms/MB
@@ -87,6 +96,17 @@ def test_each_group_has_its_own_and_one_not_seen_yet_takes_turns() -> None:
     found = {j: d for group in chosen_disciplines(state, seen, 0.0, terms("look-ahead")) for j, d in group.items()}
     assert set(found) == {0, 1, 2, 3}
     assert found[2] == found[3] == Discipline(Srsf(1)) and found[0] == found[1] != Discipline(Srsf(1))
+
+
+def test_a_large_group_is_not_forecast() -> None:
+    """It would take a core for minutes."""
+    many = MOST_JOBS + 1
+    state = joined([(("a", f"b{j}"), 10.0) for j in range(many)])
+    seen = {j: Sender(j, 0.05, 4.0, 0.0) for j in range(many)}
+    begun = time.process_time()
+    (found,) = chosen_disciplines(state, seen, 0.0, terms("look-ahead"))
+    assert time.process_time() - begun < 1.0
+    assert found == dict.fromkeys(range(many), Discipline(Srsf(1)))
 
 
 def test_who_is_idle_does_not_count() -> None:

@@ -6,14 +6,16 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from synergyd.daemon.links import chooser as link_chooser
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
-from synergyd.daemon.links.chooser import LinkChooser, SeenJobs
-from synergyd.links.arbiter import ArbiterState, JobLeft, SendAsked, SendDone, terms_named
-from synergyd.links.disciplines import Discipline
+from synergyd.daemon.links.chooser import SHARE, LinkChooser, Pace, SeenJobs
+from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobLeft, SendAsked, SendDone, terms_named
+from synergyd.links.disciplines import Discipline, Srsf
 from synergyd.wire.link_protocol import FREE_S, Hello
 from tests.unit.daemon.links.link_arbiter_world import decode, encode, made_gate, until
 
@@ -96,15 +98,47 @@ def test_the_arbiter_chooses_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_fault_ends_the_choosing_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What was chosen last would otherwise hold for ever."""
     monkeypatch.setattr(link_chooser, "FIRST_S", 0.001)
 
-    def broken(*_: object) -> Mapping[int, Discipline]:
+    def broken(*_: object, **__: object) -> Mapping[int, Discipline]:
         raise ZeroDivisionError
 
     monkeypatch.setattr(link_chooser, "chosen_disciplines", broken)
+    terms = replace(terms_named("look-ahead"), chosen={1: Discipline(Srsf(10_000))})
     put: list[Mapping[int, Discipline]] = []
     with caplog.at_level(logging.ERROR):
-        chooser = LinkChooser(lambda: (ArbiterState(), terms_named("look-ahead")), SeenJobs(), put.append, lambda: 1.0)
-        assert until(lambda: "the rule is srsf-1" in caplog.text)
-    chooser.close()
-    assert not put
+        made = LinkChooser(lambda: (ArbiterState(), terms), SeenJobs(), put.append, lambda: 1.0)
+        assert until(lambda: bool(put) and "the rule is srsf-1" in caplog.text)
+    made.close()
+    assert put == [{}]
+
+
+def test_changes_do_not_make_it_take_more_of_a_core() -> None:
+    pace = Pace()
+    pace.chosen(10.0, spent_s=2.0, same=False)
+    pace.changed()
+    assert not pace.due(10.0 + 2.0 / SHARE - 0.1) and pace.due(10.0 + 2.0 / SHARE)
+    pace.chosen(100.0, spent_s=0.0, same=True)
+    assert not pace.due(101.0)
+    pace.changed()
+    assert pace.due(101.0)
+
+
+def test_remaining_times_that_change_are_no_reason_to_choose_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_chooser, "FIRST_S", 0.001)
+    looks, choices, now = [0], [0], count()
+
+    def look() -> tuple[ArbiterState, ArbiterTerms]:
+        looks[0] += 1
+        return ArbiterState(links={1: ("a", "b")}), terms_named("look-ahead")
+
+    def choose(*_: object, **__: object) -> list[dict[int, Discipline]]:
+        choices[0] += 1
+        return []
+
+    monkeypatch.setattr(link_chooser, "chosen_disciplines", choose)
+    made = LinkChooser(look, SeenJobs(), lambda _: None, lambda: float(next(now)))
+    assert until(lambda: looks[0] > 300)
+    made.close()
+    assert 1 <= choices[0] < 60

@@ -161,13 +161,17 @@ def test_a_gated_script_runs_as_it_would_alone(tmp_path: Path, as_module: bool) 
 def test_a_hooked_script_runs_as_it_would_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
     """As above; each hook says for itself that it does not fit."""
     (tmp_path / "beside.py").write_text("X = 5\n")
-    (tmp_path / "script.py").write_text(SCRIPT)
+    loop = tmp_path / "megatron" / "training"
+    loop.mkdir(parents=True)
+    (loop / "__init__.py").touch()
+    (loop / "training.py").write_text("TRAIN = 1\n")
+    (tmp_path / "script.py").write_text("import megatron.training.training\n" + SCRIPT)
     if gated:
         monkeypatch.setenv("SYNERGY_LINK_ARBITER", "nobody:1")
     done = run_gated(tmp_path, "script.py", "--a", runner="synergy_launch.megatron_core.hooked_script")
     assert done.stdout == "x ['script.py', '--a'] 5\n"
     said = done.stderr.splitlines()
-    assert len(said) == 1 + gated and any("runs without Synergy's hook: ImportError" in line for line in said)
+    assert len(said) == 1 + gated and any("runs without Synergy's hook: AttributeError" in line for line in said)
     assert any("not gated" in line for line in said) is gated
 
 

@@ -14,6 +14,8 @@ from synergy_launch.links.fsdp_gate import FsdpGate, gate_fsdp
 class Recorder:
     """In place of a LinkGate."""
 
+    asks = True
+
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -38,8 +40,9 @@ class Group:
         self.told.append(f"finalize {self.name}")
 
 
-def gated(names: str) -> tuple[list[str], list[Any]]:
+def gated(names: str, asks: bool = True) -> tuple[list[str], list[Any]]:
     gate: Any = Recorder()
+    gate.asks = asks
     groups = [Group(name, gate.told) for name in names]
     FsdpGate(groups, 100, gate)
     return gate.told, groups
@@ -62,6 +65,16 @@ def test_accumulation_asks_nothing() -> None:
     a.post_backward()
     a.finalize_backward()
     assert told == ["reduce a", "finalize a"]
+
+
+def test_the_gpu_is_not_waited_for_where_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arbiter is away, or has said that asking is in vain."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 1 / 0)
+    told, (a,) = gated("a", asks=False)
+    a.post_backward()
+    assert told == ["reduce a"]
 
 
 def test_a_step_that_never_ended_is_followed_by_the_next() -> None:

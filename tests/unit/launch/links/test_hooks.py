@@ -24,6 +24,8 @@ TWO_NODES = {"LOCAL_WORLD_SIZE": "1", link_gate.ADDRESS: "127.0.0.1:1"}
 class Recorder:
     """In place of a LinkGate."""
 
+    asks = True
+
     def __init__(self) -> None:
         self.told: list[str] = []
 

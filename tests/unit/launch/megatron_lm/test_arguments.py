@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 from synergy_launch.megatron_lm.arguments import is_megatron, with_plan
 from synergy_launch.megatron_lm.batch_arguments import Trained
+from synergy_launch.megatron_lm.capabilities import accepts
 
 from synergyd.records import Plan
 
 PLAN = Plan(tp=2, pp=4, dp=2, micro_batch=3, global_batch=12, sequence_parallel=True)
 USER = ["--num-layers", "8", "--num-attention-heads", "4", "--data-path", "w1", "p1", "w2", "p2", "--lr=-1e-5"]
+OVERLAPS = ["--overlap-grad-reduce", "--overlap-param-gather"]
+GATHER_IN_STEP = "--overlap-param-gather-with-optimizer-step"
 
 
 def value(arguments: list[str], name: str) -> str | None:
@@ -168,6 +171,11 @@ def test_weights_of_another_run_are_loaded_at_the_first_start_only() -> None:
             ["--overlap-param-gather"],
         ),  # another thing, the user's own
         (["--delay-wgrad-compute"], PLAN, []),
+        (["--save-params-interval", "5"], PLAN, ["--overlap-grad-reduce"]),  # Megatron-LM 0.20 takes no other
+        ([GATHER_IN_STEP], replace(PLAN, pp=2, vpp=2), [*OVERLAPS, GATHER_IN_STEP]),
+        ([GATHER_IN_STEP], replace(PLAN, pp=1), OVERLAPS),  # it is for interleaved stages alone
+        ([GATHER_IN_STEP], replace(PLAN, dp=1, pp=2, vpp=2), []),
+        ([GATHER_IN_STEP], replace(PLAN, zero_stage=0), ["--overlap-grad-reduce"]),
     ],
 )
 def test_data_parallel_traffic_is_overlapped_where_the_script_can(
@@ -176,6 +184,17 @@ def test_data_parallel_traffic_is_overlapped_where_the_script_can(
     made = with_plan([*USER, *given], plan)
     assert [word for word in made if word.startswith("--overlap-")] == flags
     assert with_plan(made, plan) == made
+
+
+def test_before_0_8_traffic_is_overlapped_as_the_user_says() -> None:
+    """There Megatron-LM gathers so for one of its two kinds of models only."""
+    given = [*USER, "--overlap-grad-reduce"]
+    assert [w for w in with_plan(given, PLAN, version=(0, 7)) if w.startswith("--overlap-")] == [
+        "--overlap-grad-reduce"
+    ]
+    assert not any(w.startswith("--overlap-") for w in with_plan(USER, PLAN, version=(0, 7)))
+    whole = [*given, "--seq-length", "8", "--micro-batch-size", "1", "--hidden-size", "8"]
+    assert accepts(whole).overlap and not accepts(whole, (0, 7)).overlap
 
 
 def test_an_uneven_layout_leaves_the_last_stage_room_for_multi_token_prediction() -> None:

@@ -43,11 +43,11 @@ class Loop:
     def __init__(self, *, batch: int = 8, iteration: int = 0, consumed: int = 0, iters: int = 30, **more: Any) -> None:
         known = {
             "iteration": iteration, "consumed_train_samples": consumed, "train_iters": iters, "train_samples": None, "exit_interval": None,
-            "data_parallel_size": 2, "optimizer": "adam", "lr": 1e-3, "min_lr": 1e-4, "decoupled_lr": None, "decoupled_min_lr": None,
+            "data_parallel_size": 2, "optimizer": "adam", "lr": 1e-3, "min_lr": 1e-4, "decoupled_lr": 3e-3, "decoupled_min_lr": None,
         }  # fmt: skip
         length = more.pop("length", RunLength())
+        self.groups: list[dict[str, Any]] = more.pop("groups", [{"max_lr": 5.0, "min_lr": 5.0, "default_config": True}])
         self.args = SimpleNamespace(**{**known, **more})
-        self.groups: list[dict[str, Any]] = [{"max_lr": 5.0, "min_lr": 5.0, "default_config": True}]
         self.scheduler = Scheduler(self.groups)
         optimizer = SimpleNamespace(param_groups=self.groups)
         self.began: list[tuple[int, int]] = []
@@ -55,6 +55,8 @@ class Loop:
             self.args, ConstantNumMicroBatchesCalculator(batch, 1), optimizer, self.scheduler, length,
             lambda *what: self.began.append(what),
         )  # fmt: skip
+        self.before = (self.groups[0]["max_lr"], self.args.exit_interval, self.args.train_iters)
+        self.batch.start()
         self.batches: list[int] = []
 
     def run(self, wanted: dict[int, int]) -> list[int]:
@@ -110,6 +112,19 @@ def test_a_resumed_run_ends_where_its_samples_do() -> None:
     assert loop.run({}) == [16] * 5 and loop.args.exit_interval == 7
 
 
+def test_nothing_of_the_run_is_changed_before_all_ranks_have_agreed() -> None:
+    """A rank that leaves at another iteration than the others would be waited for."""
+    loop = Loop(iteration=15, consumed=160, length=RunLength(240, 0), exit_interval=25)
+    assert loop.before == (5.0, 25, 30) and loop.args.train_iters == 25 and loop.groups[0]["max_lr"] == 1e-3
+
+
+@pytest.mark.parametrize("marks", [{"default_config": False}, {"is_decoupled_lr": True}])
+def test_embeddings_keep_a_rate_of_their_own(marks: dict[str, bool]) -> None:
+    """Older Megatrons mark them by is_decoupled_lr alone."""
+    loop = Loop(groups=[{"max_lr": 5.0, "min_lr": 5.0, **marks}])
+    assert (loop.groups[0]["max_lr"], loop.groups[0]["min_lr"]) == (3e-3, 5.0)
+
+
 def test_interleaved_stages_take_multiples_of_pp() -> None:
     loop = Loop(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
     assert [batch for batch in range(1, 17) if loop.batch.fits(batch)] == [4, 8, 12, 16]
@@ -122,6 +137,7 @@ def test_what_can_not_move_is_said() -> None:
     assert "ramps" in refusal(SimpleNamespace(), SimpleNamespace())
     for name, value in (
         ("cuda_graph_impl", "local"),
+        ("external_cuda_graph", True),
         ("decrease_batch_size_if_needed", True),
         ("perform_rl_step", True),
     ):
