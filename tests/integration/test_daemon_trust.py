@@ -264,7 +264,9 @@ def test_jobs_on_the_same_nodes_take_turns_by_the_daemon_s_arbiter() -> None:
         cluster.wait_for(lambda: counted("synergy_link_connections") == 2, 60, "both to be connected")
         cluster.wait_for(lambda: counted("synergy_link_at_once_total") > 0, 60, "one that has waited long enough")
         before = [status(cluster)[i]["step"] for i in both]
-        arbiter = int(cluster.run("pgrep", "-P", str(daemon.process.pid), "-f", "daemon.links.process").stdout.split()[0])
+        arbiter = int(
+            cluster.run("pgrep", "-P", str(daemon.process.pid), "-f", "daemon.links.process").stdout.split()[0]
+        )
         os.kill(arbiter, signal.SIGKILL)
         until_steps(cluster, *both, steps=max(before) + 5)  # nobody waits for one that is gone
         cluster.wait_for(lambda: counted("synergy_link_connections") == 2, 150, "another arbiter\n" + daemon.tail())

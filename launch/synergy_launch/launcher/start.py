@@ -83,9 +83,10 @@ def node_command(
     plan, remark = fit_plan(plan_file.plan if plan_file else None, allocation.world)
     checkpoint = checkpoint or (plan_file.checkpoint if plan_file else "")
     name, arguments = script[0], list(script[1:])
-    capabilities = accepts(arguments, version) if style in ("auto", "megatron") else NOTHING_MORE
+    may_overlap = megatron_arguments.known_to_overlap(name, arguments)
+    capabilities = accepts(arguments, version, may_overlap) if style in ("auto", "megatron") else NOTHING_MORE
     if plan and is_megatron(style, arguments):
-        arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version)
+        arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version, may_overlap)
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_RESTARTS": str(allocation.restarts),

@@ -48,6 +48,7 @@ def with_plan(
     checkpoint: str = "",
     trained: Trained = NOTHING_YET,
     version: tuple[int, int] = NEWEST,
+    may_overlap: bool = True,
 ) -> list[str]:
     """`arguments` with the plan's degrees and what a later reshard needs; all else as the user wrote it.
 
@@ -56,7 +57,7 @@ def with_plan(
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
     shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (batch_arguments);
     `trained` is where the checkpoint stands. An older `version` gets no option that it does not know. Data-parallel traffic is hidden
-    behind compute where the script can.
+    behind compute where the script can; without `may_overlap` that stays as the user wrote it.
     """
     rest = _without(with_batch(arguments, plan.global_batch, trained))
     padded = number(arguments, "--make-vocab-size-divisible-by", 128)
@@ -80,7 +81,7 @@ def with_plan(
     elif plan.recompute == "selective":
         out += ["--recompute-granularity", "selective"]
     out = _with_sharding(out, plan, version)
-    if overlaps(out, version):
+    if may_overlap and overlaps(out, version):
         out = _overlapped(out, plan)
     if plan.precision == "fp8":
         form = next((a for a in ("e4m3", "hybrid") if a in values(out, "--fp8-format")), "hybrid")
@@ -127,6 +128,12 @@ def _overlapped(out: list[str], plan: Plan) -> list[str]:
     # newer versions save parameters alone only where they are not gathered so
     gathers = has(out, "--use-distributed-optimizer") and not has(out, "--save-params-interval")
     return [*out, *(_OVERLAPS if gathers else _OVERLAPS[:1]), *([_GATHER_IN_STEP] if gathers and in_step else [])]
+
+
+def known_to_overlap(script: str, arguments: Sequence[str]) -> bool:
+    """Whether all parameters get a gradient in each step, which Megatron's overlapped reduce asserts: so it is in Megatron-LM's own
+    GPT script, and where the user overlaps. Another script would end at its start."""
+    return script.rpartition("/")[2] == "pretrain_gpt.py" or has(arguments, _OVERLAPS[0])
 
 
 def overlaps(arguments: Sequence[str], version: tuple[int, int] = NEWEST) -> bool:

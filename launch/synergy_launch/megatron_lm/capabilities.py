@@ -30,11 +30,11 @@ _UNEVEN_FROM = (0, 12)
 _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--encoder-", "--decoder-", "--standalone-")
 
 
-def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
+def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap: bool = True) -> Accepts:
     """What a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
 
     cp and fp8 need Transformer Engine, so `--transformer-impl local` rules cp out; ep needs experts. The precision is
-    the user's own and never changed: another one is another training. `version`: Megatron-LM's.
+    the user's own and never changed: another one is another training. `version`: Megatron-LM's. `may_overlap`: see arguments.py.
     """
     words = [word.partition("=") for word in argv]
     keys = {key for key, _, _ in words}
@@ -54,5 +54,5 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST) -> Accepts:
         and not keys & set(_OWN_LAYOUT)
         and version >= _UNEVEN_FROM
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
-        overlap=overlaps(argv, version),
+        overlap=may_overlap and overlaps(argv, version),
     )
