@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.cli import first_start
 from synergyd.cli.context import Context
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import NoSchemaError, UsageError
+from synergyd.settings import Settings
 from synergyd.slurm.directives.conf import load_settings
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show
@@ -109,6 +111,9 @@ def test_a_look_at_another_cluster_s_database_is_refused_too(tmp_path: Path, clu
     assert first.try_lead()
     first.release()
     open_store(url, cluster=cluster).close()
+    assert first_start.database(Settings(database=url), cluster).ok
+    before = first_start.database(Settings(database=url), "beta")
+    assert before.ok is False and "of the cluster alpha" in before.found
     with pytest.raises(UsageError, match="jobs of the cluster alpha, and this is beta"):
         open_store(url, cluster="beta")
 
