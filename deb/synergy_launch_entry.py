@@ -7,8 +7,9 @@ if sys.version_info < (3, 11):  # noqa: UP036  the user's Python may be any
     version = ".".join(map(str, sys.version_info[:2]))
     sys.exit(f"synergy-launch: {sys.executable} is Python {version}; put Python 3.11 or newer first in PATH")
 
-FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  before 3.4 there was no pathlib
-if sys.path[:1] == [FOLDER]:  # Python put it first, but for PYTHONSAFEPATH: the user's own synergy_launch goes before
+FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  before 3.4 there was no pathlib
+# Python put it first, as the user wrote it ("./synergy-launch.pyz"), but for PYTHONSAFEPATH: the user's own synergy_launch goes before
+if os.path.realpath(sys.path[0]) == FOLDER:
     del sys.path[0]
 sys.path += [FOLDER, os.path.join(FOLDER, "click")]  # noqa: PTH118
 

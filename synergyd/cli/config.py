@@ -50,7 +50,7 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
         loaded = load_settings(path)
         live = () if named else leak_lints()
         problems = (*loaded.problems, *lint(path, loaded), *live)
-        found = [] if named else first_start.findings(loaded.settings)
+        found = [] if named else first_start.findings(loaded.settings, loaded.cluster)
     except UsageError as error:
         if as_json:
             click.echo(json.dumps({"error": str(error)}))

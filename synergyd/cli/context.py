@@ -82,6 +82,12 @@ class Context:
         return open_store(url)
 
 
+def not_both(cluster: str, url: str | None) -> None:
+    """Raises UsageError where another cluster is named, and a database as well: one of them would be passed over."""
+    if cluster and url is not None:
+        raise UsageError(f"--cluster {cluster}", "a database is named as well", "name one of them")
+
+
 pass_context = click.make_pass_decorator(Context)
 
 

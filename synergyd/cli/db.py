@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from synergyd.cli.context import not_both
 from synergyd.store import schema
 from synergyd.store.before_upgrade import keep_copy, refuse_if_used
 from synergyd.store.connect import parse_url, show, sqlite_path
@@ -84,4 +85,5 @@ def current(ctx: click.Context, url: str | None) -> None:
 
 def _target(ctx: click.Context, url: str | None) -> str:
     """The URL to work on. slurm.conf is read only if none was given."""
+    not_both(ctx.obj.cluster, url)
     return url if url is not None else str(ctx.obj.settings.database_url())

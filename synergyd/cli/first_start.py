@@ -20,12 +20,13 @@ from synergyd.settings import Settings
 from synergyd.slurm import backends, rights
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show, sqlite_path
+from synergyd.store.store import open_store
 
 BEATS_S = 60.0  # four heartbeats
 
 
-def findings(settings: Settings) -> list[Finding]:
-    """All of them, in the order in which an admin would mend them."""
+def findings(settings: Settings, cluster: str = "") -> list[Finding]:
+    """All of them, in the order in which an admin would mend them. `cluster`: its name, where the database may hold another's."""
     version = ".".join(map(str, sys.version_info[:3]))
     about, config = controller(ask_config)
     found = [Finding("Python", sys.version_info >= (3, 11), version, "3.11 or newer is needed")]
@@ -33,7 +34,7 @@ def findings(settings: Settings) -> list[Finding]:
     user = daemon_user(settings, config)
     if config:
         found += [_json(), _reader(), _rights(user, config)]
-    found += [_state_dir(settings.state_dir, user), _database(settings), *_ports(settings)]
+    found += [_state_dir(settings.state_dir, user), database(settings, cluster), *_ports(settings)]
     found += _links(settings)
     if settings.rest_port or "auth/jwt" in config.get("AuthAltTypes", ""):
         found += [_rest_libraries(), *_jwt(config, user)]
@@ -111,7 +112,8 @@ def _state_dir(path: Path, user: str) -> Finding:
     return Finding(name, True, f"of {_name(about.st_uid)}")
 
 
-def _database(settings: Settings) -> Finding:
+def database(settings: Settings, cluster: str) -> Finding:
+    """It is there, at the right revision, and no other cluster's."""
     url = settings.database_url()
     try:
         parsed = parse_url(url)
@@ -121,6 +123,8 @@ def _database(settings: Settings) -> Finding:
                 return Finding("database", True, f"{where} is made at the first start")
             return Finding("database", False, f"there is no folder {path.parent} yet", "make StateDir first")
         has, needs = schema.revision(url), schema.needed()
+        if has == needs:
+            open_store(url, cluster=cluster).close()
     except SynergyError as error:
         return Finding("database", False, error.what, error.right)
     except OSError as error:

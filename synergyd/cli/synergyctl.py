@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from synergyd import __version__
-from synergyd.cli.context import Context, guarded
+from synergyd.cli.context import Context, guarded, not_both
 from synergyd.errors import UsageError, shown
 
 # verb -> (module, attribute, first line of its help): known without importing it
@@ -75,6 +75,7 @@ def cli(ctx: click.Context, conf: Path | None, database: str, cluster: str) -> N
     if cluster and ctx.invoked_subcommand not in OF_CLUSTERS:
         known = ", ".join(sorted(OF_CLUSTERS))
         raise UsageError(f"--cluster {cluster}", f"{ctx.invoked_subcommand} knows this cluster alone", f"use {known}")
+    not_both(cluster, database or None)
     ctx.obj = Context(conf, database, cluster.lower())
 
 

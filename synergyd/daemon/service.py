@@ -69,7 +69,7 @@ def run(
     reader, why = open_reader({})
     log.info("reads through %s: %s", reader.name, why)
     store = BufferedStore(
-        lambda: open_store(url, create=not settings.database), time.monotonic, term=lambda: leader.term
+        lambda: open_store(url, create=not settings.database, cluster=cluster), time.monotonic, term=lambda: leader.term
     )
 
     def leads() -> bool:

@@ -215,7 +215,7 @@ class Leader:
         engine = self._engine or make_engine(self._url, answer_s=ASK_S)
         with engine.execution_options(writes=True).begin() as connection:
             held = lease.locked(connection)
-            self._check_cluster(held.cluster)
+            lease.demand_own(self._url, held.cluster, self._me.cluster)
             self._beat += 1
             known = lease.acknowledged(connection, self._me.holder)
             leads = self._may_take(held, known)
@@ -242,14 +242,6 @@ class Leader:
             self._lease = Lease(followed=followed, from_s=from_s, until_s=asked_s + TERM_S - MARGIN_S)
         else:
             self._lease = None
-
-    def _check_cluster(self, owner: str) -> None:
-        """Two clusters in one database would take each other's jobs for their own, and one daemon would stand by for the other."""
-        if owner and self._me.cluster and owner != self._me.cluster:
-            what = f"it holds the jobs of the cluster {owner}, and this is {self._me.cluster}"
-            raise UsageError(
-                show(self._url), what, "give each cluster its own: write ?schema={cluster} behind Database"
-            )
 
     def _may_take(self, held: lease.Held, known: int | None) -> bool:
         now_s = self._elapsed()

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
 from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.engine import URL
 
+from synergyd.errors import UsageError
+from synergyd.store.connect import show
 from synergyd.store.tables import LeaderRow, StandbyRow
 from synergyd.store.writes import insert, upsert
 
@@ -57,6 +60,22 @@ def locked(connection: Connection) -> Held:
 
 def write(connection: Connection, held: Held, heartbeat_s: float) -> None:
     upsert(connection, LeaderRow, [{"id": 1, "heartbeat_s": heartbeat_s, **asdict(held)}])
+
+
+def owner(connection: Connection) -> str:
+    """The cluster of the daemon that has led last; "" where none has, or one that did not know its cluster."""
+    return connection.execute(select(LeaderRow.cluster).where(LeaderRow.id == 1)).scalar() or ""
+
+
+def demand_own(url: URL, owner: str, cluster: str) -> None:
+    """Raises UsageError where `cluster` is not the `owner` of the database. Two clusters in one would take each other's jobs for their
+    own, and one daemon would stand by for the other."""
+    if not owner or not cluster or owner == cluster:
+        return
+    what = f"it holds the jobs of the cluster {owner}, and this is {cluster}"
+    apart = "name another file" if url.drivername == "sqlite" else "write ?schema={cluster} behind Database"
+    renamed = f"after a rename: UPDATE leader SET cluster = '{cluster}'"  # noqa: S608  of letters, digits, _ and -
+    raise UsageError(show(url), what, f"give each cluster its own ({apart}); {renamed}")
 
 
 def acknowledged(connection: Connection, holder: str) -> int | None:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from synergyd.notice import Notice
 from synergyd.records import Profile
 from synergyd.steering import Steering
-from synergyd.store import notices, reads, schema, usage, writes
+from synergyd.store import lease, notices, reads, schema, usage, writes
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
 from synergyd.store.notices import WaitingNotice
 from synergyd.store.records import (
@@ -50,12 +50,12 @@ from synergyd.usage import Usage
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
 
-def open_store(url: str, *, create: bool = False) -> Store:
-    """A Store on the database at `url`, its schema checked.
+def open_store(url: str, *, create: bool = False, cluster: str = "") -> Store:
+    """A Store on the database at `url`, its schema checked, and that it is not another one's than `cluster`'s where that is named.
 
     With `create`, a SQLite database that is missing or empty gets its schema here; one that is behind does not.
     PostgreSQL's comes from `synergyctl db upgrade` alone. Raises UsageError (URL, driver, folder, schema missing or
-    behind) or UnavailableError (can't be reached).
+    behind, another cluster's) or UnavailableError (can't be reached).
     """
     parsed = parse_url(url)
     is_sqlite = parsed.drivername == "sqlite"
@@ -69,6 +69,8 @@ def open_store(url: str, *, create: bool = False) -> Store:
                     schema.upgrade_on(connection, show(parsed))
             with engine.connect() as connection:
                 schema.check(connection, show(parsed))
+                if cluster:
+                    lease.demand_own(parsed, lease.owner(connection), cluster)
     except BaseException:
         engine.dispose()
         raise

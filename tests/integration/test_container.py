@@ -16,7 +16,7 @@ from synergyd.job_report import Report
 from synergyd.wire import job_key
 from synergyd.wire.job_key import JobKey
 from synergyd.wire.report import to_json
-from tests.integration.daemon_site import status, until_beat
+from tests.integration.daemon_site import status, until_beat, until_epochs
 from tests.integration.test_daemon_trust import send_raw
 from tests.throwaway import agent_job, container
 from tests.throwaway.ledger import lost_steps, overlaps, read_ledger, twice_started
@@ -94,5 +94,6 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) 
         send_raw(cluster.port + 90, key.sign(to_json(forged), time.time()).encode() + b"\n")
     refused = "signed with no job's key"
     cluster.wait_for(lambda: daemon.log.read_text().count(refused), 60, "the refusal\n" + told())
+    until_epochs(cluster)  # what was believed would be stored by then
     row = status(cluster)[job_id]
     assert row["step"] < 999_999 and row["loss"] != 7.5

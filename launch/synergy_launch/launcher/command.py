@@ -187,13 +187,18 @@ def _supervisor(node: NodeCommand, allocation: JobAllocation, plan: Plan | None)
 
 
 def run_leader(allocation: JobAllocation, arguments: Sequence[str]) -> int:
-    """Starts a step that covers the allocation, and waits for it."""
+    """Starts a step that covers the allocation, and waits for it. Raises UsageError where there is no srun."""
     # by the same entry, which may know where click lies
     own = Path(sys.argv[0]).name in ("synergy-launch", "synergy-launch.pyz")
     entry = [sys.argv[0]] if own else ["-m", "synergy_launch.launcher.command"]
     command = slurm.step_command(allocation, os.environ, [sys.executable, *entry, *arguments])
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the step's own launchers get it too
-    child = subprocess.Popen(command, env=slurm.without_stale(os.environ))
+    try:
+        child = subprocess.Popen(command, env=slurm.without_stale(os.environ))
+    except OSError as error:  # in a container there is no srun
+        n = len(allocation.nodes)
+        what = f"srun, which would start the launcher once on each node, can't be run ({error.strerror})"
+        raise UsageError("synergy-launch", what, f"start it so yourself: srun -N {n} -n {n} ...") from None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: child.send_signal(n) if child.poll() is None else None)
     code = child.wait()

@@ -71,7 +71,7 @@ class ConfLine:
 
 
 _CONTROLLER = re.compile(r"\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(#,]+)(?:\(([^)\s]+)\))?", re.IGNORECASE)
-_CLUSTER = re.compile(r"\s*ClusterName\s*=\s*([A-Za-z0-9_-]{1,40})\s*(?:#|\Z)", re.IGNORECASE)
+_CLUSTER = re.compile(r"(?:[^#]*\s)?ClusterName\s*=\s*(\"?)([A-Za-z0-9_-]{1,40})\1(?=[\s#]|\Z)", re.IGNORECASE)
 _OF_CLUSTER = "{cluster}"  # in Database: the cluster's name
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = tuple(setting.key for setting in TABLE)
@@ -122,13 +122,17 @@ def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
             port = values.pop(key)
             where = reading.origins.pop(key)
             reading.problems.append(Lint(where, f"{name}={port} is also the {taken[0]}", "give each its own port"))
-    named = [match[1] for line in lines if (match := _CLUSTER.match(line.text))]
+    named = [match[2] for line in lines if (match := _CLUSTER.match(line.text))]
     own = named[-1].lower() if named else ""  # as Slurm has it
     if cluster and _OF_CLUSTER not in values.get("database", ""):
         right = f"write ?schema={_OF_CLUSTER} behind Database on all of them"
         raise UsageError(f"cluster {cluster}", f"Database is that of {own or 'this cluster'} alone", right)
     if _OF_CLUSTER in values.get("database", ""):
         values["database"] = values["database"].replace(_OF_CLUSTER, cluster or own)
+        if not cluster and not own:  # an empty ?schema= would be the one that all clusters share
+            what = f"{_OF_CLUSTER} stands for the ClusterName, and slurm.conf has none"
+            right = "write ClusterName, of letters, digits, _ and -"
+            reading.problems.append(Lint(reading.origins["database"], what, right))
     settings = Settings(**values, gpu_figures=reading.figures)
     files = tuple(dict.fromkeys(line.path for line in lines))
     return LoadedSettings(settings, reading.origins, tuple(reading.problems), files, own)

@@ -327,6 +327,12 @@ def test_a_dry_run_neither_leads_nor_acts(site: Site) -> None:
     assert held == [True] and site.slurm.calls == []
 
 
+def test_a_dry_run_writes_nothing_into_another_cluster_s_database(site: Site) -> None:
+    assert service.run(site.settings, once=True, cluster="alpha") == 0
+    with pytest.raises(UsageError, match="jobs of the cluster alpha, and this is beta"):
+        service.run(replace(site.settings, dry_run=True), once=True, cluster="beta")
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("psycopg"), reason="psycopg is not installed")
 def test_started_while_the_database_is_away_it_leads_on_what_slurm_says(
     site: Site, monkeypatch: pytest.MonkeyPatch

@@ -107,7 +107,7 @@ def test_settings_directives_and_programs_are_right(name: str, tmp_path: Path) -
     for block in split((ROOT / name).read_text())[0]:
         if block.language == "text" and "#SYNERGY" in block.text:
             lines = [line.partition("  #")[0] for line in block.text.splitlines() if line.startswith("#SYNERGY")]
-            (tmp_path / "slurm.conf").write_text("\n".join(lines) + "\n")
+            (tmp_path / "slurm.conf").write_text("\n".join(["ClusterName=here", *lines, ""]))
             assert load_settings(tmp_path / "slurm.conf").problems == ()
         elif block.language == "bash" and "#SYNERGY" in block.text:
             assert parse_script(block.text) is not None

@@ -10,6 +10,7 @@ import pytest
 from alembic import command
 from click.testing import CliRunner
 
+from synergyd.cli.context import Context
 from synergyd.cli.db import db
 from synergyd.errors import UsageError
 from synergyd.store import schema
@@ -70,17 +71,17 @@ def test_one_that_was_killed_does_not(tmp_path: Path) -> None:
 def test_an_older_database_is_copied_and_upgraded(tmp_path: Path) -> None:
     path, url = database(tmp_path)
     path.chmod(0o640)
-    done = CliRunner().invoke(db, ["upgrade", "--existing", "--url", url])
+    done = CliRunner().invoke(db, ["upgrade", "--existing", "--url", url], obj=Context())
     assert done.exit_code == 0, done.output
     (copy,) = tmp_path.glob("synergy.db.0005-*")
     assert copy.stat().st_mode & 0o777 == 0o640
     assert (schema.revision(f"sqlite:///{copy}"), schema.revision(url)) == (RELEASE_0_1, schema.needed())
-    CliRunner().invoke(db, ["upgrade", "--url", url])
+    CliRunner().invoke(db, ["upgrade", "--url", url], obj=Context())
     assert len(list(tmp_path.glob("synergy.db.0005-*"))) == 1  # nothing was older
 
 
 def test_existing_makes_no_database(tmp_path: Path) -> None:
-    done = CliRunner().invoke(db, ["upgrade", "--existing", "--url", f"sqlite:///{tmp_path}/synergy.db"])
+    done = CliRunner().invoke(db, ["upgrade", "--existing", "--url", f"sqlite:///{tmp_path}/synergy.db"], obj=Context())
     assert done.exit_code == 0 and "no schema to upgrade" in done.output and not any(tmp_path.iterdir())
 
 
@@ -91,7 +92,7 @@ def test_without_room_for_the_copy_nothing_is_upgraded(tmp_path: Path, monkeypat
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(Path, "replace", full)
-    done = CliRunner().invoke(db, ["upgrade", "--url", url])
+    done = CliRunner().invoke(db, ["upgrade", "--url", url], obj=Context())
     assert isinstance(done.exception, UsageError) and "No space left" in str(done.exception)
     assert schema.revision(url) == RELEASE_0_1 and [p.name for p in tmp_path.iterdir()] == ["synergy.db"]
     with pytest.raises(UsageError):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from synergyd.cli import first_start
 from synergyd.cli.context import Context
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import NoSchemaError, UsageError
+from synergyd.settings import Settings
 from synergyd.slurm.directives.conf import load_settings
 from synergyd.store import schema
 from synergyd.store.connect import parse_url, show
@@ -80,6 +84,40 @@ def test_a_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
         leader(url, "beta").try_lead()
 
 
+def test_how_a_renamed_cluster_keeps_its_database_is_said(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/synergy.db"
+    schema.upgrade(url)
+    first = leader(url, "alpha")
+    assert first.try_lead()
+    first.release()
+    with pytest.raises(
+        UsageError, match=r"name another file.*after a rename: (UPDATE leader SET cluster = 'beta')$"
+    ) as said:
+        leader(url, "beta").try_lead()
+    with closing(sqlite3.connect(tmp_path / "synergy.db")) as connection:
+        connection.execute(str(said.value).partition("after a rename: ")[2])
+        connection.commit()
+    renamed = leader(url, "beta")
+    assert renamed.try_lead()
+    renamed.release()
+
+
+@pytest.mark.parametrize("cluster", ["alpha", ""])
+def test_a_look_at_another_cluster_s_database_is_refused_too(tmp_path: Path, cluster: str) -> None:
+    """A dry run does not lead, but writes what it would have done."""
+    url = f"sqlite:///{tmp_path}/synergy.db"
+    open_store(url, create=True, cluster="beta").close()  # in which nobody has led
+    first = leader(url, "alpha")
+    assert first.try_lead()
+    first.release()
+    open_store(url, cluster=cluster).close()
+    assert first_start.database(Settings(database=url), cluster).ok
+    before = first_start.database(Settings(database=url), "beta")
+    assert before.ok is False and "of the cluster alpha" in before.found
+    with pytest.raises(UsageError, match="jobs of the cluster alpha, and this is beta"):
+        open_store(url, cluster="beta")
+
+
 @pytest.mark.parametrize("name", ["a%20b", 'a"b', "a;b", "x" * 64, "a&schema=b"])
 def test_a_schema_s_name_is_a_plain_word(name: str) -> None:
     with pytest.raises(UsageError, match=r"\?schema= names no schema"):
@@ -95,6 +133,34 @@ def test_the_cluster_s_name_stands_in_the_setting(tmp_path: Path) -> None:
     assert load_settings(alone).settings.database == URL.partition("?")[0]
     with pytest.raises(UsageError, match=r"cluster beta: .*alpha alone.*schema=\{cluster\}"):
         _ = Context(alone, cluster="beta").settings
+
+
+@pytest.mark.parametrize(
+    "line", ['ClusterName="Alpha"', "clustername = Alpha SlurmctldHost=here  # ours", "SlurmUser=x ClusterName=Alpha"]
+)
+def test_the_name_is_read_as_slurm_reads_it(tmp_path: Path, line: str) -> None:
+    path = conf(tmp_path, "alpha", URL)
+    path.write_text(path.read_text().replace("ClusterName=alpha", f"#ClusterName=old\n{line}"))
+    assert load_settings(path).settings.database.endswith("?schema=alpha")
+
+
+def test_without_a_name_nothing_stands_in_the_setting(tmp_path: Path) -> None:
+    """An empty ?schema= would be the schema that all clusters share."""
+    path = conf(tmp_path, "alpha", URL)
+    path.write_text(path.read_text().replace("ClusterName=alpha\n", ""))
+    with pytest.raises(UsageError, match=r"alpha.conf:2: .*\{cluster\}.*ClusterName"):
+        _ = Context(path).settings
+    assert Context(path, cluster="beta").settings.database.endswith("?schema=beta")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--database", "sqlite:////x.db", "-M", "b", "status"], ["-M", "b", "db", "upgrade", "--url", "sqlite:////x.db"]],
+)
+def test_a_cluster_and_a_database_are_not_named_both(tmp_path: Path, words: list[str]) -> None:
+    """One of them would be passed over, and another cluster's job paused."""
+    with pytest.raises(UsageError, match=r"--cluster b: .*name one of them"):
+        cli(["--conf", str(conf(tmp_path, "alpha", URL)), *words], standalone_mode=False)
 
 
 @pytest.mark.postgres

@@ -18,6 +18,8 @@ HEAD = schema.needed()
 class Context:
     """What the main group gives its verbs: settings, read only when asked for."""
 
+    cluster = ""
+
     def __init__(self, settings: Settings | None) -> None:
         self._settings = settings
 
