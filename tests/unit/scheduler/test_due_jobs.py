@@ -154,3 +154,18 @@ def test_a_guaranteed_job_is_not_shrunk_for_others() -> None:
     assert found[1].cell is not None and found[1].cell.shape.gpus == 4
     assert sum(d.action is Action.START for d in found.values()) == 4
     assert jobs[1].state is JobState.PENDING
+
+
+def test_guaranteed_jobs_that_nobody_touches_count_in_the_share() -> None:
+    """Of 8 GPUs half may be guaranteed, and one that is not touched holds them: a later one does not count."""
+    sure = Directive(guaranteed=True)
+    for fixed in (replace(sure, resize=False), sure):
+        holds = job(
+            10, 4, ("n0",), 4, directive=fixed, fixed="" if not fixed.resize else "its agent has not reported yet"
+        )
+        jobs = [*smalls(2), holds, job(20, 4, directive=sure)]
+        offers = {1: (cell(2.0, 1, 2),), 2: (cell(2.0, 1, 2),), 10: (cell(4.0, 1, 4),), 20: (cell(4.0, 1, 4),)}
+        for age_s, counts in ((9000.0, False), (5.0, True)):  # the one that was submitted first counts
+            ages = {1: 9000.0, 2: 9000.0, 10: age_s, 20: 50.0}
+            found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=0.5), ages)
+            assert ("does not count" in found[20].why) != counts, (fixed, age_s)
