@@ -1,8 +1,8 @@
 """Waiting jobs that are due (problem/waiting_bound.py): each starts before others gain anything, or nodes are kept for it. Pure.
 
-Those due first come first. What they could have is what is free, what running jobs give by shrinking, and what those hold that may be
-stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one that does not, nodes are kept:
-nobody starts or grows there, so that they empty as those that run there end or may be stopped.
+Guaranteed ones come first, then those that were due first. What they could have is what is free, what running jobs give by shrinking,
+and what those hold that may be stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one
+that does not, nodes are kept: nobody starts or grows there, so that they empty as those that run there end or may be stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     """`problem` with its due jobs first. `terms`: without a bonus for needs. `wait_for`: indices of those that found no place
     although there seemed to be one; nodes are kept for them."""
     jobs, no_place = list(problem.jobs), frozenset(wait_for)
-    due = sorted((i for i, job in enumerate(jobs) if _is_due(job)), key=lambda i: (-jobs[i].overdue_s, jobs[i].job_id))
+    due = [i for i, job in enumerate(jobs) if _is_due(job)]
+    due.sort(key=lambda i: (not jobs[i].guaranteed, -jobs[i].overdue_s, jobs[i].job_id))
     if not due:
         return DueProblem(problem)
     free, now = _drained(problem), _free_now(problem) if no_place else None

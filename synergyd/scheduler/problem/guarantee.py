@@ -68,4 +68,4 @@ def guarantee_words(said: bool, job: JobRequest, share: float) -> str:
         return ""
     if share <= 0:
         return " guaranteed= counts for nothing here (GuaranteedShare=0)."
-    return f" guaranteed= does not count until other guaranteed jobs have ended (GuaranteedShare={share:g})."
+    return f" guaranteed= does not count while what it asks for is more than other guaranteed jobs leave of GuaranteedShare={share:g}."

@@ -197,3 +197,11 @@ def test_guaranteed_jobs_that_nobody_touches_count_in_the_share() -> None:
             ages = {1: 9000.0, 2: 9000.0, 10: age_s, 20: 50.0}
             found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=0.5), ages)
             assert ("does not count" in found[20].why) != counts, (fixed, age_s)
+
+
+def test_a_guaranteed_job_comes_before_one_that_is_due_for_long() -> None:
+    jobs = [*smalls(4), job(20, 8), job(21, 8, directive=Directive(guaranteed=True))]
+    offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, 20: WIDE, 21: WIDE}
+    ages = {20: 1e5, 21: 5.0, **dict.fromkeys(range(1, 5), 9000.0)}
+    found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=1.0), ages)
+    assert [found[i].action for i in (20, 21)] == [Action.WAIT, Action.START]
