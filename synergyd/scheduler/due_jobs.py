@@ -32,9 +32,15 @@ class DueProblem:
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def told(self, decision: Decision, index: int) -> Decision:
-        """With the nodes that are kept for it."""
-        if decision.action is not Action.WAIT or index not in self.kept:
+        """With the nodes that are kept for it, or for others."""
+        if decision.action is not Action.WAIT or not self.kept:
             return decision
+        if index not in self.kept:
+            count = len({name for names in self.kept.values() for name in names})
+            nodes = f"{count} node{'s are' if count > 1 else ' is'}"
+            return replace(
+                decision, why=f"{decision.why} {nodes} kept for jobs that waited for as long as FairnessBound allows."
+            )
         names = self.kept[index]
         first = ", ".join(name.partition(":")[0] for name in names[:3])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

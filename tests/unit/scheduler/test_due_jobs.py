@@ -81,6 +81,8 @@ def test_nodes_are_kept_for_a_due_job_that_does_not_fit_yet() -> None:
     found = decided(nodes, [runs, other, also, job(20, 8), *waiting], offers, ages_s=ages)
     assert found[20].action is Action.WAIT and "Nobody else starts or grows on n0" in found[20].why
     assert Counter(n for i in (30, 31) for n in found[i].node_names) == {"n1": 1}
+    [other_waits] = [found[i].why for i in (30, 31) if found[i].action is Action.WAIT]
+    assert "1 node is kept for jobs that waited" in other_waits
     ages[20] = 130.0 - 60.0  # not due
     found = decided(nodes, [runs, other, also, job(20, 8), *waiting], offers, ages_s=ages)
     assert {found[i].action for i in (30, 31)} == {Action.START}
