@@ -64,7 +64,7 @@ from synergyd.control.resize.start_time import put_off_until_s
 from synergyd.control.resize.starts import advance
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
-from synergyd.control.waiting import keep_waiting, kept_back
+from synergyd.control.waiting import count_kept, keep_waiting
 from synergyd.control.wanting import wanted
 from synergyd.control.watch import Watch, stall_together
 from synergyd.errors import one_line
@@ -302,8 +302,7 @@ class Controller:
         jobs = {job.job_id: job for job in event.snapshot.jobs}
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
-            if tracked.job is not None and kept_back(tracked.job, now_s):
-                tracked.kept_s += max(0.0, event.passed_s)
+            count_kept(tracked, event.passed_s, now_s)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * (max(0.0, event.passed_s) + tracked.before_s)
                 tracked.before_s = 0.0

@@ -98,6 +98,8 @@ class Tracked:
     before_s: float = 0.0
     #: seconds in which it might not start: held, put off, or waiting for another job
     kept_s: float = 0.0
+    #: a snapshot has shown it to this daemon
+    looked: bool = False
     #: its reports tell how much is left to do; None: there is none so far
     tells: bool | None = None
     #: by neighbours on shared links, as the latest decisions have it

@@ -27,7 +27,22 @@ def keep_waiting(tracked: Tracked, job: Job, now_s: float, park_s: float, epoch_
     ]
 
 
-def kept_back(job: Job, now_s: float) -> bool:
-    """Is it not to start for now, by its user's or an admin's word? That is no wait for GPUs."""
+def kept_back(tracked: Tracked, now_s: float) -> bool:
+    """Is it not to start for now, by its user's or an admin's word? That is no wait for GPUs. Nor is that of an array's further tasks,
+    of which no epoch decides (directive None) before they may start."""
+    job = tracked.job
+    if job is None or job.state is not JobState.PENDING or tracked.lifecycle.left:
+        return False
     put_off = job.begin_s is not None and job.begin_s > now_s
-    return job.state is JobState.PENDING and (job.held or put_off or job.reason.startswith("Dependency"))
+    return job.held or put_off or job.directive is None or job.reason.startswith("Dependency")
+
+
+def count_kept(tracked: Tracked, passed_s: float, now_s: float) -> None:
+    """Seconds since the look before in which it was kept back. One that has never started, and is kept back as this daemon sees it
+    first, was so before."""
+    kept = kept_back(tracked, now_s)
+    if kept and not tracked.looked and tracked.job is not None and not tracked.job.restarts:
+        tracked.kept_s = max(0.0, now_s - tracked.lifecycle.submit_s)
+    elif kept:
+        tracked.kept_s += max(0.0, passed_s)
+    tracked.looked = tracked.job is not None

@@ -107,6 +107,7 @@ def decide(
     snapshot, current_plans = given.snapshot, given.plans
     weight = weights(snapshot.jobs, settings, slurm_limits.fair_shares)
     known = {} if policy.rule or policy.sizes_fixed else restarts or {}
+    ages = {job.job_id: (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s) for job in snapshot.jobs}
     usual = JobRestarts(cost=RestartCost(mean_s=settings.restart_cost_s))
     sorted_jobs = [
         classify_job(
@@ -115,7 +116,7 @@ def decide(
             cells.get(job.job_id, ()),
             no_cell_reasons.get(job.job_id, ""),
             current_plans.get(job.job_id),
-            (ages_s or {}).get(job.job_id, snapshot.time_s - job.submit_s),
+            ages[job.job_id],
             _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
             (progress or {}).get(job.job_id, _UNKNOWN),
             weight[job.job_id],
@@ -129,7 +130,7 @@ def decide(
     pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
-    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits)
+    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, ages)
     solved, due = solve_due(problem, policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared = _linked(answer, policy, settings, outside)
@@ -226,13 +227,15 @@ def _problem(
     settings: Settings,
     typical_s: float | None,
     slurm_limits: SlurmLimits,
+    ages_s: Mapping[int, float],
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
     terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
-    requests = with_guarantees(requests, sum(node.free for node in nodes), settings.guaranteed_share)
+    gpus = sum(node.free for node in nodes)
+    requests = with_guarantees(requests, gpus, settings.guaranteed_share, snapshot.jobs, ages_s)
     requests = stoppable(requests, snapshot) if settings.preemption else requests
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None

@@ -1,8 +1,8 @@
 """Waiting jobs that are due (problem/waiting_bound.py): each starts before others gain anything, or nodes are kept for it. Pure.
 
-Those due first come first. What they could have is what is free, what running jobs give by shrinking, and what those hold that may be
-stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one that does not, nodes are kept:
-nobody starts or grows there, so that they empty as those that run there end or may be stopped.
+Guaranteed ones come first, then those that were due first. What they could have is what is free, what running jobs give by shrinking,
+and what those hold that may be stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one
+that does not, nodes are kept: nobody starts or grows there, so that they empty as those that run there end or may be stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
 
-MOST = 64  # due jobs looked at in an epoch, the earliest first: each is a look at all nodes
+# due jobs within their limits that are looked at in an epoch, the earliest first: each is a look at all nodes
+MOST = 64
 _WHY = "since it has waited for as long as FairnessBound allows"
 
 
@@ -31,9 +32,15 @@ class DueProblem:
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def told(self, decision: Decision, index: int) -> Decision:
-        """With the nodes that are kept for it."""
-        if decision.action is not Action.WAIT or index not in self.kept:
+        """With the nodes that are kept for it, or for others."""
+        if decision.action is not Action.WAIT or not self.kept:
             return decision
+        if index not in self.kept:
+            count = len({name for names in self.kept.values() for name in names})
+            nodes = f"{count} node{'s are' if count > 1 else ' is'}"
+            return replace(
+                decision, why=f"{decision.why} {nodes} kept for jobs that waited for as long as FairnessBound allows."
+            )
         names = self.kept[index]
         first = ", ".join(name.partition(":")[0] for name in names[:3])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -46,37 +53,46 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     """`problem` with its due jobs first. `terms`: without a bonus for needs. `wait_for`: indices of those that found no place
     although there seemed to be one; nodes are kept for them."""
     jobs, no_place = list(problem.jobs), frozenset(wait_for)
-    due = sorted((i for i, job in enumerate(jobs) if _is_due(job)), key=lambda i: (-jobs[i].overdue_s, jobs[i].job_id))
+    due = [i for i, job in enumerate(jobs) if _is_due(job)]
+    due.sort(key=lambda i: (not jobs[i].guaranteed, -jobs[i].overdue_s, jobs[i].job_id))
     if not due:
         return DueProblem(problem)
-    free = {hard: _drained(problem, hard) for hard in (False, True)}
-    starting, kept, stops = [], {}, False
+    free, now = _drained(problem), _free_now(problem) if no_place else None
+    starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
-    for i in due[:MOST]:
-        cells = _least(jobs[i])
-        if not allowance.allows(jobs[i], None, cells[0]):
+    least: dict[object, list[int]] = {}  # by identity: like jobs have the same Cells
+    for i in due:
+        job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned)
+        if alike not in least:
+            least[alike] = _least(job)
+        cells = [index for index in least[alike] if allowance.allows(job, None, index)]
+        if not cells:
             continue  # no GPUs that become free are for it
-        allowance.change(jobs[i], None, cells[0])
-        if i in no_place and _pick(jobs[i], cells, _free_now(problem)) is not None:
+        if (looked := looked + 1) > MOST:
+            break
+        if now is not None and i in no_place and _pick(job, cells, now) is not None:
             continue  # it fits, and yet it was not started: nodes that are kept would not change that
-        soft = None if i in no_place else _pick(jobs[i], cells, free[False])
-        hard = None if i in no_place else _pick(jobs[i], cells, free[True])
+        soft = None if i in no_place else _pick(job, cells, free[False])
+        hard = None if soft or i in no_place else _pick(job, cells, free[True])
         names, gpus = soft or hard or ((), 0)
         if names:
             starting.append(i)
-            stops = stops or soft is None
-        elif names := _to_keep(problem, jobs[i], cells, free[True], planned):
+            emptied.update(() if soft else names)
+        elif names := _to_keep(problem, job, cells, free[True], planned):
             kept[i], gpus = names, max(node.free for node in problem.nodes)
+        if names:
+            allowance.change(job, None, cells[0])
         planned.update(names)
         for one in free.values():
-            one.take(names, gpus, jobs[i].needs)
+            one.take(names, gpus, job.needs)
+    starts = frozenset(starting)
     for i, job in enumerate(jobs):
-        if i in starting:
+        if i in starts:
             need = job.need if job.deadline_s is not None else 0.0
             jobs[i] = replace(job, need=need or job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
         elif job.need and job.deadline_s is None and not job.guaranteed:
             jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
-        if stops and job.stops_when_due:
+        if job.stops_when_due and not emptied.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], stoppable=True)
     nodes = _without(problem, {name for names in kept.values() for name in names})
     changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))
@@ -111,13 +127,15 @@ def _pick(job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[tuple[
     return None
 
 
-def _drained(problem: Problem, hard: bool) -> FreeGpus:
-    """What there is without the GPUs that running jobs must keep. `hard`: also those are stopped that are only for due ones."""
-    free = FreeGpus(problem.nodes, problem.spanned)
+def _drained(problem: Problem) -> dict[bool, FreeGpus]:
+    """What there is without the GPUs that running jobs must keep; at True, where also those are stopped that are only for due ones."""
+    free = {hard: FreeGpus(problem.nodes, problem.spanned) for hard in (False, True)}
     for job in problem.jobs:
-        if job.current is not None and not job.stoppable and not (hard and job.stops_when_due):
+        if job.current is not None and not job.stoppable:
             names, gpus = _must_keep(job)
-            free.take(names, gpus, job.needs)
+            free[False].take(names, gpus, job.needs)
+            if not job.stops_when_due:
+                free[True].take(names, gpus, job.needs)
     return free
 
 

@@ -4,6 +4,7 @@ the model's parameters, refined by the step times of its plans."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -28,6 +29,10 @@ _MOST_WEIGHT = 8  # reports of one plan that count, beside other plans
 _GRID = 0.02
 # jobs an epoch whose models are fitted anew and Cells made anew for what was measured: 5 ms of CPU each (benchmark decision_time)
 _RENEWED = 16
+_BY_OTHERS_RENEWED = (
+    4  # further ones, of those that have measured nothing: the prior has moved, or like jobs have learnt something
+)
+_AT_ONCE, _FIRST, _FURTHER, _BY_OTHERS = range(4)
 _Prior = TypeVar("_Prior")
 
 
@@ -108,7 +113,7 @@ class _InUse:
 
 class CoarseProfiles:
     """The profile, `coarse`, and the prior that each job's Cells are made of. Of the jobs that have learnt something, `_RENEWED` an
-    epoch go on with it, those first that go by the oldest."""
+    epoch go on with it: those first that go by no measured step yet, then those that go by the oldest."""
 
     def __init__(self) -> None:
         self._known: dict[int, _InUse] = {}
@@ -125,11 +130,14 @@ class CoarseProfiles:
                 if (fresh, prior) == (known.coarse, known.prior):
                     known.exact = profile
                 else:
-                    behind.append((_may_wait(fresh, known.coarse), known.turn, job_id, fresh))
+                    behind.append((_rank(fresh, known.coarse), known.turn, job_id, fresh))
         behind.sort(key=lambda entry: entry[:3])
-        for n, (may_wait, _, job_id, fresh) in enumerate(behind):
-            if n < _RENEWED or not may_wait:
+        taken: Counter[bool] = Counter()
+        for rank, _, job_id, fresh in behind:
+            like = rank == _BY_OTHERS
+            if rank == _AT_ONCE or taken[like] < (_BY_OTHERS_RENEWED if like else _RENEWED):
                 self._known[job_id] = _InUse(profiles[job_id], fresh, prior, self._turn)
+                taken[like] += 1
 
     def of(self, job_id: int, profile: Profile, prior: _Prior) -> tuple[Profile, _Prior]:
         """(profile, prior) in use; those given where there are none so far, or nobody says when an epoch begins."""
@@ -142,18 +150,15 @@ class CoarseProfiles:
         self._known.pop(job_id, None)
 
 
-def _may_wait(fresh: Profile, before: Profile) -> bool:
-    """Does it differ in how fast its plans are alone, and not in what they need or may be?"""
-    return (
-        replace(
-            fresh,
-            measured=before.measured,
-            noise_scale=before.noise_scale,
-            speed=before.speed,
-            samples=before.samples,
-        )
-        == before
+def _rank(fresh: Profile, before: Profile) -> int:
+    """Who goes on first: what it needs or may be is another, it has measured its first steps, it has measured more; last of all who
+    has measured nothing, and knows by others alone."""
+    speed_alone = replace(
+        fresh, measured=before.measured, noise_scale=before.noise_scale, speed=before.speed, samples=before.samples
     )
+    if speed_alone != before:
+        return _AT_ONCE
+    return (_FIRST if not before.measured else _FURTHER) if fresh.measured else _BY_OTHERS
 
 
 def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:

@@ -6,27 +6,39 @@ what all of them ask for; those submitted first come first. Beyond it a job coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from synergyd.records import Job
 from synergyd.scheduler.problem.records import JobRequest
 
 _TOLERANCE = 0.97  # of the goodput: what measured steps vary by (throughput.NOISE) is no reason for a restart
 _WHY = "guaranteed=yes keeps the goodput of the size asked for"
 
 
-def with_guarantees(jobs: Sequence[JobRequest], gpus: int, share: float) -> tuple[JobRequest, ...]:
-    """The jobs; `guaranteed` holds for those alone that are within `share` of the cluster's `gpus`."""
-    left = share * gpus
-    kept = set()
-    for job in sorted((j for j in jobs if j.guaranteed), key=lambda j: (-j.age_s, j.job_id)):
-        asked = job.gpus(job.asked)
-        if job.asked is not None and asked <= left:
+def with_guarantees(
+    requests: Sequence[JobRequest], gpus: int, share: float, jobs: Iterable[Job], ages_s: Mapping[int, float]
+) -> tuple[JobRequest, ...]:
+    """The requests; `guaranteed` holds for those alone that are within `share` of the cluster's GPUs.
+
+    Of `jobs` (`ages_s` by job id) those that hold GPUs and that nobody touches now count in the share like the others: they have what
+    they asked for. `gpus`: what can be handed out, their own not among it."""
+    claims = [
+        (-one.age_s, one.job_id, one.gpus(one.asked)) for one in requests if one.guaranteed and one.asked is not None
+    ]
+    asking = {one.job_id for one in requests}
+    for job in jobs:
+        if job.directive is not None and job.directive.guaranteed and job.node_names and job.job_id not in asking:
+            claims.append((-ages_s[job.job_id], job.job_id, job.asked.gpus))
+            gpus += job.shape.gpus
+    left, kept = share * gpus, set()
+    for _, job_id, asked in sorted(claims):
+        if asked <= left:
             left -= asked
-            kept.add(job.job_id)
+            kept.add(job_id)
     return tuple(
         _guaranteed(job) if job.job_id in kept else replace(job, guaranteed=False) if job.guaranteed else job
-        for job in jobs
+        for job in requests
     )
 
 
@@ -56,4 +68,4 @@ def guarantee_words(said: bool, job: JobRequest, share: float) -> str:
         return ""
     if share <= 0:
         return " guaranteed= counts for nothing here (GuaranteedShare=0)."
-    return f" guaranteed= does not count until other guaranteed jobs have ended (GuaranteedShare={share:g})."
+    return f" guaranteed= does not count while what it asks for is more than other guaranteed jobs leave of GuaranteedShare={share:g}."

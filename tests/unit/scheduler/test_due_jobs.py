@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from synergyd.records import Action, Cell, Decision, Directive, Job, JobState, Node, Shape
+from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.decide import decide
+from synergyd.scheduler.due_jobs import MOST
 from synergyd.scheduler.problem.records import Progress
 from synergyd.scheduler.problem.waiting_bound import allowed_age_s
 from synergyd.settings import Settings
@@ -79,9 +81,37 @@ def test_nodes_are_kept_for_a_due_job_that_does_not_fit_yet() -> None:
     found = decided(nodes, [runs, other, also, job(20, 8), *waiting], offers, ages_s=ages)
     assert found[20].action is Action.WAIT and "Nobody else starts or grows on n0" in found[20].why
     assert Counter(n for i in (30, 31) for n in found[i].node_names) == {"n1": 1}
+    [other_waits] = [found[i].why for i in (30, 31) if found[i].action is Action.WAIT]
+    assert "1 node is kept for jobs that waited" in other_waits
     ages[20] = 130.0 - 60.0  # not due
     found = decided(nodes, [runs, other, also, job(20, 8), *waiting], offers, ages_s=ages)
     assert {found[i].action for i in (30, 31)} == {Action.START}
+
+
+def test_due_jobs_that_a_limit_holds_take_nobodys_turn() -> None:
+    held = [job(100 + i, 8, account="full") for i in range(MOST)]
+    offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, **{j.job_id: WIDE for j in held}, 20: WIDE}
+    ages = {20: 10_000.0, **dict.fromkeys(range(1, 5), 9000.0), **{j.job_id: 20_000.0 for j in held}}
+    settings = replace(BOUND, account_limits={"full": 0})
+    found = decided([node("n0", 8)], [*smalls(4), *held, job(20, 8)], offers, settings, ages)
+    assert found[20].action is Action.START
+
+
+def test_a_job_that_has_spent_its_restart_share_is_stopped_for_a_due_job_alone() -> None:
+    """Two of them run, and two wide ones wait, of which one is due: it alone gets a node."""
+    said = Directive(min_gpus=8, max_gpus=8)
+    jobs = [*(job(i + 1, 8, (f"n{i}",), 8, directive=said) for i in range(2)), job(20, 8), job(30, 8)]
+    known = dict.fromkeys((1, 2), Progress(attained_gpu_s=1e4, remaining=2e4, done=1e6)) | {20: SHORT, 30: SHORT}
+    spent = JobRestarts(cost=RestartCost(mean_s=30.0), lost_s=5000.0, life_s=9000.0)
+    for restarts, age_s, started in (
+        ({}, 50.0, {20, 30}),
+        ({1: spent, 2: spent}, 50.0, set()),
+        ({1: spent, 2: spent}, 1e4, {20}),
+    ):
+        ages = {1: 9000.0, 2: 9000.0, 20: age_s, 30: 50.0}
+        site, offers = snapshot([node("n0", 8), node("n1", 8)], jobs), dict.fromkeys((1, 2, 20, 30), WIDE)
+        found = decide(site, BOUND, offers, {}, ages_s=ages, progress=known, restarts=restarts)
+        assert {d.job_id for d in found if d.action is Action.START} == started
 
 
 def test_of_more_than_there_is_the_earliest_due_comes_first() -> None:
@@ -154,3 +184,26 @@ def test_a_guaranteed_job_is_not_shrunk_for_others() -> None:
     assert found[1].cell is not None and found[1].cell.shape.gpus == 4
     assert sum(d.action is Action.START for d in found.values()) == 4
     assert jobs[1].state is JobState.PENDING
+
+
+def test_guaranteed_jobs_that_nobody_touches_count_in_the_share() -> None:
+    """Of 8 GPUs half may be guaranteed, and one that is not touched holds them: a later one does not count."""
+    sure = Directive(guaranteed=True)
+    for fixed in (replace(sure, resize=False), sure):
+        holds = job(
+            10, 4, ("n0",), 4, directive=fixed, fixed="" if not fixed.resize else "its agent has not reported yet"
+        )
+        jobs = [*smalls(2), holds, job(20, 4, directive=sure)]
+        offers = {1: (cell(2.0, 1, 2),), 2: (cell(2.0, 1, 2),), 10: (cell(4.0, 1, 4),), 20: (cell(4.0, 1, 4),)}
+        for age_s, counts in ((9000.0, False), (5.0, True)):  # the one that was submitted first counts
+            ages = {1: 9000.0, 2: 9000.0, 10: age_s, 20: 50.0}
+            found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=0.5), ages)
+            assert ("does not count" in found[20].why) != counts, (fixed, age_s)
+
+
+def test_a_guaranteed_job_comes_before_one_that_is_due_for_long() -> None:
+    jobs = [*smalls(4), job(20, 8), job(21, 8, directive=Directive(guaranteed=True))]
+    offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, 20: WIDE, 21: WIDE}
+    ages = {20: 1e5, 21: 5.0, **dict.fromkeys(range(1, 5), 9000.0)}
+    found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=1.0), ages)
+    assert [found[i].action for i in (20, 21)] == [Action.WAIT, Action.START]

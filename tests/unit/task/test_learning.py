@@ -148,6 +148,21 @@ def test_few_jobs_an_epoch_go_on_with_what_they_have_learnt_the_oldest_first() -
     assert coarsened.of(3, before, "other") == (coarse(before), "other")
 
 
+def test_first_measured_steps_come_before_further_ones_and_these_before_a_new_prior() -> None:
+    """While 40 go on learning and 40 wait, for all of which the prior has moved: one that has just measured its first steps."""
+    coarsened, before = CoarseProfiles(), learn(SEEN, list(seconds(SEEN)))
+    after = learn(SEEN, [1.2 * s for s in seconds(SEEN)])
+    waits = dict.fromkeys(range(40), Profile())
+    coarsened.renew(waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}, "prior")
+    given = waits | dict.fromkeys(range(100, 140), after) | {200: before}
+    for i, profile in (waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}).items():
+        coarsened.of(i, profile, "prior")
+    coarsened.renew(given, "moved")
+    renewed = [i for i, profile in given.items() if coarsened.of(i, profile, "moved")[1] == "moved"]
+    assert [i for i in renewed if i >= 100] == [*range(100, 115), 200]
+    assert [i for i in renewed if i < 100] == [0, 1, 2, 3]
+
+
 def test_refining_is_quick_enough_for_an_epoch() -> None:
     measured = tuple(
         Measurement(p, SHAPE, float(s)) for p, s in zip(SEEN + ASKED, seconds(SEEN + ASKED, TRUE), strict=True)

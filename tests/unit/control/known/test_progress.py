@@ -47,11 +47,25 @@ def test_gpu_seconds_add_up_while_a_job_runs() -> None:
 def test_a_job_grows_no_older_while_it_may_not_start() -> None:
     controller = Controller(ResizeTimes(), 60.0)
     waits = {1: job(1), 2: job(2, held=True), 3: job(3, reason="Dependency"), 4: job(4, begin_s=1e9)}
+    waits[5] = job(5, directive=None, directive_error="its array runs at most 1 task at a time")
     for one in waits:
         controller.handle(JobObserved(one, 0.0, Observed("PENDING")), 0.0)
     for now_s in (60.0, 120.0):
         controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(()), tuple(waits.values())), 60.0), now_s)
-    assert controller.ages_s(130.0) == {1: 130.0, 2: 10.0, 3: 10.0, 4: 10.0}
+    assert controller.ages_s(130.0) == {1: 130.0, 2: 10.0, 3: 10.0, 4: 10.0, 5: 10.0}
+
+
+def test_what_is_kept_back_as_a_daemon_starts_was_so_before() -> None:
+    controller = Controller(ResizeTimes(), 60.0)
+    waits = {
+        1: job(1),
+        2: job(2, held=True),
+        3: job(3, held=True, restarts=1),
+    }  # the last one has run, and is resized maybe
+    controller.restore([JobLifecycle(one, 0.0) for one in waits], {}, {}, now_s=5000.0)
+    for now_s, passed_s in ((5000.0, 0.0), (5060.0, 60.0)):
+        controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(()), tuple(waits.values())), passed_s), now_s)
+    assert controller.ages_s(5070.0) == {1: 5070.0, 2: 10.0, 3: 5010.0}
 
 
 def test_typical_is_the_median_of_those_that_ended_once_they_are_enough() -> None:
