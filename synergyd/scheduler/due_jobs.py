@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.records import Action, Decision
 from synergyd.scheduler.placement.free_gpus import FreeGpus
+from synergyd.scheduler.preemption import LEAST_RUN
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
@@ -60,6 +61,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     free, now = _drained(problem), _free_now(problem) if no_place else None
     starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
+    empty_s = _empty_in_s(problem)
     least: dict[object, list[int]] = {}  # by identity: like jobs have the same Cells
     for i in due:
         job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned)
@@ -78,7 +80,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         if names:
             starting.append(i)
             emptied.update(() if soft else names)
-        elif names := _to_keep(problem, job, cells, free[True], planned):
+        elif names := _to_keep(problem, job, cells, free[True], planned, empty_s):
             kept[i], gpus = names, max(node.free for node in problem.nodes)
         if names:
             allowance.change(job, None, cells[0])
@@ -163,11 +165,27 @@ def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     return nodes, best.gpus_per_node
 
 
+def _empty_in_s(problem: Problem) -> dict[str, float]:
+    """By node, seconds until the last job there that must stay has ended or may be stopped."""
+    found: dict[str, float] = {}
+    for job in problem.jobs:
+        if job.current is not None and not (job.stoppable or job.stops_when_due):
+            for name in _must_keep(job)[0]:
+                found[name] = max(found.get(name, 0.0), job.holds_s)
+    return found
+
+
 def _to_keep(
-    problem: Problem, job: JobRequest, cells: Iterable[int], free: FreeGpus, planned: Container[str]
+    problem: Problem,
+    job: JobRequest,
+    cells: Iterable[int],
+    free: FreeGpus,
+    planned: Container[str],
+    empty_s: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """Names of nodes for its first Cell that the cluster could ever hold: those on which least has to end first; () if too few are
-    left besides those `planned` for jobs that were due before it."""
+    """Names of nodes for its first Cell that the cluster could hold soon: those on which least has to end first; () if too few are
+    left besides those `planned` for jobs that were due before it. Soon: see above."""
+    soon_s = max(job.holds_s, LEAST_RUN * job.restart.cost.mean_s)
     order = {node.name: i for i, node in enumerate(problem.nodes)}
     for index in cells:
         shape = job.cells[index].shape
@@ -178,6 +196,7 @@ def _to_keep(
             and node.gpu_type == shape.gpu_type
             and node.free >= shape.gpus_per_node
             and node.admits(job.node_filter)
+            and (free.free[node.name] >= shape.gpus_per_node or empty_s.get(node.name, 0.0) <= soon_s)
         ]
         able.sort(key=lambda n: (not _required(job, n), shape.gpus_per_node - free.free[n.name], order[n.name]))
         names = tuple(node.name for node in able[: shape.nodes])

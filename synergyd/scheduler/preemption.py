@@ -12,7 +12,7 @@ from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, P
 from synergyd.scheduler.problem.utility import allocation
 
 _ROUNDS = 3  # then every running job is kept as it is
-_LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
+LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
 
 
 def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobRequest, ...]:
@@ -21,9 +21,12 @@ def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobReques
     found = []
     for job in jobs:
         ran_s = run_s.get(job.job_id, -math.inf)
-        if job.current is not None and job.overdue_s < 0 and ran_s >= _LEAST_RUN * job.restart.cost.mean_s:
-            ready = job.discount > 0 and job.current not in job.banned
-            job = replace(job, stoppable=ready, stops_when_due=True)
+        left_s = LEAST_RUN * job.restart.cost.mean_s - ran_s
+        if job.current is not None and job.overdue_s < 0:
+            job = replace(job, holds_s=min(job.holds_s, max(0.0, left_s)))
+            if left_s <= 0:
+                ready = job.discount > 0 and job.current not in job.banned
+                job = replace(job, stoppable=ready, stops_when_due=True)
         found.append(job)
     return tuple(found)
 

@@ -155,6 +155,8 @@ class JobRequest:
     guaranteed: bool = False
     #: seconds for which it is due if it has no GPUs; below 0: it may wait for so long yet
     overdue_s: float = -math.inf
+    #: seconds for which it holds GPUs if it has them: until it ends, or may be stopped for one that is due
+    holds_s: float = math.inf
     #: limits of this job alone; Cells beyond them are among `banned`
     own_limits: tuple[UsageLimit, ...] = ()
     #: nodes that it takes last

@@ -29,14 +29,15 @@ def with_due(
     floor_s: float,
     present: int,
 ) -> tuple[JobRequest, ...]:
-    """The jobs, each with `overdue_s`. `capacity`: GPUs by type, of which each of the `present` jobs has an equal share."""
+    """The jobs, each with `overdue_s` and `holds_s`. `capacity`: GPUs by type, of which each of the `present` jobs has an equal share."""
     shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
     found = []
     for job in jobs:
         if id(job.cells) not in shares:
             shares[id(job.cells)] = equal_share(job.cells, capacity, present)
         allowed_s = max(floor_s, allowed_age_s(job, shares[id(job.cells)], bound, typical_s))
-        found.append(replace(job, overdue_s=job.age_s - allowed_s))
+        left_s, _ = _lengths_s(job, shares[id(job.cells)], typical_s)
+        found.append(replace(job, overdue_s=job.age_s - allowed_s, holds_s=left_s))
     return tuple(found)
 
 

@@ -88,6 +88,23 @@ def test_nodes_are_kept_for_a_due_job_that_does_not_fit_yet() -> None:
     assert {found[i].action for i in (30, 31)} == {Action.START}
 
 
+def test_no_nodes_are_kept_for_longer_than_the_due_job_takes() -> None:
+    """One GPU of n0 is held by a job that may not be stopped: a short one is waited for, a long one leaves the nodes to others."""
+    nodes = [node(f"n{i}", 8) for i in range(4)]
+    runs = job(1, 1, ("n0",), 1, directive=Directive(min_gpus=1, max_gpus=1))
+    jobs = [
+        runs,
+        replace(job(20, 8), asked=Shape("a100", 4, 8), shape=Shape("a100", 4, 8)),
+        *(job(30 + i, 1) for i in range(24)),
+    ]
+    offers = {1: (cell(1.0, 1, 1),), 20: (cell(32.0, 4, 8),), **{30 + i: (cell(1.0, 1, 1),) for i in range(24)}}
+    ages = {1: 9e6, 20: 1e5, **{30 + i: 50.0 for i in range(24)}}
+    for left, started in ((50.0, 0), (1e5, 24)):
+        known = dict.fromkeys(ages, SHORT) | {1: Progress(attained_gpu_s=1e3, remaining=left, done=1e3)}
+        found = decide(snapshot(nodes, jobs), BOUND, offers, {}, ages_s=ages, progress=known)
+        assert sum(d.action is Action.START for d in found) == started, left
+
+
 def test_due_jobs_that_a_limit_holds_take_nobodys_turn() -> None:
     held = [job(100 + i, 8, account="full") for i in range(MOST)]
     offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, **{j.job_id: WIDE for j in held}, 20: WIDE}

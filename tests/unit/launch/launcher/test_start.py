@@ -100,6 +100,18 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": "[1"}).accepts is None
 
 
+@pytest.mark.parametrize(
+    ("script", "more", "overlaps"),
+    [("/opt/m/pretrain_gpt.py", [], True), ("mine.py", [], False), ("mine.py", ["--overlap-grad-reduce"], True)],
+)
+def test_overlap_is_asked_of_scripts_that_are_known_to_take_it(script: str, more: list[str], overlaps: bool) -> None:
+    """Megatron's overlapped reduce asserts that every parameter gets a gradient: a script of the user's may have others."""
+    arguments = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1".split()
+    given = PlanFile(73, plan=Plan(tp=1, pp=1, dp=8, micro_batch=1, global_batch=8), checkpoint="/ck")
+    made = start([script, *arguments, *more], given=given)
+    assert ("--overlap-grad-reduce" in made.argv) is overlaps
+
+
 def test_node_command_megatron_by_its_arguments_or_by_word() -> None:
     megatron = ["t.py", "--num-layers", "2", "--micro-batch-size", "1"]
     given = PlanFile(9, PLAN)
