@@ -106,7 +106,18 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
 )
 def test_overlap_is_asked_of_scripts_that_are_known_to_take_it(script: str, more: list[str], overlaps: bool) -> None:
     """Megatron's overlapped reduce asserts that every parameter gets a gradient: a script of the user's may have others."""
-    arguments = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1".split()
+    arguments = [
+        "--num-layers",
+        "4",
+        "--hidden-size",
+        "64",
+        "--num-attention-heads",
+        "4",
+        "--seq-length",
+        "32",
+        "--micro-batch-size",
+        "1",
+    ]
     given = PlanFile(73, plan=Plan(tp=1, pp=1, dp=8, micro_batch=1, global_batch=8), checkpoint="/ck")
     made = start([script, *arguments, *more], given=given)
     assert ("--overlap-grad-reduce" in made.argv) is overlaps
