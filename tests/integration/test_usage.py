@@ -74,9 +74,9 @@ def test_hours_held_are_those_of_sacct() -> None:
             cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 150, "the resize that makes room")
             first.kill()
         with synergyd(cluster):
-            cluster.sbatch(het_script(cluster.folder), "--account=physics")
             short = cluster.sbatch(f"{plain}sleep 1\n", "--account=physics")
-            cluster.wait_for(lambda: ended(cluster, short) == "COMPLETED", 150, "the short job's end")
+            cluster.wait_for(lambda: ended(cluster, short) == "COMPLETED", 300, "the short job's end")
+            cluster.sbatch(het_script(cluster.folder), "--account=physics")
             cluster.wait_for(lambda: ended(cluster, failed) == "FAILED", 60, "the failed job's end")
             cluster.run("scontrol", "requeue", str(again))
             # Slurm waits for two minutes after a requeue, and fails a job that starts again in the same second
