@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from synergyd.records import Plan, Shape
 
-_NAMED = 3  # of several jobs
+_NAMED = 3  # of several jobs or nodes
 
 
 def shape_words(shape: Shape, nodes: Sequence[str] = ()) -> str:
@@ -36,7 +36,10 @@ def span_words(seconds: float) -> str:
 
 def job_words(jobs: Sequence[int]) -> str:
     """`job 3`, `jobs 3, 5, 7 and 2 more`."""
-    if len(jobs) == 1:
-        return f"job {jobs[0]}"
-    more = len(jobs) - _NAMED
-    return f"jobs {', '.join(map(str, jobs[:_NAMED]))}" + (f" and {more} more" if more > 0 else "")
+    return f"job{'s' * (len(jobs) != 1)} {names_words(list(map(str, jobs)))}"
+
+
+def names_words(names: Sequence[str]) -> str:
+    """`n1, n2, n3 and 2 more`."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -2,7 +2,9 @@
 
 Guaranteed ones come first, then those that were due first. What they could have is what is free, what running jobs give by shrinking,
 and what those hold that may be stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one
-that does not, nodes are kept: nobody starts or grows there, so that they empty as those that run there end or may be stopped.
+that does not, nodes are kept: nobody starts or grows there, so that they empty as those that run there end or may be stopped. GPUs that
+are kept stand idle in part, so a node is kept only where it is empty soon: within the time that the job itself takes, or a job runs at
+least.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
+from synergyd.words import names_words
 
 # due jobs within their limits that are looked at in an epoch, the earliest first: each is a look at all nodes
 MOST = 64
@@ -42,12 +45,8 @@ class DueProblem:
             return replace(
                 decision, why=f"{decision.why} {nodes} kept for jobs that waited for as long as FairnessBound allows."
             )
-        names = self.kept[index]
-        first = ", ".join(name.partition(":")[0] for name in names[:3])
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return replace(
-            decision, why=f"{decision.why} Nobody else starts or grows on {first}{more} until it can, {_WHY}."
-        )
+        names = names_words([name.partition(":")[0] for name in self.kept[index]])
+        return replace(decision, why=f"{decision.why} Nobody else starts or grows on {names} until it can, {_WHY}.")
 
 
 def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()) -> DueProblem:
@@ -58,10 +57,9 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     due.sort(key=lambda i: (not jobs[i].guaranteed, -jobs[i].overdue_s, jobs[i].job_id))
     if not due:
         return DueProblem(problem)
-    free, now = _drained(problem), _free_now(problem) if no_place else None
+    (free, empty_s), now = _drained(problem), _free_now(problem) if no_place else None
     starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
-    empty_s = _empty_in_s(problem)
     least: dict[object, list[int]] = {}  # by identity: like jobs have the same Cells
     for i in due:
         job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned)
@@ -129,16 +127,19 @@ def _pick(job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[tuple[
     return None
 
 
-def _drained(problem: Problem) -> dict[bool, FreeGpus]:
-    """What there is without the GPUs that running jobs must keep; at True, where also those are stopped that are only for due ones."""
+def _drained(problem: Problem) -> tuple[dict[bool, FreeGpus], dict[str, float]]:
+    """(what there is without the GPUs that running jobs must keep; at True, where also those are stopped that are only for due ones; by
+    node, seconds until the last job there that is not stopped even so has ended or may be)."""
     free = {hard: FreeGpus(problem.nodes, problem.spanned) for hard in (False, True)}
+    empty_s: dict[str, float] = {}
     for job in problem.jobs:
         if job.current is not None and not job.stoppable:
             names, gpus = _must_keep(job)
             free[False].take(names, gpus, job.needs)
             if not job.stops_when_due:
                 free[True].take(names, gpus, job.needs)
-    return free
+                empty_s.update({name: max(empty_s.get(name, 0.0), job.holds_s) for name in names})
+    return free, empty_s
 
 
 def _free_now(problem: Problem) -> FreeGpus:
@@ -165,16 +166,6 @@ def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     return nodes, best.gpus_per_node
 
 
-def _empty_in_s(problem: Problem) -> dict[str, float]:
-    """By node, seconds until the last job there that must stay has ended or may be stopped."""
-    found: dict[str, float] = {}
-    for job in problem.jobs:
-        if job.current is not None and not (job.stoppable or job.stops_when_due):
-            for name in _must_keep(job)[0]:
-                found[name] = max(found.get(name, 0.0), job.holds_s)
-    return found
-
-
 def _to_keep(
     problem: Problem,
     job: JobRequest,
@@ -184,7 +175,7 @@ def _to_keep(
     empty_s: Mapping[str, float],
 ) -> tuple[str, ...]:
     """Names of nodes for its first Cell that the cluster could hold soon: those on which least has to end first; () if too few are
-    left besides those `planned` for jobs that were due before it. Soon: see above."""
+    left besides those `planned` for jobs that were due before it. `empty_s`: see _drained."""
     soon_s = max(job.holds_s, LEAST_RUN * job.restart.cost.mean_s)
     order = {node.name: i for i, node in enumerate(problem.nodes)}
     for index in cells:

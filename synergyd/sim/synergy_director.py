@@ -98,11 +98,9 @@ class SynergyDirector:
             return None
         job = self._job(world, live)
         reports = self.belief.reports(live, job, world.now_s, stops)
-        return (
-            Reported(reports, live.restarts, self.belief.predicted(live, job, self._profile(live)), job.shape)
-            if reports
-            else None
-        )
+        if not reports:
+            return None
+        return Reported(reports, live.restarts, self.belief.predicted(live, job, self._profile(live)), job.shape)
 
     def finished(self, world: World, live: Live) -> None:
         self._run(world, GpuTimeKnown(live.job_id, live.gpu_s, tells=self.belief.lengths))

@@ -83,15 +83,13 @@ class World:
     results: dict[int, JobResult] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     goodput: list[tuple[float, float]] = field(default_factory=list)
-    usual_work_s: float = (
-        0.0  # work that was done from the first to the last submission, in seconds at the pace asked for
-    )
+    # work that was done from the first to the last submission, in seconds at the pace asked for
+    usual_work_s: float = 0.0
     worth: Callable[[Live], float] = field(
         default=lambda live: 1.0
     )  # least GPU seconds of one unit of a job's progress
-    usual_s: Callable[[Live], float] = field(
-        default=lambda live: 0.0
-    )  # seconds of one unit of a job's progress as its user asked for it
+    # seconds of one unit of a job's progress as its user asked for it
+    usual_s: Callable[[Live], float] = field(default=lambda live: 0.0)
 
     def __post_init__(self) -> None:
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []

@@ -29,9 +29,8 @@ _MOST_WEIGHT = 8  # reports of one plan that count, beside other plans
 _GRID = 0.02
 # jobs an epoch whose models are fitted anew and Cells made anew for what was measured: 5 ms of CPU each (benchmark decision_time)
 _RENEWED = 16
-_BY_OTHERS_RENEWED = (
-    4  # further ones, of those that have measured nothing: the prior has moved, or like jobs have learnt something
-)
+# further ones, of those that have measured nothing: the prior has moved, or like jobs have learnt something
+_BY_OTHERS_RENEWED = 4
 _AT_ONCE, _FIRST, _FURTHER, _BY_OTHERS = range(4)
 _Prior = TypeVar("_Prior")
 

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from synergyd.links.arbiter import terms_named
 from synergyd.links.model import TEN_GBE, Link, Topology, link_named
 from synergyd.wire import munge
 from tests.paths import ROOT, python_path
+from tests.throwaway.gating import Places, start_pair
 from tests.throwaway.netns import ShapedNodes, why_not
 from tests.throwaway.slurm import SlurmCluster, missing_programs
 
@@ -114,29 +116,14 @@ def _members(loads: Sequence[Load], topology: Topology) -> dict[int, Member]:
 def _start(
     nodes: ShapedNodes, cluster: SlurmCluster, port: int, number: int, load: Load, rules: Sequence[str]
 ) -> list[subprocess.Popen[bytes]]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
-        "GLOO_SOCKET_IFNAME": nodes.interface(number),
-        "OMP_NUM_THREADS": "1",
-        "MUNGE_SOCKET": str(cluster.munge_socket),
-        "SLURM_JOB_ID": str(number + 1),
-        "SLURM_JOB_NODELIST": ",".join(f"h{i}" for i in PAIRS[number]),
-        "SYNERGY_LINK_ARBITER": f"{nodes.here}:{port}",
-    }
     spec = f"{load.compute_s},{load.megabytes},{load.overlap},{load.steps}"
     gated = ",".join(str(int(rule != OPEN)) for rule in rules)
     script = ["-m", "tests.throwaway.shaped_job", str(cluster.folder), f"job{number}", spec, gated]
-    found = []
-    for rank, node in enumerate(PAIRS[number]):
-        command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--nnodes", "2", "--node-rank", str(rank)]
-        command += ["--nproc-per-node", "1", "--master-addr", nodes.address(PAIRS[number][0], number)]
-        command += ["--master-port", str(29_500 + number), *script]
-        with (cluster.folder / f"job{number}.{rank}.log").open("wb") as log:
-            found.append(
-                subprocess.Popen(nodes.command(node, command), env=environment, stdout=log, stderr=log, cwd=ROOT)
-            )
-    return found
+    pair = PAIRS[number]
+    where = Places(
+        nodes.interface(number), [f"h{i}" for i in pair], nodes.address(pair[0], number), f"{nodes.here}:{port}"
+    )
+    return start_pair(cluster, number, [partial(nodes.command, node) for node in pair], where, script)
 
 
 def _phase(

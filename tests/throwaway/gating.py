@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
@@ -99,37 +100,50 @@ def measure(
 def _start(
     link: ShapedLink, cluster: SlurmCluster, port: int, number: int, phases: Sequence[Phase]
 ) -> list[subprocess.Popen[bytes]]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
-        "GLOO_SOCKET_IFNAME": link.interface(number),
-        "OMP_NUM_THREADS": "1",
-        "MUNGE_SOCKET": str(cluster.munge_socket),
-        "SLURM_JOB_ID": str(number + 1),
-        "SLURM_JOB_NODELIST": ",".join(NODES),
-        "SYNERGY_LINK_ARBITER": f"{link.here}:{port}",
-    }
     script = ["-m", "tests.throwaway.gated_job", str(cluster.folder), f"job{number}"]
     for n, phase in enumerate(phases):
         load = phase.loads[number]
         script.append(f"{n}={load.compute_s},{load.megabytes},{int(phase.rule != OPEN)}")
+    inside = [partial(link.command, name) for name in (link.a, link.b)]
+    where = Places(link.interface(number), NODES, link.address(link.a, number), f"{link.here}:{port}")
+    return start_pair(cluster, number, inside, where, script)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a job of two nodes runs: its own interface there, the nodes' names, the first one's address, and the link arbiter's."""
+
+    interface: str
+    nodes: Sequence[str]
+    master: str
+    arbiter: str
+
+
+def start_pair(
+    cluster: SlurmCluster,
+    number: int,
+    inside: Sequence[Callable[[list[str]], list[str]]],
+    where: Places,
+    script: Sequence[str],
+) -> list[subprocess.Popen[bytes]]:
+    """torchrun of job `number` on its two nodes, one process each; `inside` makes a command one that runs on the node."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "GLOO_SOCKET_IFNAME": where.interface,
+        "OMP_NUM_THREADS": "1",
+        "MUNGE_SOCKET": str(cluster.munge_socket),
+        "SLURM_JOB_ID": str(number + 1),
+        "SLURM_JOB_NODELIST": ",".join(where.nodes),
+        "SYNERGY_LINK_ARBITER": where.arbiter,
+    }
     found = []
-    for rank, name in enumerate((link.a, link.b)):
-        command = [
-            sys.executable,
-            "-m",
-            "synergy_launch.launcher.torchrun",
-            "--nnodes",
-            "2",
-            "--node-rank",
-            str(rank),
-            "--nproc-per-node",
-            "1",
-        ]
-        command += ["--master-addr", link.address(link.a, number), "--master-port", str(29_500 + number), *script]
+    for rank, on_node in enumerate(inside):
+        command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--nnodes", "2", "--node-rank", str(rank)]
+        command += ["--nproc-per-node", "1", "--master-addr", where.master, "--master-port", str(29_500 + number)]
         with (cluster.folder / f"job{number}.{rank}.log").open("wb") as log:
             found.append(
-                subprocess.Popen(link.command(name, command), env=environment, stdout=log, stderr=log, cwd=ROOT)
+                subprocess.Popen(on_node([*command, *script]), env=environment, stdout=log, stderr=log, cwd=ROOT)
             )
     return found
 

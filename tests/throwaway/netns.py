@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from types import TracebackType
+from typing import Self
 
 
 def why_not() -> str:
@@ -17,7 +18,30 @@ def why_not() -> str:
         return f"network namespaces or tc are not to be had here: {said.splitlines()[-1] if said else error}"
 
 
-class ShapedLink:
+class _Made:
+    """Made at its begin and removed at its end, also where making it failed half-way."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _make(self) -> None:
+        raise NotImplementedError
+
+    def _remove(self) -> None:
+        raise NotImplementedError
+
+
+class ShapedLink(_Made):
     """Two namespaces `a` and `b`, joined by `link0`, on which each of `users` has an address and an alias of the interface of its own.
 
     The link goes at `mbit` each way, and users that send at the same time have a fair share each, as the model has it: without that
@@ -36,19 +60,6 @@ class ShapedLink:
     def address(self, name: str, user: int) -> str:
         return f"10.77.0.{(10 if name == self.a else 110) + user}"
 
-    def __enter__(self) -> ShapedLink:
-        try:
-            self._make()
-        except BaseException:
-            self._remove()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._remove()
-
     def command(self, name: str, argv: list[str]) -> list[str]:
         """`argv` as it runs inside a namespace."""
         return ["ip", "netns", "exec", name, *argv]
@@ -60,18 +71,12 @@ class ShapedLink:
         _run("ip", "-n", self.a, "link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", self.b)
         for name in (self.a, self.b):
             _run("ip", "-n", name, "link", "set", "link0", "up")
-            self._tc(name, "qdisc", "root", "handle", "1:", "htb")
-            shares = {"parent 1: classid 1:1": self._mbit}
-            shares |= {f"parent 1:1 classid 1:{10 + user}": self._mbit / self._users for user in range(self._users)}
-            for words, rate in shares.items():
-                limits = ("rate", f"{rate}mbit", "ceil", f"{self._mbit}mbit", "burst", "64kb", "cburst", "64kb")
-                self._tc(name, "class", *words.split(), "htb", *limits, "quantum", "3000")
+            other = self.b if name == self.a else self.a
             for user in range(self._users):
-                address, other = (self.address(x, user) for x in ((name, self.b) if name == self.a else (name, self.a)))
-                _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "link0", "label", self.interface(user))
-                matches = ("u32", "match", "ip", "dst", f"{other}/32", "flowid", f"1:{10 + user}")
-                self._tc(name, "filter", "parent", "1:", "protocol", "ip", "prio", "1", *matches)
-                self._tc(name, "qdisc", "parent", f"1:{10 + user}", "pfifo", "limit", "200")
+                words = ("dev", "link0", "label", self.interface(user))
+                _run("ip", "-n", name, "addr", "add", f"{self.address(name, user)}/24", *words)
+            theirs = [self.address(other, user) for user in range(self._users)]
+            _shape(("ip", "netns", "exec", name, "tc"), "link0", self._mbit, "dst", theirs)
         net = os.getpid() % 250
         self.here = f"10.78.{net}.1"
         _run("ip", "link", "add", f"{self._tag}u", "type", "veth", "peer", "name", "up0", "netns", self.a)
@@ -79,9 +84,6 @@ class ShapedLink:
         _run("ip", "link", "set", f"{self._tag}u", "up")
         _run("ip", "-n", self.a, "addr", "add", f"10.78.{net}.2/24", "dev", "up0")
         _run("ip", "-n", self.a, "link", "set", "up0", "up")
-
-    def _tc(self, name: str, kind: str, *words: str) -> None:
-        _run("ip", "netns", "exec", name, "tc", kind, "add", "dev", "link0", *words)
 
     def _remove(self) -> None:
         for argv in (["link", "del", f"{self._tag}u"], ["netns", "del", self.a], ["netns", "del", self.b]):
@@ -92,7 +94,21 @@ def _run(*argv: str) -> None:
     subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
 
 
-class ShapedNodes:
+def _shape(tc: tuple[str, ...], device: str, mbit: float, end: str, addresses: list[str]) -> None:
+    """One direction of a link: a class a user, by the address at its `end` (src or dst). What is nobody's goes ahead of all."""
+    _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
+    shares = {"parent 1: classid 1:1": mbit}
+    shares |= {f"parent 1:1 classid 1:{10 + user}": mbit / len(addresses) for user in range(len(addresses))}
+    for words, rate in shares.items():
+        limits = ("rate", f"{rate}mbit", "ceil", f"{mbit}mbit", "burst", "64kb", "cburst", "64kb")
+        _run(*tc, "class", "add", "dev", device, *words.split(), "htb", *limits, "quantum", "3000")
+    for user, address in enumerate(addresses):
+        matches = ("u32", "match", "ip", end, f"{address}/32", "flowid", f"1:{10 + user}")
+        _run(*tc, "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "prio", "1", *matches)
+        _run(*tc, "qdisc", "add", "dev", device, "parent", f"1:{10 + user}", "pfifo", "limit", "200")
+
+
+class ShapedNodes(_Made):
     """Namespaces `nodes`, each with one shaped link of `mbit` each way to a switch here; every one of `users` has an address on each
     node and a fair share of its link, as the model has it. `here` is this machine's own address on the switch."""
 
@@ -113,19 +129,6 @@ class ShapedNodes:
         """`argv` as it runs on a node."""
         return ["ip", "netns", "exec", self.nodes[node], *argv]
 
-    def __enter__(self) -> ShapedNodes:
-        try:
-            self._make()
-        except BaseException:
-            self._remove()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._remove()
-
     def _make(self) -> None:
         switch = f"{self._tag}s"
         _run("ip", "link", "add", switch, "type", "bridge")
@@ -142,21 +145,8 @@ class ShapedNodes:
                 words = ("dev", "eth0", "label", self.interface(user))
                 _run("ip", "-n", name, "addr", "add", f"{self.address(n, user)}/16", *words)
             mine = [self.address(n, user) for user in range(self._users)]
-            self._shape(("ip", "netns", "exec", name, "tc"), "eth0", "src", mine)
-            self._shape(("tc",), port, "dst", mine)
-
-    def _shape(self, tc: tuple[str, ...], device: str, end: str, addresses: list[str]) -> None:
-        """One direction of a link: a class a user, by the node's address. What is nobody's goes ahead of all."""
-        _run(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
-        shares = {"parent 1: classid 1:1": self._mbit}
-        shares |= {f"parent 1:1 classid 1:{10 + user}": self._mbit / self._users for user in range(self._users)}
-        for words, rate in shares.items():
-            limits = ("rate", f"{rate}mbit", "ceil", f"{self._mbit}mbit", "burst", "64kb", "cburst", "64kb")
-            _run(*tc, "class", "add", "dev", device, *words.split(), "htb", *limits, "quantum", "3000")
-        for user, address in enumerate(addresses):
-            matches = ("u32", "match", "ip", end, f"{address}/32", "flowid", f"1:{10 + user}")
-            _run(*tc, "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "prio", "1", *matches)
-            _run(*tc, "qdisc", "add", "dev", device, "parent", f"1:{10 + user}", "pfifo", "limit", "200")
+            _shape(("ip", "netns", "exec", name, "tc"), "eth0", self._mbit, "src", mine)
+            _shape(("tc",), port, self._mbit, "dst", mine)
 
     def _remove(self) -> None:
         deletions = [["netns", "del", name] for name in self.nodes] + [["link", "del", f"{self._tag}s"]]

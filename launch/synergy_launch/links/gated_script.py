@@ -109,9 +109,14 @@ def _gate(chunk: Any, gates: list[Any]) -> None:
     gates[0] = gate_megatron([chunk], chunk.dp_cp_group, copies)
 
 
+def say(what: str, error: Exception, limit: int = 300) -> None:
+    """One line of what a fault in a hook ends, of at most `limit` characters."""
+    words = f"synergy: {what}: {type(error).__name__}: {error}"
+    print(" ".join(words.split())[:limit], file=sys.stderr, flush=True)
+
+
 def _say(error: Exception) -> None:
-    words = f"synergy: all-reduces are not gated: {type(error).__name__}: {error}"
-    print(" ".join(words.split())[:200], file=sys.stderr, flush=True)
+    say("all-reduces are not gated", error, limit=200)
 
 
 def main() -> None:

@@ -265,8 +265,7 @@ class ScriptRun:
 
 
 def _say(error: Exception) -> None:
-    words = f"synergy: the script runs without Synergy's hook: {type(error).__name__}: {error}"
-    print(" ".join(words.split())[:300], file=sys.stderr, flush=True)
+    gated_script.say("the script runs without Synergy's hook", error)
 
 
 def main() -> None:

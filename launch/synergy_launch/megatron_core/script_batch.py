@@ -41,13 +41,17 @@ class RunLength:
         return cls(samples if samples > 0 else None, max(0, interval))
 
 
+def captures_graphs(config: Any) -> bool:
+    """Whether Megatron makes CUDA graphs, by its arguments or a model's config; older versions have flags."""
+    older = any(getattr(config, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
+    return older or getattr(config, "cuda_graph_impl", "none") not in (None, "none")
+
+
 def refusal(args: Any, calculator: Any) -> str:
     """Why the batch of this run can't move between iterations; "" where it can."""
     if type(calculator).__name__ != "ConstantNumMicroBatchesCalculator":
         return "Megatron-LM ramps the batch up itself"
-    graphs = getattr(args, "cuda_graph_impl", "none")
-    older = any(getattr(args, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
-    if graphs not in (None, "none") or older:
+    if captures_graphs(args):
         return "CUDA graphs are made for one number of micro-batches"
     if getattr(args, "decrease_batch_size_if_needed", False):
         return "--decrease-batch-size-if-needed changes the batch itself"

@@ -20,7 +20,6 @@ part of their gradient).
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,9 @@ import torch.distributed as dist
 
 from synergy_launch.batch.gradient_sample import BUDGET, GradientSample
 from synergy_launch.batch.noise_scale import NoiseScale
+from synergy_launch.links.gated_script import say
 from synergy_launch.megatron_core.gradient_norms import reduced_slices
+from synergy_launch.megatron_core.script_batch import captures_graphs
 
 SHARE = 0.005  # of the time of a run that measuring may take
 _LARGE = 8  # least steps from one measured step to the next for a model larger than the sample, as in gradient_sample
@@ -202,8 +203,7 @@ class ScriptNoise:
     def _mode_of(self, chunk: Any) -> Mode:
         """What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
         config, micro_batches = chunk.config, self._size.micro_batches
-        graphs = getattr(config, "cuda_graph_impl", "none") not in (None, "none")
-        graphs = graphs or any(getattr(config, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
+        graphs = captures_graphs(config)
         if graphs and "full_iteration" in str(getattr(config, "cuda_graph_scope", "")):
             return Mode.NONE  # the reduction is captured too: there nothing may be read
         # gradients that are made outside of backward(), or replayed, pass no hook of autograd
@@ -390,8 +390,7 @@ def total(values: Sequence[float]) -> list[float]:
 
 
 def _say(error: Exception) -> None:
-    words = f"synergy: the gradient noise is not measured: {type(error).__name__}: {error}"
-    print(" ".join(words.split())[:300], file=sys.stderr, flush=True)
+    say("the gradient noise is not measured", error)
 
 
 def _device() -> torch.device:

@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from synergyd.control.resize.walltime import Walltime
 from synergyd.records import Job, JobState
+from synergyd.words import names_words, span_words
 
 START_S = 5.0  # from a decision to the job's start
-_NAMED = 3  # nodes named in a sentence
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ def in_time(
     if not runs or job.fixed:
         return timed
     if left_s is not None and left_s <= walltime.lead_s(lead_s) + restart_s:
-        ends = "is over" if left_s <= 0 else f"is over in {_span(left_s)}"
+        ends = "is over" if left_s <= 0 else f"is over in {span_words(left_s)}"
         then = "it then goes on with a new one" if walltime.goes_on else "a restart would not pay any more"
         return replace(timed, fixed=f"its time limit {ends}, and {then}")
     if end_s is not None and end_s - now_s <= walltime.lead_s(lead_s) + restart_s:
-        over = f"its reservation {job.reservation} ends in {_span(max(0.0, end_s - now_s))}"
+        over = f"its reservation {job.reservation} ends in {span_words(max(0.0, end_s - now_s))}"
         return replace(timed, fixed=f"{over}, and a restart would not pay any more")
     return timed
 
@@ -92,7 +92,7 @@ def _inside(job: Job, own: Reservation | None, now_s: float) -> Job:
     """A job that names a reservation: on its nodes alone, or left to Slurm where these can't be named."""
     why = own.holds if own is not None else "Slurm shows none of this name"
     if own is not None and own.start_s > now_s:
-        why = f"it begins in {_span(own.start_s - now_s)}"
+        why = f"it begins in {span_words(own.start_s - now_s)}"
     elif own is not None and own.end_s <= now_s:
         why = "it has ended"
     if own is not None and not why:
@@ -143,16 +143,16 @@ def _why(
     text = "".join(_words(r, left_s, now_s) for r in sorted(bars, key=lambda r: (r.start_s, r.name)))
     text += _unnamed(reserved, frozenset(r.nodes for r in bars)) if reserved else ""
     if own is not None and own.ends_jobs and own.start_s <= now_s < own.end_s:
-        text += f" Its reservation {own.name} has {_nodes(own.nodes)} for another {_span(own.end_s - now_s)}."
+        text += f" Its reservation {own.name} has {_nodes(own.nodes)} for another {span_words(own.end_s - now_s)}."
     return text
 
 
 def _words(reservation: Reservation, left_s: float | None, now_s: float) -> str:
     nodes = _nodes(reservation.nodes)
     if reservation.start_s <= now_s:
-        return f" The reservation {reservation.name} has {nodes} for another {_span(reservation.end_s - now_s)}."
-    runs = "has no time limit" if left_s is None else f"may run for {_span(left_s)}"
-    return f" The reservation {reservation.name} takes {nodes} in {_span(reservation.start_s - now_s)}, and the job {runs}."
+        return f" The reservation {reservation.name} has {nodes} for another {span_words(reservation.end_s - now_s)}."
+    runs = "has no time limit" if left_s is None else f"may run for {span_words(left_s)}"
+    return f" The reservation {reservation.name} takes {nodes} in {span_words(reservation.start_s - now_s)}, and the job {runs}."
 
 
 @lru_cache(maxsize=256)
@@ -163,9 +163,4 @@ def _unnamed(reserved: frozenset[str], named: frozenset[frozenset[str]]) -> str:
 
 @lru_cache(maxsize=256)
 def _nodes(nodes: frozenset[str]) -> str:
-    names = sorted(nodes)
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return names_words(sorted(nodes))

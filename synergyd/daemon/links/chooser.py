@@ -146,9 +146,8 @@ class LinkChooser:
             state, terms = self._look()
             now_s = self._clock()
             idle = self._seen.idle(now_s)
-            if (
-                state.links != links or idle != were_idle
-            ):  # links are made anew when a job's remaining time changes, too
+            # by value: links are made anew when a job's remaining time changes, too
+            if state.links != links or idle != were_idle:
                 pace.changed()
                 links, were_idle = state.links, idle
             if not terms.look_ahead or not pace.due(now_s):

@@ -22,9 +22,8 @@ _PRIORITY_REACH = 10.0  # a Slurm priority, or fair-share factor, counts as at m
 _LEAST_SHARE = 1e-6  # Slurm's fair-share factor is 0 where an association has no shares, or no use of its parent's
 _SHORT_REACH = 3.0  # a job's own length counts as at most this factor, and at least its inverse
 _LEAST_TIME_S = 1.0
-WAIT_EPOCHS = (
-    2  # no job is due earlier: within them one that arrives is decided about, and those that leave for it have left
-)
+# no job is due earlier: within them one that arrives is decided about, and those that leave for it have left
+WAIT_EPOCHS = 2
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
 # Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
 _OBJECTIVES: dict[str, tuple[str, float | None, str]] = {

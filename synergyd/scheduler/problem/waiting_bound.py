@@ -35,15 +35,18 @@ def with_due(
     for job in jobs:
         if id(job.cells) not in shares:
             shares[id(job.cells)] = equal_share(job.cells, capacity, present)
-        allowed_s = max(floor_s, allowed_age_s(job, shares[id(job.cells)], bound, typical_s))
-        left_s, _ = _lengths_s(job, shares[id(job.cells)], typical_s)
+        left_s, whole_s = _lengths_s(job, shares[id(job.cells)], typical_s)
+        allowed_s = max(floor_s, _allowed_s(job, bound, left_s, whole_s))
         found.append(replace(job, overdue_s=job.age_s - allowed_s, holds_s=left_s))
     return tuple(found)
 
 
 def allowed_age_s(job: JobRequest, share: float, bound: float, typical_s: float | None) -> float:
     """Seconds after its submission at which the job is due if it has no GPUs then. `share`: goodput on an equal share, sequences/s."""
-    left_s, whole_s = _lengths_s(job, share, typical_s)
+    return _allowed_s(job, bound, *_lengths_s(job, share, typical_s))
+
+
+def _allowed_s(job: JobRequest, bound: float, left_s: float, whole_s: float) -> float:
     start_s = job.restart.cost.mean_s
     return bound * (start_s + whole_s) - (start_s + left_s)
 

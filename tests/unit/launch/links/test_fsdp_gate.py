@@ -10,21 +10,7 @@ import torch
 from synergy_launch.links import fsdp_gate, gated_script, link_gate
 from synergy_launch.links.fsdp_gate import FsdpGate, gate_fsdp
 
-
-class Recorder:
-    """In place of a LinkGate."""
-
-    asks = True
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def begin(self, _size_bytes: int) -> float:
-        self.told.append("begin")
-        return 0.0
-
-    def end(self) -> None:
-        self.told.append("end")
+from tests.unit.launch.links.recorder import Recorder
 
 
 class Group:

@@ -18,26 +18,9 @@ from synergy_launch.links.hooks import DdpGate, Ends, MegatronGate, gate_ddp
 from torch._C._distributed_c10d import BuiltinCommHookType, HashStore
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.unit.launch.links.recorder import Recorder
+
 TWO_NODES = {"LOCAL_WORLD_SIZE": "1", link_gate.ADDRESS: "127.0.0.1:1"}
-
-
-class Recorder:
-    """In place of a LinkGate."""
-
-    asks = True
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def begin(self, _size_bytes: int) -> float:
-        self.told.append("begin")
-        return 0.0
-
-    def end(self) -> None:
-        self.told.append("end")
-
-    def close(self) -> None:
-        self.told.append("close")
 
 
 @pytest.fixture(scope="module", autouse=True)
