@@ -200,6 +200,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--penalty", action="store_true", help="measure what sharing a link costs only")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)  # a process of --penalty, and the interfaces
     args = parser.parse_args(argv)
+    if unknown := [name for name in args.cases.split(",") if name not in CASES]:
+        parser.error(f"--cases: {unknown[0]!r} is none of {', '.join(CASES)}")
     if args.rank:
         # each of a node's processes has its own share of the link's queue, as jobs have
         os.environ["GLOO_SOCKET_IFNAME"] = args.rank[int(os.environ["LOCAL_RANK"])]
