@@ -46,7 +46,7 @@ def programs() -> dict[str, tuple[click.Command, str]]:
 
 def contention() -> click.Command:
     """What `synergyctl simulate` is with `--workload contention`."""
-    from synergyd.cli.simulate_contention import contention_verb
+    from synergyd.cli.simulation.contention import contention_verb
 
     found: click.Command = contention_verb
     return found

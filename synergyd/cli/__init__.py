@@ -1,1 +1,1 @@
-"""One file per verb of synergyctl, and synergyd's own entry."""
+"""One file or folder per verb of synergyctl, and the programs' own entries."""

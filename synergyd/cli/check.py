@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.shared.context import Context, pass_context
 from synergyd.errors import UsageError
 from synergyd.ordinary_file import read_bytes
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape

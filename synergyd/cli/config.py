@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from synergyd.cli import first_start
 from synergyd.cli.checks import Finding
 from synergyd.cli.checks import show as show_findings
-from synergyd.cli.console import console as make_console
+from synergyd.cli.shared.console import console as make_console
 from synergyd.errors import UsageError, one_line
 from synergyd.setting import Setting
 from synergyd.settings import GPU_TYPE, SETTINGS, Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from synergyd.cli.context import not_both
+from synergyd.cli.shared.context import not_both
 from synergyd.store import schema
 from synergyd.store.before_upgrade import keep_copy, refuse_if_used
 from synergyd.store.connect import parse_url, show, sqlite_path

@@ -15,7 +15,7 @@ import click
 
 from synergyd import __version__
 from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, show, slurm_version
-from synergyd.cli.context import Context
+from synergyd.cli.shared.context import Context
 from synergyd.errors import SynergyError
 from synergyd.slurm.directives.conf import controller_address
 

@@ -7,8 +7,8 @@ import time
 
 import click
 
-from synergyd.cli.context import Context, pass_context
-from synergyd.cli.job_names import JOB_NAME
+from synergyd.cli.shared.context import Context, pass_context
+from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.errors import one_line
 from synergyd.views.json_records import ExplainJson
 from synergyd.wire.codec import encode

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, slurm_version
-from synergyd.cli.context import REST_LIBRARIES
+from synergyd.cli.shared.context import REST_LIBRARIES
 from synergyd.daemon import heartbeat
 from synergyd.errors import SynergyError
 from synergyd.settings import Settings

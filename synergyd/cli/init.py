@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from synergyd.cli.context import Context
+from synergyd.cli.shared.context import Context
 from synergyd.errors import UsageError, one_line
 from synergyd.ordinary_file import read_bytes
 from synergyd.settings import Settings

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from synergyd.cli.atomic import write_atomically
 from synergyd.cli.measure_pairs import measured_pairs
+from synergyd.cli.shared.atomic import write_atomically
 from synergyd.errors import UsageError
 from synergyd.task.model.figures_file import write_figures
 from synergyd.task.model.hardware import canonical

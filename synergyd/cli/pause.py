@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from synergyd.cli.context import Context, pass_context
-from synergyd.cli.job_names import JOB_NAME
+from synergyd.cli.shared.context import Context, pass_context
+from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.steering import words
 
 

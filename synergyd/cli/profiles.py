@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from synergyd.cli.atomic import write_atomically
-from synergyd.cli.console import console
 from synergyd.cli.measure import measure
+from synergyd.cli.shared.atomic import write_atomically
+from synergyd.cli.shared.console import console
 from synergyd.task.fit.measured_runs import MeasuredRun, read_files
 from synergyd.task.fit.predictor import fitted
 from synergyd.task.fit.profile_file import profile_text, read_profile

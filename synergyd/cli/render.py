@@ -6,8 +6,8 @@ import click
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in
 from synergy_launch.launcher.batch_script import render as rendered
 
-from synergyd.cli.context import Context, pass_context
-from synergyd.cli.job_names import JOB_NAME
+from synergyd.cli.shared.context import Context, pass_context
+from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directives.directive import parse_script

@@ -13,8 +13,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from synergyd.cli.console import console
-from synergyd.cli.context import Context, pass_context
+from synergyd.cli.shared.console import console
+from synergyd.cli.shared.context import Context, pass_context
 from synergyd.errors import UsageError, one_line
 from synergyd.usage import Totals
 from synergyd.views.json_records import ReportJson

@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from synergyd.cli.console import console
-from synergyd.cli.context import Context, pass_context
-from synergyd.cli.job_names import JOB_NAME
+from synergyd.cli.shared.console import console
+from synergyd.cli.shared.context import Context, pass_context
+from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.errors import one_line
 from synergyd.views.json_records import StatusJson
 from synergyd.wire.codec import encode

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from synergyd import __version__
-from synergyd.cli.context import Context, guarded, not_both
+from synergyd.cli.shared.context import Context, guarded, not_both
 from synergyd.errors import UsageError, shown
 
 # verb -> (module, attribute, first line of its help): known without importing it
@@ -18,8 +18,12 @@ VERBS = {
     "explain": ("explain", "explain", "Why a job got what it got, and its story."),
     "report": ("report", "report", "GPU hours by account and user, and the time saved."),
     "check": ("check", "check", "A batch script's #SYNERGY lines, and whether its deadline can be met."),
-    "plan": ("plan", "plan", "Best plans for a model on some GPUs, without any job."),
-    "simulate": ("simulate", "simulate_verb", "Policies on a recorded or made-up workload, in simulated time."),
+    "plan": ("planning.plan", "plan", "Best plans for a model on some GPUs, without any job."),
+    "simulate": (
+        "simulation.simulate",
+        "simulate_verb",
+        "Policies on a recorded or made-up workload, in simulated time.",
+    ),
     "profiles": ("profiles", "profiles", "Fit the performance model to measured rows, and score it."),
     "render": ("render", "render", "The torchrun script of a job with its chosen degrees."),
     "pause": ("pause", "pause", "Leave a job at its present size."),

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from synergyd import __version__
-from synergyd.cli.context import Context, guarded
+from synergyd.cli.shared.context import Context, guarded
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

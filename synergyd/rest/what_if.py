@@ -26,7 +26,7 @@ MOST_S = 600.0
 KEPT = 64  # users whose last run is remembered
 MAX_VALUE = 40  # characters of a setting's value
 MAX_LINE_BYTES = 65_536
-CHILD = "synergyd.cli.what_if"
+CHILD = "synergyd.cli.simulation.what_if"
 
 
 class BusyError(SynergyError):

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from synergyd.cli.context import Context
+from synergyd.cli.shared.context import Context
 from synergyd.daemon import heartbeat, loop
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.tools import Tools

@@ -28,7 +28,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from synergyd.cli.rest_client import RestClient
+from synergyd.cli.shared.rest_client import RestClient
 from synergyd.control.decision_log import JobStatus
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store, open_store

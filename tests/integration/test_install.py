@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from synergyd import __version__
-from synergyd.cli.context import SERVER_LIBRARIES
+from synergyd.cli.shared.context import SERVER_LIBRARIES
 from synergyd.records import Plan
 from synergyd.wire import plan_file
 from synergyd.wire.plan_file import PlanFile

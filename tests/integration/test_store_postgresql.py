@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from synergyd.cli.simulate import simulate_verb
+from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.errors import UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from synergyd.cli.context import Context, guarded
+from synergyd.cli.shared.context import Context, guarded
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.service import run
 

@@ -120,10 +120,17 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     ("synergyd.views", f"{BASE} synergyd.wire synergyd.links {CONTROL} synergyd.store"),
     ("synergyd.rest", f"synergyd {BASE} synergyd.wire {CONTROL} synergyd.slurm.parsed synergyd.store synergyd.views"),
+    ("synergyd.cli.shared", f"{BASE} synergyd.wire {CONTROL} {SLURM} synergyd.store synergyd.views"),
+    ("synergyd.cli.planning", f"{BASE} {MODELS} synergy_launch.launcher synergyd.cli.shared"),
+    (
+        "synergyd.cli.simulation",
+        f"{BASE} synergyd.wire synergyd.links {MODELS} {CONTROL} {SLURM} synergyd.store synergyd.sim "
+        "synergyd.sim.contention synergyd.sim.traces synergyd.views synergyd.cli.shared",
+    ),
     (
         "synergyd.cli",
-        f"synergyd {BASE} synergyd.wire synergyd.links {MODELS} {CONTROL} {SLURM} synergyd.store synergyd.sim "
-        f"synergyd.sim.contention synergyd.sim.traces {PORTS} synergyd.daemon synergyd.views synergyd.rest synergy_launch.launcher",
+        f"synergyd {BASE} synergyd.wire synergyd.links {MODELS} {CONTROL} {SLURM} synergyd.store {PORTS} synergyd.daemon "
+        "synergyd.views synergyd.rest synergy_launch.launcher synergyd.cli.shared synergyd.cli.planning synergyd.cli.simulation",
     ),
 )
 RULES = {folder: frozenset(allowed.split()) for folder, allowed in ROWS}

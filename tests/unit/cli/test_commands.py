@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from synergyd import __version__
-from synergyd.cli.context import Context, guarded
+from synergyd.cli.shared.context import Context, guarded
 from synergyd.cli.synergyctl import VERBS, cli
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.job_report import Report

@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli.numbers import FiniteRange
-from synergyd.cli.simulate import groups, policy_names, simulate_verb, with_costs
+from synergyd.cli.shared.numbers import FiniteRange
+from synergyd.cli.simulation.simulate import groups, policy_names, simulate_verb, with_costs
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import UsageError
 from synergyd.sim.records import Costs

@@ -8,8 +8,8 @@ import statistics
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli.simulate import simulate_verb
-from synergyd.cli.simulate_contention import over_seeds
+from synergyd.cli.simulation.contention import over_seeds
+from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.cli.synergyctl import cli
 from synergyd.sim.contention.run import Setup, run_contention
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli.simulate import simulate_verb
-from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
+from synergyd.cli.simulation.database import read_database, recorded_cluster, recorded_jobs
+from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.errors import UsageError
 from synergyd.job_report import Report
 from synergyd.records import Action, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli.simulate import simulate_verb
+from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import JobObserved, Observed, Reported
 from synergyd.control.resize.lifecycle import ResizeTimes

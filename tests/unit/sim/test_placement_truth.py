@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli.simulate import simulate_verb
+from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.errors import UsageError
 from synergyd.records import Plan, Shape
 from synergyd.sim.ideal import all_shapes

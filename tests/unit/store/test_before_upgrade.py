@@ -10,8 +10,8 @@ import pytest
 from alembic import command
 from click.testing import CliRunner
 
-from synergyd.cli.context import Context
 from synergyd.cli.db import db
+from synergyd.cli.shared.context import Context
 from synergyd.errors import UsageError
 from synergyd.store import schema
 from synergyd.store.before_upgrade import keep_copy, refuse_if_used

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.cli import first_start
-from synergyd.cli.context import Context
+from synergyd.cli.shared.context import Context
 from synergyd.cli.synergyctl import cli
 from synergyd.errors import NoSchemaError, UsageError
 from synergyd.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from synergy_launch.megatron_lm.arguments import plan_of, with_plan
 
-from synergyd.cli.plan import plan as plan_verb
-from synergyd.cli.plan_script import model_arguments
+from synergyd.cli.planning.plan import plan as plan_verb
+from synergyd.cli.planning.script import model_arguments
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
 from synergyd.task.model.spec import load_model, presets

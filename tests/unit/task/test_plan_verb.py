@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from synergyd.cli.plan import gpu_counts, plan
-from synergyd.cli.plan_plot import best, curves, split
+from synergyd.cli.planning.plan import gpu_counts, plan
+from synergyd.cli.planning.plot import best, curves, split
 from synergyd.errors import UsageError
 from synergyd.link_names import LINK_CLASSES
 from synergyd.records import Plan

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from synergyd.cli.atomic import write_atomically
-from synergyd.cli.plan import plan as plan_command
+from synergyd.cli.planning.plan import plan as plan_command
 from synergyd.cli.profiles import profiles
+from synergyd.cli.shared.atomic import write_atomically
 from synergyd.daemon.forecast import Forecast
 from synergyd.errors import UsageError
 from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Plan, Profile, Shape

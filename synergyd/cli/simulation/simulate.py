@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from synergyd.cli.console import console
-from synergyd.cli.context import Context
-from synergyd.cli.json_file import write_json
-from synergyd.cli.numbers import FiniteRange
-from synergyd.cli.simulate_contention import WithWorkloads
-from synergyd.cli.simulate_links import link_options, with_links
+from synergyd.cli.shared.console import console
+from synergyd.cli.shared.context import Context
+from synergyd.cli.shared.json_file import write_json
+from synergyd.cli.shared.numbers import FiniteRange
+from synergyd.cli.simulation.contention import WithWorkloads
+from synergyd.cli.simulation.links import link_options, with_links
 from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals, LowerBound, lower_bound
@@ -173,7 +173,7 @@ def simulate_verb(
         if json_file is not None:
             write_json(json_file, as_json(scenario, measured, bound) | as_recorded(replayed))
         if plot is not None:
-            from synergyd.cli.simulate_plot import draw
+            from synergyd.cli.simulation.plot import draw
 
             draw(runs, bound, plot)
     except SynergyError as error:
@@ -202,14 +202,14 @@ def source_of(database: str, queue: bool) -> Source | None:
         return ask
     if not database:
         return None
-    from synergyd.cli.simulate_database import read_database
+    from synergyd.cli.simulation.database import read_database
 
     return lambda: read_database(database)
 
 
 def recorded_queue(source: Source, told: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], Replay]:
     """The cluster (as told, else as recorded, in it the options that were given) and the trace of a daemon's database."""
-    from synergyd.cli.simulate_database import recorded_cluster, recorded_jobs
+    from synergyd.cli.simulation.database import recorded_cluster, recorded_jobs
 
     where, kept = source()
     found = recorded_jobs(kept)

@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synergyd.cli.console import console
-from synergyd.cli.plan_script import script
+from synergyd.cli.planning.script import script
+from synergyd.cli.shared.console import console
 from synergyd.errors import UsageError
 from synergyd.records import Plan
 from synergyd.task.fit.profile_file import read_profile
@@ -197,7 +197,7 @@ def plan(
         if not as_json and not any(count.rows for count in table.counts):
             raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
         if plot:
-            from synergyd.cli.plan_plot import draw
+            from synergyd.cli.planning.plot import draw
 
             draw(table, plot)
         if render:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from synergyd.cli.console import console
-from synergyd.cli.json_file import write_json
+from synergyd.cli.shared.console import console
+from synergyd.cli.shared.json_file import write_json
 from synergyd.errors import UsageError
 from synergyd.links.model import LINKS
 from synergyd.sim.contention.run import POLICIES, ContentionRun, Setup, parse_policy, run_contention, summary

@@ -17,7 +17,7 @@ from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 
 if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
-    from synergyd.cli.desk import Desk
+    from synergyd.cli.shared.desk import Desk
     from synergyd.slurm.directives.conf import LoadedSettings
     from synergyd.store.store import Store
 
@@ -53,8 +53,8 @@ class Context:
 
     def desk(self) -> AbstractContextManager[Desk]:
         """Jobs, to read and to steer: over the REST service for those who may not open the database, else the database."""
-        from synergyd.cli.desk import RestDesk, database_desk
-        from synergyd.cli.rest_client import RestClient
+        from synergyd.cli.shared.desk import RestDesk, database_desk
+        from synergyd.cli.shared.rest_client import RestClient
 
         if self.database or self.cluster or not (service := self._service()):
             return database_desk(self.store())

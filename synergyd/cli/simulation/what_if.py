@@ -1,4 +1,4 @@
-"""The process of one what-if run: `python -m synergyd.cli.what_if`, started by synergyrestd.
+"""The process of one what-if run: `python -m synergyd.cli.simulation.what_if`, started by synergyrestd.
 
 One line of JSON comes in: conf, database, policy, settings. Lines go out: {"share": 0.5}, then {"figures": [...], "left_out": ""}
 or {"problem": "..."}. It ends when its standard input does: with the service that asked.
@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from synergyd.cli.context import Context
-from synergyd.cli.simulate_database import read_database, recorded_cluster, recorded_jobs
+from synergyd.cli.shared.context import Context
+from synergyd.cli.simulation.database import read_database, recorded_cluster, recorded_jobs
 from synergyd.errors import SynergyError, UsageError
 from synergyd.settings import Settings
 from synergyd.sim.ideal import Ideals

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlencode
 
-from synergyd.cli.job_names import job_id_among, job_id_of
-from synergyd.cli.rest_client import RestClient
+from synergyd.cli.shared.job_names import job_id_among, job_id_of
+from synergyd.cli.shared.rest_client import RestClient
 from synergyd.errors import UsageError
 from synergyd.steering import Steering, parse_steering
 from synergyd.views.json_records import ExplainJson, StatusJson

@@ -1,0 +1,1 @@
+"""`synergyctl plan`."""

@@ -1,0 +1,1 @@
+"""`synergyctl simulate`, and the process of a what-if run."""
