@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,26 @@ from tests.integration.daemon_site import (
 )
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import make_cluster
+
+#: files that take a minute and more: first, so that no worker is left with one of them when the other has ended
+LONGEST = (
+    "test_demo",
+    "test_twin",
+    "test_link_gating",
+    "test_usage",
+    "test_daemon",
+    "test_controllers",
+    "test_walltime",
+    "test_cloud",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`LONGEST` first, in their order; `make test` hands files out in this order."""
+    here = Path(__file__).parent
+    items.sort(
+        key=lambda i: LONGEST.index(i.path.stem) if i.path.parent == here and i.path.stem in LONGEST else len(LONGEST)
+    )
 
 
 @pytest.fixture
