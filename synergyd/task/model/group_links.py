@@ -1,0 +1,55 @@
+"""The links of a plan's groups, and what collectives over them take. Arrays of plans: shape (N,); seconds and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from synergyd.task.model.arrays import Floats, Ints, PlanArrays
+from synergyd.task.model.hardware import GpuFigures
+
+
+@dataclass(frozen=True)
+class GroupLink:
+    """A group's link: bandwidth (bytes/s) and latency (s)."""
+
+    rate: Floats
+    latency: Floats
+
+
+def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
+    """Two link classes: a group whose ranks span more GPUs than a node gives it goes over the network.
+
+    Megatron's rank order is tp, cp, dp, pp from inside out, so tp groups span t ranks, cp groups t*c, dp groups t*c*d
+    and a pipeline the whole job. A collective's ring enters a node once per network port that its members there own, so
+    a group with n members on a node has min(in-node rate, n^rail_use * inter_gbs) (NCCL uses one channel per port, but
+    the ring's hops inside the node share the switches with the other groups').
+    """
+    inner = plans.tp * plans.cp
+    intra = gpu.intra_gbs * 1e9 * gpu.link_efficiency
+    inter = gpu.inter_gbs * 1e9 * gpu.inter_efficiency
+
+    def link(spans: Ints, members: Ints | float) -> GroupLink:
+        leaves = spans > plans.local
+        rate = np.where(leaves, np.minimum(intra, inter * members**gpu.rail_use), intra)
+        return GroupLink(rate, np.where(leaves, gpu.inter_latency_s, gpu.intra_latency_s))
+
+    data = np.maximum(1, plans.local // inner)
+    return {
+        "tp": link(plans.tp, plans.local),
+        "cp": link(inner, np.maximum(1, plans.local // plans.tp)),
+        "ep": link(inner * plans.ep, data),
+        "dp": link(inner * plans.dp, data),
+        "pp": link(inner * plans.pp * plans.dp, 1.0),
+        # where the tied embedding's two copies meet
+        "ends": link(inner * plans.pp * plans.dp, 1.0),
+    }
+
+
+def ring(link: GroupLink, size: Ints, volume: Floats) -> Floats:
+    """Reduce-scatter or all-gather of `volume` bytes over `size` ranks: (size-1)/size of them over the link, and a
+    latency that grows with the ranks' logarithm (NCCL's trees; one latency for two ranks); nothing for a group of
+    one."""
+    hops = (1 + np.log2(np.maximum(size, 2))) / 2
+    return np.where(size > 1, volume * (size - 1) / (size * link.rate) + link.latency * hops, 0.0)
