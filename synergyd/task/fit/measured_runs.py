@@ -3,7 +3,7 @@
 Columns: row_id, source, model, layers, hidden, ffn, heads, kv_heads, vocab, seq, gpu_type, gpus_per_node, n_gpus, tp, pp,
 vpp, cp, dp, ep, micro_batch, global_batch, recompute, seq_parallel, zero_stage, precision, iter_time_s, mem_gb (1e9
 bytes), score_as, group. Optional: note, in which Megatron's flags (--swiglu, --attention-backend=...) and "last rank" (what
-mem_gb was measured on) are understood; experts, top_k, oom (1: out of memory, and no
+mem_gb was measured on) are understood, and DeepSpeed's name (there or in the source); experts, top_k, oom (1: out of memory, and no
 time). Columns that are not known are passed over.
 """
 
@@ -26,7 +26,7 @@ _FILE_LIMIT = 8 << 20  # bytes: some 40,000 rows
 _MODEL = ("model", "layers", "hidden", "heads", "seq")
 _DEGREES = ("n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch", "recompute")
 _NEEDED = ("row_id", "source", *_MODEL, "gpu_type", "gpus_per_node", *_DEGREES, "iter_time_s")
-_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective-ac": "selective"}
+_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective-ac": "operators"}
 _PRECISION = {
     "": "bf16",
     "bf16": "bf16",
@@ -55,6 +55,7 @@ _BACKENDS = {
     "--use-flash-attn": True,
     "--transformer-impl=local": False,
 }
+_DEEPSPEED = ("deepspeed", "zero-3", "zero3")
 _SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "b300", "gb300", "mi300", "l40", "l4", "rtx4090")
 _LONGEST_UNFUSED = 4096
 _DEFAULT_VOCAB = 51200  # GPT-2's 50257, padded as Megatron pads it for 8 tensor ranks
@@ -81,6 +82,7 @@ class MeasuredRun:
     group: str
     fused: bool | None = None  # whether attention is fused, None: not known
     out_of_memory: bool = False  # it did not run (column `oom`)
+    deepspeed: bool = False  # ZeRO-3 by DeepSpeed, not FSDP
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
 
     @property
@@ -232,6 +234,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     if not row_id:
         raise UsageError(where, "row_id is empty", "each row needs an id of its own")
     flags = frozenset(read.text("note").split())
+    software = f"{read.text('source')} {read.text('note')}".lower()
     plan = _plan(read)
     if plan.gpus != read.whole("n_gpus"):
         what = f"tp x pp x cp x dp is {plan.gpus}, n_gpus {read.text('n_gpus')}"
@@ -255,13 +258,16 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
         group=read.text("group"),
         fused=_fused(flags, model, plan, gpu_type),
         out_of_memory=failed,
+        deepspeed=plan.zero_stage == 3 and "fsdp" not in software and any(word in software for word in _DEEPSPEED),
         last_stage="last rank" in read.text("note").lower(),
     )
 
 
 def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -> bool | None:
     """Whether attention was fused (FlashAttention, 2022): as flags say; never with selective recompute, which would
-    free nothing; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
+    free nothing, nor in fp32; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
+    if plan.precision == "fp32":
+        return False
     for flag, kind in _BACKENDS.items():
         if flag in flags:
             return kind
@@ -291,7 +297,8 @@ def _plan(read: _CsvLine) -> Plan:
         dp=read.whole("dp"),
         micro_batch=read.whole("micro_batch"),
         global_batch=read.whole("global_batch"),
-        recompute=recompute,
+        # Megatron's kind frees nothing where attention is fused, as it is in FSDP's programs
+        recompute="operators" if recompute == "selective" and zero == 3 else recompute,
         sequence_parallel=read.flag("seq_parallel") and tp > 1,
         zero_stage=int(zero or 0),
         vpp=read.whole("vpp", 1),

@@ -14,7 +14,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-RECOMPUTE = ("none", "selective", "full")  # index is the code in PlanArrays.recompute
+# index is the code in PlanArrays.recompute; "operators" is of measured rows alone: PyTorch's selective activation checkpointing, by which
+# FSDP's programs keep the attention's output and that of every other GEMM (TorchTitan's activation_checkpoint.py)
+RECOMPUTE = ("none", "selective", "full", "operators")
+NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 

@@ -9,6 +9,9 @@ import numpy as np
 from synergyd.task.model.arrays import Floats, Ints, PlanArrays
 from synergyd.task.model.hardware import GpuFigures
 
+# of a ring's hop, over NVLink and between nodes (hwLat of protocol Simple in NCCL's src/graph/tuning.cc, 2.20)
+_HOP_S, _NODE_HOP_S = 3.4e-6, 14e-6
+
 
 @dataclass(frozen=True)
 class GroupLink:
@@ -24,15 +27,15 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
     Megatron's rank order is tp, cp, dp, pp from inside out, so tp groups span t ranks, cp groups t*c, dp groups t*c*d
     and a pipeline the whole job. A collective's ring enters a node once per network port that its members there own, so
     a group with n members on a node has min(in-node rate, n^rail_use * inter_gbs) (NCCL uses one channel per port, but
-    the ring's hops inside the node share the switches with the other groups').
+    the ring's hops inside the node share the switches with the other groups'). ZeRO-3 has a power of its own, by its software.
     """
     inner = plans.tp * plans.cp
     intra = gpu.intra_gbs * 1e9 * gpu.link_efficiency
     inter = gpu.inter_gbs * 1e9 * gpu.inter_efficiency
 
-    def link(spans: Ints, members: Ints | float) -> GroupLink:
+    def link(spans: Ints, members: Ints | float, rail_use: float = gpu.rail_use) -> GroupLink:
         leaves = spans > plans.local
-        rate = np.where(leaves, np.minimum(intra, inter * members**gpu.rail_use), intra)
+        rate = np.where(leaves, np.minimum(intra, inter * members**rail_use), intra)
         return GroupLink(rate, np.where(leaves, gpu.inter_latency_s, gpu.intra_latency_s))
 
     data = np.maximum(1, plans.local // inner)
@@ -41,6 +44,7 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
         "cp": link(inner, np.maximum(1, plans.local // plans.tp)),
         "ep": link(inner * plans.ep, data),
         "dp": link(inner * plans.dp, data),
+        "zero3": link(inner * plans.dp, data, gpu.zero3_rail_use),
         "pp": link(inner * plans.pp * plans.dp, 1.0),
         # where the tied embedding's two copies meet
         "ends": link(inner * plans.pp * plans.dp, 1.0),
@@ -53,3 +57,10 @@ def ring(link: GroupLink, size: Ints, volume: Floats) -> Floats:
     one."""
     hops = (1 + np.log2(np.maximum(size, 2))) / 2
     return np.where(size > 1, volume * (size - 1) / (size * link.rate) + link.latency * hops, 0.0)
+
+
+def ring_hops_s(size: Ints, nodes: Floats) -> Floats:
+    """What all-gathers and reduce-scatters take besides, which NCCL has rings alone for: a latency at each rank, (N,)."""
+    return np.where(
+        size > 1, _HOP_S * np.maximum(size - nodes, 0.0) + _NODE_HOP_S * np.where(nodes > 1, nodes, 0.0), 0.0
+    )

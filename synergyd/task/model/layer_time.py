@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.task.model.alignment import fused_slowdown, gemm_slowdown, gemm_slowdowns, not_fused
-from synergyd.task.model.arrays import PRECISION, Floats, Ints, PlanArrays
+from synergyd.task.model.arrays import FULL, OPERATORS, PRECISION, SELECTIVE, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims
 from synergyd.task.model.group_links import GroupLink, ring
 from synergyd.task.model.hardware import GpuFigures
@@ -76,8 +76,9 @@ def layer_time(model: Dims, at: Kernels, plans: PlanArrays, links: dict[str, Gro
     weight_bytes = WEIGHT_BYTES[plans.precision]
     mlp, wide = _mlp(model, at, plans, tokens, slowdowns)
     core, core_backward = _attention_core(model, at, plans, tokens)
-    rest = _projections(model, at, t, tokens, spread, slowdowns[0]) + mlp
-    rest = rest + _element_wise(model, t, tokens * weight_bytes, spread, wide) / at.memory_rate
+    gemms = _projections(model, at, t, tokens, spread, slowdowns[0]) + mlp
+    element_wise = _element_wise(model, t, tokens * weight_bytes, spread, wide) / at.memory_rate
+    rest = gemms + element_wise
 
     # communication inside a layer, one pass
     boundary = tokens * weight_bytes * model.hidden
@@ -91,8 +92,10 @@ def layer_time(model: Dims, at: Kernels, plans: PlanArrays, links: dict[str, Gro
     host = gpu.launch_s + np.where(t > 1, gpu.tp_launch_s, 0.0)
     forward = _at_least(rest + core + tp_pass, host)
     backward = _at_least(2 * rest + core_backward + tp_pass, host)
-    full, selective = plans.recompute == 2, plans.recompute == 1
+    full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
     again = np.where(full, forward, np.where(selective, core, 0.0))
+    if operators.any():
+        again = np.where(operators, _at_least(gemms / 2 + element_wise, host), again)
     tp_layer = (2 + full) * tp_pass
     work = forward + backward + again - tp_layer
     tp_layer = tp_layer + (1 + full) * cp_forward + cp_backward
@@ -145,7 +148,7 @@ def _attention_core(model: Dims, at: Kernels, plans: PlanArrays, tokens: Floats)
     """(forward, backward) of the attention core."""
     gpu, t = at.gpu, plans.tp
     # scores of long sequences fit no memory: those are only ever trained with fused attention
-    fused = gpu.flash & ~not_fused(model, plans.zero_stage)
+    fused = gpu.flash & ~not_fused(model, plans)
     unfused = np.where(fused, gpu.unfused, 1.0) * np.minimum(1.0, (_LONGEST_UNFUSED / model.seq) ** 2)
     # a causal mask skips half of the scores, unless they are computed in full
     in_full = np.minimum(unfused, 1.0)

@@ -14,7 +14,7 @@ import numpy as np
 from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import Floats, PlanArrays
 from synergyd.task.model.dims import Dims, dims
-from synergyd.task.model.group_links import GroupLink, group_links, ring
+from synergyd.task.model.group_links import GroupLink, group_links, ring, ring_hops_s
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.layer_time import WEIGHT_BYTES, Kernels, LayerTime, kernels, layer_time
 from synergyd.task.model.stages import layers_at_ends
@@ -70,7 +70,7 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     - dp: fp32 gradients reduce-scattered and bf16 weights all-gathered (distributed optimizer), else fp32 gradients
       all-reduced; less the part that the last micro-batch's backward pass hides (gpu.overlap). ZeRO-3: every
       micro-batch gathers the weights twice and reduce-scatters once (Rajbhandari et al. 2020), hidden behind compute
-      up to gpu.zero3_overlap of it.
+      up to gpu.zero3_overlap of it. Where the optimizer is shared out, dp_rank_s for each further rank of the group.
     - optimizer: bytes that Adam moves, at memory bandwidth, and optimizer_s a layer. fixed: fixed_s, and waiting for the
       slowest of n nodes, jitter * log2(n) of the step. A micro-batch costs micro_s more, and adds up its gradients.
     """
@@ -84,9 +84,8 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     m = plans.micro_batches.astype(np.float64)
     tokens = plans.micro_batch * model.seq / c
     per_stage = np.ceil(model.layers / p)
-    fewer = (
-        per_stage - layers_at_ends(model.layers, p, model.mtp)[1]
-    )  # layers that the last stage has less than the others
+    # layers that the last stage has less than the others
+    fewer = per_stage - layers_at_ends(model.layers, p, model.mtp)[1]
     links, at = group_links(gpu, plans), kernels(gpu, plans)
     layer = layer_time(model, at, plans, links, tokens)
     logits, tp_logits = _last_stage(model, at, plans, links["tp"], tokens, layer)
@@ -102,7 +101,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     # gradients are added to those of earlier micro-batches: read and written
     accumulate = 2 * gradient_bytes * shard / at.memory_rate
     work = per_stage * layer.work + accumulate + gpu.micro_s
-    once, each = _data_parallel(gpu, plans, links["dp"], shard, per_stage, layer)
+    once, each = _data_parallel(gpu, plans, links, shard, per_stage, layer)
     # both copies of a tied embedding add their gradients
     tied = (p > 1) & (model.head_parameters == 0) & (d > 0)
     embedding_bytes = gradient_bytes * model.embedding_parameters / t
@@ -141,7 +140,12 @@ def _last_stage(
 
 
 def _data_parallel(
-    gpu: GpuFigures, plans: PlanArrays, link: GroupLink, shard: Floats, per_stage: Floats, layer: LayerTime
+    gpu: GpuFigures,
+    plans: PlanArrays,
+    links: dict[str, GroupLink],
+    shard: Floats,
+    per_stage: Floats,
+    layer: LayerTime,
 ) -> tuple[Floats, Floats]:
     """(once a step below ZeRO-3, each micro-batch with ZeRO-3): traffic of `shard` parameters that compute does not hide."""
     inner, ranks = plans.tp * plans.cp, plans.dp * plans.cp
@@ -149,11 +153,15 @@ def _data_parallel(
     leaves, members = inner * plans.dp > plans.local, plans.local // inner
     partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
     beyond = np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0)
-    reached = GroupLink(link.rate * gpu.dp_efficiency * beyond, link.latency)
+    reached = GroupLink(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
     reduce = ring(reached, ranks, gradient_bytes * shard)
     gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * shard)
     hidden = gpu.overlap * per_stage * layer.backward
-    once = np.maximum(0.0, reduce + gather - hidden)
-    per_layer = 2 * ring(reached, ranks, weight_bytes * shard / per_stage)
-    per_layer = per_stage * (per_layer + ring(reached, ranks, weight_bytes * shard / per_stage))
+    shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, ranks - 1, 0)
+    once = np.maximum(0.0, reduce + gather - hidden) + shared_out
+    if not np.any(plans.zero_stage >= 3):
+        return once, np.zeros_like(once)
+    reached = GroupLink(links["zero3"].rate * gpu.dp_efficiency * beyond, links["zero3"].latency)
+    hops = ring_hops_s(ranks, inner * plans.dp / plans.local)
+    per_layer = per_stage * 3 * (ring(reached, ranks, weight_bytes * shard / per_stage) + hops)
     return once, np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)

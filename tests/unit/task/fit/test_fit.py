@@ -112,6 +112,31 @@ def test_a_cluster_never_seen_is_less_sure_and_better_than_the_figures(predictor
     assert np.all(known < unknown) and known.mean() < 0.05 < unknown.mean() < 1
 
 
+def test_a_cost_for_each_rank_is_learnt_for_its_cluster_alone() -> None:
+    """2.5 ms for each rank that shares the optimizer out, on one cluster of two: rank counts never seen are right on both."""
+
+    def rows(cluster: str, rank_s: float) -> list[MeasuredRun]:
+        plans = [
+            replace(plan, dp=plan.dp * more, global_batch=64 * more, zero_stage=1)
+            for plan in PLANS
+            if plan.tp * plan.pp <= 4
+            for more in (1, 4, 16)
+        ]
+        arrays = from_plans(plans, 8)
+        step_s = step_time(SMALL, truth("a100-80"), arrays).total + rank_s * (arrays.dp - 1)
+        return [
+            replace(ROWS[0], row_id=f"{cluster}-{i}", cluster=cluster, plan=plan, time_s=float(s), memory_bytes=None)
+            for i, (plan, s) in enumerate(zip(plans, step_s.tolist(), strict=True))
+        ]
+
+    known = [*rows("ours", 2.5e-3), *rows("theirs", 0.0)]
+    held = [row for row in known if row.plan.dp > 64]
+    predictor = fitted([row for row in known if row.plan.dp <= 64])
+    for cluster, low, high in (("ours", 2e-3, 3e-3), ("theirs", 0.0, 3e-4)):
+        assert low <= predictor.figures("a100-80", cluster).dp_rank_s <= high
+        assert error(predictor, [row for row in held if row.cluster == cluster]) < 0.06
+
+
 def test_a_type_of_the_same_chip_is_predicted_from_it(predictor: Predictor) -> None:
     assert family("a100-40") == family("a100-80") == "a100" != family("h100")
     assert error(predictor, rows_of("ours", "a100-40")) < 0.05

@@ -56,6 +56,21 @@ def test_a_row_and_its_defaults(tmp_path: Path) -> None:
     assert (row.time_s, row.memory_bytes, row.scores) == (1.5, 20e9, frozenset({"time", "mem"}))
 
 
+def test_software_is_told_apart(tmp_path: Path) -> None:
+    """ZeRO-3 is DeepSpeed's where it is named so; FSDP's selective checkpointing is not Megatron's; fp32 is never fused."""
+    zero3 = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
+    assert one(tmp_path, **zero3, note="DeepSpeed baseline").deepspeed
+    assert one(tmp_path, **zero3, source="Somebody ZeRO-3").deepspeed
+    assert not one(tmp_path, **zero3).deepspeed and not one(tmp_path, **zero3, note="FSDP (ZeRO-3)").deepspeed
+    assert not one(tmp_path, note="Megatron-DeepSpeed").deepspeed
+    for changes in ({"recompute": "selective-AC"}, {"recompute": "selective"}):
+        row = one(tmp_path, **zero3, **changes)
+        assert row.plan.recompute == "operators" and row.fused is True
+    megatrons = one(tmp_path, recompute="selective")
+    assert megatrons.plan.recompute == "selective" and megatrons.fused is False
+    assert one(tmp_path, precision="fp32", note="--attention-backend=flash").fused is False
+
+
 @pytest.mark.parametrize(
     ("changes", "gated", "tied"),
     [

@@ -162,6 +162,37 @@ def test_recompute_trades_time_for_memory(
     assert memory[1] <= memory[0] * (1 + 1e-12)
 
 
+def test_selective_checkpointing_of_pytorch_lies_between_none_and_full() -> None:
+    """It keeps half of the GEMMs' outputs, and no scores: more work than Megatron's kind where attention is fused."""
+    plan = Plan(dp=8, micro_batch=2, global_batch=64, zero_stage=3)
+    kinds = [replace(plan, recompute=r) for r in ("none", "selective", "operators", "full")]
+    time = step_time(GPT, A100, from_plans(kinds, 8)).compute
+    memory = peak_memory(GPT, A100, from_plans(kinds, 8)).activations
+    assert time[0] < time[1] < time[2] < time[3]
+    assert memory[0] == memory[1] > memory[2] > memory[3]
+    # half of the forward's GEMMs again, and what is not GEMMs
+    again = (time[2] - time[0]) / (time[3] - time[0])
+    assert 0.4 < again < 0.7
+
+
+def test_no_kernel_of_fused_attention_takes_fp32() -> None:
+    unfused = replace(A100, flash=False)
+    for precision, same in (("fp32", True), ("bf16", False)):
+        plan = Plan(dp=8, micro_batch=2, global_batch=64, precision=precision)
+        assert (seconds(plan) == seconds(plan, gpu=unfused)) is same
+        peaks = [peak_memory(GPT, gpu, from_plans([plan], 8)).total[0] for gpu in (A100, unfused)]
+        assert bool(peaks[0] == peaks[1]) is same
+
+
+def test_a_cost_for_each_data_parallel_rank() -> None:
+    """Where the optimizer is shared out, and no other part of the step."""
+    costly = replace(A100, dp_rank_s=2e-3, jitter=0.0)
+    for stage, more in ((0, 0.0), (1, 63 * 2e-3), (3, 0.0)):
+        plan = Plan(dp=64, micro_batch=1, global_batch=64, zero_stage=stage)
+        first, second = (seconds(plan, gpu=gpu)["dp"] for gpu in (replace(A100, jitter=0.0), costly))
+        assert second - first == pytest.approx(more, abs=1e-9)
+
+
 def test_memory_of_a_whole_gpt_on_one_gpu() -> None:
     """Rajbhandari et al.: 18 bytes a parameter; Korthikanti et al.: 34*s*b*h a layer."""
     s, h, b = GPT.seq, GPT.hidden, 2
