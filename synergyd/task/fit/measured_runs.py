@@ -347,15 +347,27 @@ def spread_hash(row_id: str) -> int:
     return value ^ (value >> 29)
 
 
-def shots(rows: Sequence[MeasuredRun], each: int) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
-    """(rows to learn from, the others): of each model and cluster the `each` rows whose ids hash lowest. A model and
-    cluster with no more rows than that keeps one to be scored."""
-    by_job: dict[object, list[MeasuredRun]] = {}
+@dataclass(frozen=True)
+class Shots:
+    """How many of the rows that are asked for are learnt from first: `each` of every model and cluster, or `in_all` of every
+    cluster, over all its models."""
+
+    each: int = 0
+    in_all: int = 0
+
+
+NO_SHOTS = Shots()
+
+
+def shots(rows: Sequence[MeasuredRun], wanted: Shots) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
+    """(rows to learn from, the others): those whose ids hash lowest. A model and cluster (a cluster) with no more rows than
+    `wanted` keeps one to be scored."""
+    groups: dict[object, list[MeasuredRun]] = {}
     for row in rows:
-        by_job.setdefault(row.job, []).append(row)
+        groups.setdefault(row.cluster if wanted.in_all else row.job, []).append(row)
     chosen: set[tuple[str, str]] = set()
-    for some in by_job.values():
+    for some in groups.values():
         ordered = sorted(some, key=lambda row: (spread_hash(row.row_id), row.row_id))
-        chosen |= {(row.file, row.row_id) for row in ordered[: min(each, len(some) - 1)]}
+        chosen |= {(row.file, row.row_id) for row in ordered[: min(wanted.in_all or wanted.each, len(some) - 1)]}
     taken = tuple(row for row in rows if (row.file, row.row_id) in chosen)
     return taken, tuple(row for row in rows if (row.file, row.row_id) not in chosen)

@@ -17,7 +17,7 @@ from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node,
 from synergyd.settings import Settings
 from synergyd.task.cell_search import uncertainty
 from synergyd.task.fit import residual
-from synergyd.task.fit.measured_runs import MeasuredRun
+from synergyd.task.fit.measured_runs import MeasuredRun, Shots
 from synergyd.task.fit.parameters import MEMORY, TIME, backward, family, forward
 from synergyd.task.fit.predictor import Predictor, fitted
 from synergyd.task.fit.profile_file import profile_text, read_profile
@@ -262,10 +262,10 @@ def test_spearman_with_ties_and_without_order() -> None:
 
 def test_what_is_not_scored_is_left_out(predictor: Predictor) -> None:
     silent = [replace(row, scores=frozenset(("mem",))) for row in ROWS]
-    got = score_files(silent, predictor, 0)["all"]
+    got = score_files(silent, predictor)["all"]
     assert (got.rows, got.mape, got.groups, got.regret_mean, got.spearman) == (0, None, 0, None, None)
     assert got.memory_rows == len(ROWS)
-    shot = score_files(ROWS, predictor, 5)
+    shot = score_files(ROWS, predictor, Shots(each=5))
     assert shot["all"].rows == shot["ours.csv"].rows == len(ROWS) - 10
 
 
@@ -354,3 +354,8 @@ def test_the_commands(tmp_path: Path) -> None:
     assert list(found) == ["r.csv", "all"] and set(KEYS) <= set(found["all"])
     assert found["all"]["rows"] == 2 and found["all"]["mape"] < 0.2 and found["all"]["memory_mape"] is None
     assert "regret" in run(profiles, ["score", "--rows", str(rows), "--profile", str(out)]).output
+    in_all = run(profiles, ["score", "--rows", str(rows), "--profile", str(out), "--shots-in-all", "2", "--json"])
+    assert json.loads(in_all.output)["all"]["rows"] == 1
+    with pytest.raises(UsageError, match="one of them"):
+        words = ["score", "--rows", str(rows), "--profile", str(out), "--shots", "1", "--shots-in-all", "1"]
+        run(profiles, words, catch_exceptions=False)

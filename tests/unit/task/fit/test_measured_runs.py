@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.task.fit.measured_runs import MeasuredRun, read_files, read_rows, shots
+from synergyd.task.fit.measured_runs import MeasuredRun, Shots, read_files, read_rows, shots
 
 MODEL = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
 PLACE = ("gpu_type", "gpus_per_node", "n_gpus")
@@ -180,9 +180,11 @@ def test_shots_are_the_same_every_time_and_leave_some_to_score(tmp_path: Path) -
     rows = read_rows(
         write(tmp_path, *({**GOOD, "row_id": f"a-{i}"} for i in range(10)), {**GOOD, "row_id": "b", "hidden": "4096"})
     )
-    taken, left = shots(rows, 5)
+    taken, left = shots(rows, Shots(each=5))
     assert len(taken) == 5 and len(left) == 6 and {*taken, *left} == {*rows}
-    assert shots(tuple(reversed(rows)), 5)[0] == tuple(reversed(taken))
+    assert shots(tuple(reversed(rows)), Shots(each=5))[0] == tuple(reversed(taken))
     # more than there are: one is kept, and so is a model's only row
-    assert len(shots(rows, 50)[1]) == 2
-    assert shots(rows, 0) == ((), rows)
+    assert len(shots(rows, Shots(each=50))[1]) == 2
+    assert shots(rows, Shots()) == ((), rows)
+    # over all models of the cluster
+    assert len(shots(rows, Shots(in_all=5))[0]) == 5 and len(shots(rows, Shots(in_all=50))[1]) == 1
