@@ -294,6 +294,7 @@ def _degrees(
         cp=cp[row],
         ep=eps[which_ep],
         precision=precisions[which_precision],
+        shard=ranks[row],
     )
     return plans, shape
 

@@ -2,15 +2,16 @@
 
 Columns: row_id, source, model, layers, hidden, ffn, heads, kv_heads, vocab, seq, gpu_type, gpus_per_node, n_gpus, tp, pp,
 vpp, cp, dp, ep, micro_batch, global_batch, recompute, seq_parallel, zero_stage, precision, iter_time_s, mem_gb (1e9
-bytes), score_as, group. Optional: note, in which Megatron's flags (--swiglu, --attention-backend=...) and "last rank" (what
-mem_gb was measured on) are understood, and DeepSpeed's name (there or in the source); experts, top_k, oom (1: out of memory, and no
-time). Columns that are not known are passed over.
+bytes), score_as, group. Optional: note, in which Megatron's flags (--swiglu, --attention-backend=...) are understood, "last rank" (what
+mem_gb was measured on), DeepSpeed's name (there or in the source), and zero1=N (ranks over which the optimizer is shared out); experts,
+top_k, oom (1: out of memory, and no time). Columns that are not known are passed over.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ _BACKENDS = {
     "--transformer-impl=local": False,
 }
 _DEEPSPEED = ("deepspeed", "zero-3", "zero3")
+_SHARD_GROUP = re.compile(r"\bzero1=([0-9]{1,6})\b")  # InternEvo's, -1 for all ranks
 _SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "b300", "gb300", "mi300", "l40", "l4", "rtx4090")
 _LONGEST_UNFUSED = 4096
 _DEFAULT_VOCAB = 51200  # GPT-2's 50257, padded as Megatron pads it for 8 tensor ranks
@@ -83,6 +85,7 @@ class MeasuredRun:
     fused: bool | None = None  # whether attention is fused, None: not known
     out_of_memory: bool = False  # it did not run (column `oom`)
     deepspeed: bool = False  # ZeRO-3 by DeepSpeed, not FSDP
+    shard_ranks: int = 0  # ranks over which ZeRO shares out, 0: all data-parallel ones
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
 
     @property
@@ -259,6 +262,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
         fused=_fused(flags, model, plan, gpu_type),
         out_of_memory=failed,
         deepspeed=plan.zero_stage == 3 and "fsdp" not in software and any(word in software for word in _DEEPSPEED),
+        shard_ranks=_shard_ranks(software, plan),
         last_stage="last rank" in read.text("note").lower(),
     )
 
@@ -277,6 +281,12 @@ def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -
     if young or model.gated or model.kv_heads < model.heads or model.seq > _LONGEST_UNFUSED:
         return True
     return None
+
+
+def _shard_ranks(software: str, plan: Plan) -> int:
+    found = _SHARD_GROUP.search(software)
+    size = int(found[1]) if found else 0
+    return size if 0 < size < plan.dp * plan.cp and plan.dp * plan.cp % size == 0 else 0
 
 
 def _cluster(source: str) -> str:

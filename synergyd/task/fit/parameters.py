@@ -186,11 +186,13 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
         for item in fields(GpuFigures)
         if item.name not in ("gpu_type", "note")
     }
+    plans = from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows])
+    own = np.array([row.shard_ranks for row in rows], dtype=np.int64)
     return RowBatch(
         rows=tuple(rows),
         model=stacked([row.model for row in rows]),
         gpu=GpuFigures(gpu_type="", **columns),
-        plans=from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
+        plans=replace(plans, shard=np.where(own > 0, own, plans.shard)),
         last=np.array([row.last_stage for row in rows], dtype=np.bool_),
         fused=np.array([row.fused is True for row in rows], dtype=np.bool_),
     )

@@ -38,6 +38,7 @@ class PlanArrays:
     cp: Ints
     ep: Ints
     precision: Ints  # an index into PRECISION
+    shard: Ints  # ranks over which ZeRO shares out, all dp * cp of them or a divisor (HSDP, MiCS, InternEvo's zero1)
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -95,4 +96,5 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         cp=ints([p.cp for p in plans]),
         ep=ints([p.ep for p in plans]),
         precision=ints([PRECISION.index(p.precision) for p in plans]),
+        shard=ints([p.dp * p.cp for p in plans]),
     )

@@ -44,6 +44,8 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
         "cp": link(inner, np.maximum(1, plans.local // plans.tp)),
         "ep": link(inner * plans.ep, data),
         "dp": link(inner * plans.dp, data),
+        "shard": link(inner * plans.shard, np.minimum(data, plans.shard)),
+        "replicas": link(inner * plans.dp, np.maximum(1, data // plans.shard)),
         "zero3": link(inner * plans.dp, data, gpu.zero3_rail_use),
         "pp": link(inner * plans.pp * plans.dp, 1.0),
         # where the tied embedding's two copies meet

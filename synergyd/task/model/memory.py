@@ -65,7 +65,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     instead of the fullest one where `last` is True."""
     s, h, f, vocab = model.seq, model.hidden, model.ffn, model.vocab
     t, p, v = plans.tp, plans.pp, plans.vpp
-    ranks = plans.dp * plans.cp
+    ranks = plans.shard
     half = _HALF[plans.precision]
     tokens = plans.micro_batch * s / plans.cp
     per_stage = np.ceil(model.layers / p)

@@ -71,6 +71,8 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       all-reduced; less the part that the last micro-batch's backward pass hides (gpu.overlap). ZeRO-3: every
       micro-batch gathers the weights twice and reduce-scatters once (Rajbhandari et al. 2020), hidden behind compute
       up to gpu.zero3_overlap of it. Where the optimizer is shared out, dp_rank_s for each further rank of the group.
+      Shared out over fewer ranks than all: reduce-scattered and gathered among these, and all-reduced with the other groups'
+      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP).
     - optimizer: bytes that Adam moves, at memory bandwidth, and optimizer_s a layer. fixed: fixed_s, and waiting for the
       slowest of n nodes, jitter * log2(n) of the step. A micro-batch costs micro_s more, and adds up its gradients.
     """
@@ -106,7 +108,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     tied = (p > 1) & (model.head_parameters == 0) & (d > 0)
     embedding_bytes = gradient_bytes * model.embedding_parameters / t
     ends = np.where(tied, 2 * ring(links["ends"], np.full_like(p, 2), embedding_bytes), 0.0)
-    updated = _OPTIMIZER_BYTES * shard / np.where(plans.zero_stage >= 1, d * c, 1)
+    updated = _OPTIMIZER_BYTES * shard / np.where(plans.zero_stage >= 1, plans.shard, 1)
     stage = work + per_stage * layer.tp + p2p
     parts = StepTime(
         # the last stage has the logits, and fewer layers where the layout is uneven
@@ -156,8 +158,12 @@ def _data_parallel(
     reached = GroupLink(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
     reduce = ring(reached, ranks, gradient_bytes * shard)
     gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * shard)
+    smaller = (plans.shard < ranks) & (plans.zero_stage >= 1)
+    if smaller.any():
+        reduce_in, gather_in = _in_shard_groups(plans, links, gpu.dp_efficiency * beyond, shard)
+        reduce, gather = np.where(smaller, reduce_in, reduce), np.where(smaller, gather_in, gather)
     hidden = gpu.overlap * per_stage * layer.backward
-    shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, ranks - 1, 0)
+    shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0)
     once = np.maximum(0.0, reduce + gather - hidden) + shared_out
     if not np.any(plans.zero_stage >= 3):
         return once, np.zeros_like(once)
@@ -165,3 +171,17 @@ def _data_parallel(
     hops = ring_hops_s(ranks, inner * plans.dp / plans.local)
     per_layer = per_stage * 3 * (ring(reached, ranks, weight_bytes * shard / per_stage) + hops)
     return once, np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)
+
+
+def _in_shard_groups(
+    plans: PlanArrays, links: dict[str, GroupLink], efficiency: Floats, shard: Floats
+) -> tuple[Floats, Floats]:
+    """(gradients, weights): seconds a step where ZeRO shares out over `plans.shard` ranks each."""
+    gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
+    inside = plans.tp * plans.cp * plans.shard <= plans.local
+    among = GroupLink(links["shard"].rate * np.where(inside, 1.0, efficiency), links["shard"].latency)
+    others = GroupLink(links["replicas"].rate * efficiency, links["replicas"].latency)
+    count = plans.dp * plans.cp // plans.shard
+    reduce = ring(among, plans.shard, gradient_bytes * shard)
+    reduce = reduce + 2 * ring(others, count, gradient_bytes * shard / plans.shard)
+    return reduce, ring(among, plans.shard, weight_bytes * shard)

@@ -193,6 +193,21 @@ def test_a_cost_for_each_data_parallel_rank() -> None:
         assert second - first == pytest.approx(more, abs=1e-9)
 
 
+def test_a_smaller_shard_group_keeps_more_and_pays_for_fewer_ranks() -> None:
+    """Groups of 8 in nodes of 8: the weights go over NVLink alone, gradients twice over the network in eighths; the optimizer is held
+    64 / 8 times as often."""
+    plans = from_plans([Plan(dp=64, micro_batch=1, global_batch=64)] * 2, 8)
+    plans = replace(plans, shard=np.array([64, 8]))
+    time, memory = step_time(GPT, replace(A100, dp_rank_s=2.5e-3), plans), peak_memory(GPT, A100, plans)
+    assert memory.optimizer[1] == pytest.approx(8 * memory.optimizer[0])
+    assert time.dp[1] < time.dp[0] and time.optimizer[1] > time.optimizer[0]
+    # one rank a group shares out nothing: gradients are all-reduced, as without ZeRO
+    alone = replace(plans, shard=np.array([1, 1]))
+    plain = replace(alone, zero_stage=np.zeros(2, dtype=np.int64))
+    assert peak_memory(GPT, A100, alone).optimizer == pytest.approx(peak_memory(GPT, A100, plain).optimizer)
+    assert step_time(GPT, A100, alone).dp == pytest.approx(step_time(GPT, A100, plain).dp, rel=0.3)
+
+
 def test_memory_of_a_whole_gpt_on_one_gpu() -> None:
     """Rajbhandari et al.: 18 bytes a parameter; Korthikanti et al.: 34*s*b*h a layer."""
     s, h, b = GPT.seq, GPT.hidden, 2
