@@ -286,7 +286,7 @@ def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -
 def _shard_ranks(software: str, plan: Plan) -> int:
     found = _SHARD_GROUP.search(software)
     size = int(found[1]) if found else 0
-    return size if 0 < size < plan.dp * plan.cp and plan.dp * plan.cp % size == 0 else 0
+    return size if plan.zero_stage in (1, 2) and 0 < size < plan.dp * plan.cp and plan.dp * plan.cp % size == 0 else 0
 
 
 def _cluster(source: str) -> str:

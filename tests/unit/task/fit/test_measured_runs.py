@@ -67,7 +67,8 @@ def test_software_is_told_apart(tmp_path: Path) -> None:
         row = one(tmp_path, **zero3, **changes)
         assert row.plan.recompute == "operators" and row.fused is True
     sizes = [
-        one(tmp_path, tp="1", pp="1", dp="8", note=f"micro_num=4; zero1={n} (group)").shard_ranks for n in (-1, 4, 8, 3)
+        one(tmp_path, **{**zero3, "zero_stage": "1"}, note=f"micro_num=4; zero1={n} (group)").shard_ranks
+        for n in (-1, 4, 8, 3)
     ]
     assert sizes == [0, 4, 0, 0]
     megatrons = one(tmp_path, recompute="selective")
