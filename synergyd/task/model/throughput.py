@@ -153,7 +153,8 @@ def _spread(theta: Floats, covariance: Floats, terms: Floats) -> Floats:
     """One sigma of the logarithm of each step, (N,), by steps of one sigma in each direction of the constants: where synchronisation is
     hidden behind computation the slope there is none, but a few times as many bytes would not be hidden (as in an unscented transform,
     Julier and Uhlmann 2004; equal to the linear rule where the step is linear)."""
-    root = np.linalg.cholesky(covariance).T
+    variances, directions = np.linalg.eigh(covariance)
+    root = (directions * np.sqrt(np.maximum(variances, 0.0))).T
     sets = np.concatenate([theta[None, :], theta + root, theta - root])
     at = np.log(_steps(sets.T[..., None], terms))
     return np.asarray(np.sqrt(np.sum((at[1:] - at[0]) ** 2, axis=0) / 2))
