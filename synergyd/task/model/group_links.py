@@ -27,7 +27,8 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
     Megatron's rank order is tp, cp, dp, pp from inside out, so tp groups span t ranks, cp groups t*c, dp groups t*c*d
     and a pipeline the whole job. A collective's ring enters a node once per network port that its members there own, so
     a group with n members on a node has min(in-node rate, n^rail_use * inter_gbs) (NCCL uses one channel per port, but
-    the ring's hops inside the node share the switches with the other groups'). ZeRO-3 has a power of its own, by its software.
+    the ring's hops inside the node share the switches with the other groups'). ZeRO-3 has a power of its own, by its
+    software; `zero3`, `shard` and `replicas` (ranks of other groups that hold the same) only where a plan has them.
     """
     inner = plans.tp * plans.cp
     intra = gpu.intra_gbs * 1e9 * gpu.link_efficiency
@@ -39,18 +40,21 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
         return GroupLink(rate, np.where(leaves, gpu.inter_latency_s, gpu.intra_latency_s))
 
     data = np.maximum(1, plans.local // inner)
-    return {
+    links = {
         "tp": link(plans.tp, plans.local),
         "cp": link(inner, np.maximum(1, plans.local // plans.tp)),
         "ep": link(inner * plans.ep, data),
         "dp": link(inner * plans.dp, data),
-        "shard": link(inner * plans.shard, np.minimum(data, plans.shard)),
-        "replicas": link(inner * plans.dp, np.maximum(1, data // plans.shard)),
-        "zero3": link(inner * plans.dp, data, gpu.zero3_rail_use),
         "pp": link(inner * plans.pp * plans.dp, 1.0),
         # where the tied embedding's two copies meet
         "ends": link(inner * plans.pp * plans.dp, 1.0),
     }
+    if np.any(plans.zero_stage >= 3):
+        links["zero3"] = link(inner * plans.dp, data, gpu.zero3_rail_use)
+    if np.any(plans.shard < plans.dp * plans.cp):
+        links["shard"] = link(inner * plans.shard, np.minimum(data, plans.shard))
+        links["replicas"] = link(inner * plans.dp, np.maximum(1, data // plans.shard))
+    return links
 
 
 def ring(link: GroupLink, size: Ints, volume: Floats) -> Floats:
