@@ -13,7 +13,8 @@ from rich.table import Table
 from synergyd.cli.measure import measure
 from synergyd.cli.shared.atomic import write_atomically
 from synergyd.cli.shared.console import console
-from synergyd.task.fit.measured_runs import MeasuredRun, read_files
+from synergyd.errors import UsageError
+from synergyd.task.fit.measured_runs import MeasuredRun, Shots, read_files
 from synergyd.task.fit.predictor import fitted
 from synergyd.task.fit.profile_file import profile_text, read_profile
 from synergyd.task.fit.score import Score, score_files
@@ -33,7 +34,7 @@ def profiles() -> None:
     gpus_per_node, n_gpus, tp, pp, dp, micro_batch, global_batch, recompute (none, selective, full), iter_time_s.
     Others: ffn, kv_heads, vocab, vpp, cp, ep, seq_parallel (0, 1), zero_stage (0-3), precision, mem_gb (1e9 bytes),
     experts, top_k, oom (1: it did not fit), score_as (time, plan, mem with + between), group (rows whose plans
-    compete), note (Megatron's flags in it are understood).
+    compete), note (Megatron's flags in it are understood, and DeepSpeed's name with zero_stage 3).
     """
 
 
@@ -53,7 +54,7 @@ def fit_command(files: tuple[Path, ...], out: Path) -> None:
     rows = _rows(files)
     predictor = fitted(rows)
     write_atomically(out, profile_text(predictor))
-    scores = score_files(rows, predictor, 0)["all"]
+    scores = score_files(rows, predictor)["all"]
     click.echo(
         f"{out}: fitted to {predictor.time.effects.rows} step times and {predictor.memory.effects.rows} memory peaks; "
         f"on these rows themselves the error is {_percent(scores.mape)} of time, {_percent(scores.memory_mape)} of memory"
@@ -71,15 +72,25 @@ def fit_command(files: tuple[Path, ...], out: Path) -> None:
     metavar="N",
     help="Rows of each model and cluster to learn from first; the others are scored.",
 )
+@click.option(
+    "--shots-in-all",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 10000),
+    metavar="N",
+    help="The same of each cluster, over all its models.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (fractions, not percent) instead of a table.")
-def score_command(files: tuple[Path, ...], profile: Path, shots: int, as_json: bool) -> None:
+def score_command(files: tuple[Path, ...], profile: Path, shots: int, shots_in_all: int, as_json: bool) -> None:
     """Predict rows and say how far off the predictions are: step time, choice of plan, memory.
 
     \b
     Example:
       synergyctl profiles score --rows new.csv --profile cluster.profile --shots 5
     """
-    scores = score_files(_rows(files), read_profile(profile), shots)
+    if shots and shots_in_all:
+        raise UsageError("--shots", "with --shots-in-all", "one of them")
+    scores = score_files(_rows(files), read_profile(profile), Shots(shots, shots_in_all))
     if as_json:
         click.echo(json.dumps({name: asdict(value) for name, value in scores.items()}, indent=2))
     else:

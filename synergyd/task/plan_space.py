@@ -20,7 +20,7 @@ from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.memory_belief import CERTAIN, WORTH_LESS, MemoryBelief
 from synergyd.task.model.alignment import HEAD_MULTIPLE
-from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
+from synergyd.task.model.arrays import FULL, NONE, PRECISION, SELECTIVE, Bools, Floats, Ints, PlanArrays
 from synergyd.task.model.counts import query_width
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory
@@ -158,9 +158,11 @@ def _search(
     )
 
 
-def _recompute_codes(model: ModelSpec, gpu: GpuFigures) -> tuple[int, ...]:
+def _recompute_codes(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> tuple[int, ...]:
     """Indexes into RECOMPUTE, least work first; flash attention keeps no scores, so selective frees nothing."""
-    return (0, 2) if gpu.flash and query_width(model) // model.heads % HEAD_MULTIPLE == 0 else (0, 1, 2)
+    fused = gpu.flash and query_width(model) // model.heads % HEAD_MULTIPLE == 0
+    fused = fused and not np.any(plans.precision == PRECISION.index("fp32"))
+    return (NONE, FULL) if fused else (NONE, SELECTIVE, FULL)
 
 
 def _with_more(
@@ -168,7 +170,7 @@ def _with_more(
 ) -> list[tuple[Ints, PlanArrays, Floats]]:
     """(row, plan, peak) of those of `plans` that may run out of memory, with each kind of recompute that takes more work."""
     result: list[tuple[Ints, PlanArrays, Floats]] = []
-    for code in _recompute_codes(model, gpu)[1:]:
+    for code in _recompute_codes(model, gpu, plans)[1:]:
         index = np.flatnonzero((risk > WORTH_LESS) & (plans.recompute < code))
         if len(index):
             some = replace(plans.take(index), recompute=np.full(len(index), code, dtype=np.int64))
@@ -185,7 +187,7 @@ def _least_recompute(
     recompute = np.zeros(len(plans), dtype=np.int64)
     fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
     open_: Ints = np.arange(len(plans), dtype=np.int64)
-    for code in _recompute_codes(model, gpu):
+    for code in _recompute_codes(model, gpu, plans):
         if below is not None:
             open_ = open_[below[open_] > code]
         if not len(open_):
@@ -292,6 +294,7 @@ def _degrees(
         cp=cp[row],
         ep=eps[which_ep],
         precision=precisions[which_precision],
+        shard=ranks[row],
     )
     return plans, shape
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict
+from functools import lru_cache, partial
 from pathlib import Path
 
 import click
@@ -20,11 +21,19 @@ from rich.console import Console
 from rich.table import Table
 
 from synergyd.errors import UsageError
-from synergyd.task.fit.measured_runs import MeasuredRun, read_files, shots, spread_hash
-from synergyd.task.fit.predictor import fitted
+from synergyd.task.fit.measured_runs import NO_SHOTS, MeasuredRun, Shots, read_files, shots, spread_hash
+from synergyd.task.fit.predictor import Predictor, fitted
 from synergyd.task.fit.score import Score, score
 
 FOLDS = 5
+# (what, target) of rows never seen, by the shots that teach before
+SHOTS = (
+    (NO_SHOTS, "12 %"),
+    (Shots(each=5), "8 %, regret 5 %"),
+    (Shots(each=15), "6 %"),
+    (Shots(in_all=5), "8 %, regret 5 %"),
+    (Shots(in_all=15), "6 %"),
+)
 
 
 class Predictions:
@@ -39,14 +48,21 @@ class Predictions:
         return score(self.rows, np.array(self.step_s), np.array(self.peak_bytes))
 
 
-def held_out(into: Predictions, train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], each: int = 0) -> None:
-    """Predict `test` by what `train` and `each` shots of every model and cluster of `test` teach; the shots are not
-    among what is gathered. Raises ValueError where a row would be scored that was learnt from."""
-    learn, rest = shots(test, each) if each else ((), tuple(test))
+@lru_cache(maxsize=32)  # clusters are left out several times, with other shots
+def fitted_once(train: tuple[MeasuredRun, ...]) -> Predictor:
+    return fitted(train)
+
+
+def held_out(
+    into: Predictions, train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], wanted: Shots = NO_SHOTS
+) -> None:
+    """Predict `test` by what `train` and the shots `wanted` of `test` teach; the shots are not among what is gathered.
+    Raises ValueError where a row would be scored that was learnt from."""
+    learn, rest = shots(test, wanted)
     taught = {(row.file, row.row_id) for row in (*train, *learn)}
     if both := [row.row_id for row in rest if (row.file, row.row_id) in taught]:
         raise ValueError(f"rows {both[:3]} would be scored by a fit that has seen them")
-    predictor = fitted(train)
+    predictor = fitted_once(tuple(train))
     if learn:
         predictor = predictor.refined(learn)
     if rest:
@@ -56,7 +72,10 @@ def held_out(into: Predictions, train: Sequence[MeasuredRun], test: Sequence[Mea
 
 
 def folds(
-    rows: Sequence[MeasuredRun], others: Sequence[MeasuredRun], key: Callable[[MeasuredRun], Hashable], each: int = 0
+    rows: Sequence[MeasuredRun],
+    others: Sequence[MeasuredRun],
+    key: Callable[[MeasuredRun], Hashable],
+    wanted: Shots = NO_SHOTS,
 ) -> Score:
     """Rows of equal `key` are held out together, in FOLDS parts; the rest and `others` are fitted."""
     keys = sorted({key(row) for row in rows}, key=lambda k: spread_hash(repr(k)))
@@ -65,27 +84,33 @@ def folds(
     for number in range(min(FOLDS, len(keys))):
         test = [row for row in rows if part[key(row)] == number]
         train = [row for row in rows if part[key(row)] != number]
-        held_out(found, [*train, *others], test, each)
+        held_out(found, [*train, *others], test, wanted)
     return found.score()
 
 
-def once(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], each: int = 0) -> Score:
+def once(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], wanted: Shots = NO_SHOTS) -> Score:
     """One split."""
     found = Predictions()
-    held_out(found, train, test, each)
+    held_out(found, train, test, wanted)
     return found.score()
 
 
-def never_seen(rows: Sequence[MeasuredRun], clusters: Sequence[str], each: int) -> Score:
+def never_seen(rows: Sequence[MeasuredRun], clusters: Sequence[str], wanted: Shots) -> Score:
     """Each of `clusters` is left out whole in turn."""
     found = Predictions()
     for cluster in clusters:
         test = [row for row in rows if row.cluster == cluster]
-        held_out(found, [row for row in rows if row.cluster != cluster], test, each)
+        held_out(found, [row for row in rows if row.cluster != cluster], test, wanted)
     return found.score()
 
 
-def cases(rows: Sequence[MeasuredRun]) -> list[tuple[str, str, Callable[[], Score]]]:
+def words_of(wanted: Shots) -> str:
+    return f"{wanted.in_all} shots in all" if wanted.in_all else f"{wanted.each} shots"
+
+
+def cases(
+    rows: Sequence[MeasuredRun], taught: Sequence[tuple[Shots, str]] = SHOTS
+) -> list[tuple[str, str, Callable[[], Score]]]:
     """(what, target, how to get it) of every number that the rows at hand allow."""
 
     def of(file: str) -> list[MeasuredRun]:
@@ -120,20 +145,17 @@ def cases(rows: Sequence[MeasuredRun]) -> list[tuple[str, str, Callable[[], Scor
         some = [row for row in fsdp if row.gpu_type == gpu_type]
         what, target = f"FSDP, type {gpu_type} never fitted there", "8 % (for A100-40 after A100-80)"
         result.append((what, target, lambda some=some: once(but(some), some)))  # type: ignore[misc]
-    for each, target in ((0, "12 %"), (5, "8 %, regret 5 %"), (15, "6 %")):
-        what = f"clusters never seen, 3D parallel on A100, {each} shots"
-        result.append((what, target, lambda each=each: never_seen(rows, alike, each)))  # type: ignore[misc]
-        for cluster in named:
-            what = f"  never seen: {cluster}, {each} shots"
-            result.append((what, target, lambda c=cluster, each=each: never_seen(rows, [c], each)))  # type: ignore[misc]
-    for each, target in ((0, "12 %"), (5, "8 %, regret 5 %"), (15, "6 %")):
-        strangers = [row for row in rows if row.cluster not in {row.cluster for row in multi}]
-        what = f"vTrain multi node as a cluster never seen, {each} shots"
-        result.append((what, target, lambda each=each, s=strangers: once(s, multi, each)))  # type: ignore[misc]
-    for each, target in ((0, "12 %"), (5, "8 %")):
-        clusters = sorted({row.cluster for row in weighed})
-        what = f"memory, clusters never seen, {each} shots"
-        result.append((what, target, lambda c=clusters, each=each: never_seen(weighed, c, each)))  # type: ignore[misc]
+    strangers = [row for row in rows if row.cluster not in {row.cluster for row in multi}]
+    weighed_clusters = sorted({row.cluster for row in weighed})
+    for wanted, target in taught:
+        after = words_of(wanted)
+        unseen = [(f"clusters never seen, 3D parallel on A100, {after}", rows, alike)]
+        unseen += [(f"  never seen: {cluster}, {after}", rows, [cluster]) for cluster in named]
+        if max(wanted.each, wanted.in_all) <= 5:
+            unseen.append((f"memory, clusters never seen, {after}", weighed, weighed_clusters))
+        result += [(what, target, partial(never_seen, some, clusters, wanted)) for what, some, clusters in unseen]
+        what = f"vTrain multi node as a cluster never seen, {after}"
+        result.append((what, target, partial(once, strangers, multi, wanted)))
     result.append(("memory, models held out", "8 %", lambda: folds(weighed, [], lambda r: r.job)))
     return result
 
@@ -159,9 +181,13 @@ def _cell(value: float | None, times: float = 100, digits: int = 1) -> str:
     "--data", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the CSV files."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--shots", type=click.IntRange(0), help="Of clusters never seen only after so many rows of each model.")
+@click.option("--shots-in-all", type=click.IntRange(0), help="The same after so many rows of the cluster.")
 @click.option("--only", default="", metavar="WORD", help="Only cases whose name contains this.")
-def main(data: Path, as_json: bool, only: str) -> None:
+def main(data: Path, as_json: bool, only: str, shots: int | None, shots_in_all: int | None) -> None:
     """Cross-validate the performance and memory model on measured rows."""
+    asked = [(Shots(each=shots), "")] if shots is not None else []
+    asked += [(Shots(in_all=shots_in_all), "")] if shots_in_all is not None else []
     passed_over: list[str] = []
     try:
         rows = read_files(sorted(data.glob("*.csv")), passed_over)
@@ -174,7 +200,7 @@ def main(data: Path, as_json: bool, only: str) -> None:
     for name in ("what", "target", "rows", "mean", "median", "bias", "groups", "regret", "Spearman", "memory", "rows "):
         table.add_column(name, justify="left" if name in ("what", "target") else "right", no_wrap=name == "what")
     start, results = time.perf_counter(), {}
-    for what, target, run in cases(rows):
+    for what, target, run in cases(rows, asked or SHOTS):
         if only not in what:
             continue
         s = run()

@@ -194,27 +194,32 @@ def plan(
             top=_ALL if plot else top,
             gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, intra, inter)),
         )
-        if not as_json and not any(count.rows for count in table.counts):
-            raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
-        if plot:
-            from synergyd.cli.planning.plot import draw
-
-            draw(table, plot)
-        if render:
-            if as_json:
-                raise UsageError("--render", "with --json", "one of them")
-            click.echo(script(table), nl=False)
-            return
+        _put_out(table, top, as_json, render, plot)
     except UsageError as error:
         click.echo(f"synergyctl plan: {error}", err=True)
         sys.exit(2)
+    if not any(count.rows for count in table.counts):
+        sys.exit(2)
+
+
+def _put_out(table: PlanTable, top: int, as_json: bool, render: bool, plot: Path | None) -> None:
+    """Print, draw or render `table`. Raises UsageError: no plan fits, or options that contradict each other."""
+    if not as_json and not any(count.rows for count in table.counts):
+        raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
+    if plot:
+        from synergyd.cli.planning.plot import draw
+
+        draw(table, plot)
+    if render:
+        if as_json:
+            raise UsageError("--render", "with --json", "one of them")
+        click.echo(script(table), nl=False)
+        return
     table = table.first(top)
     if as_json:
         click.echo(json.dumps(asdict(table), indent=2))
     else:
         show(table, console())
-    if not any(count.rows for count in table.counts):
-        sys.exit(2)
 
 
 def _figures(gpu_type: str, profile: Path | None, overrides: dict[str, dict[str, float]]) -> GpuFigures:

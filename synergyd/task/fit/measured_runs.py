@@ -2,15 +2,16 @@
 
 Columns: row_id, source, model, layers, hidden, ffn, heads, kv_heads, vocab, seq, gpu_type, gpus_per_node, n_gpus, tp, pp,
 vpp, cp, dp, ep, micro_batch, global_batch, recompute, seq_parallel, zero_stage, precision, iter_time_s, mem_gb (1e9
-bytes), score_as, group. Optional: note, in which Megatron's flags (--swiglu, --attention-backend=...) and "last rank" (what
-mem_gb was measured on) are understood; experts, top_k, oom (1: out of memory, and no
-time). Columns that are not known are passed over.
+bytes), score_as, group. Optional: note, in which Megatron's flags (--swiglu, --attention-backend=...) are understood, "last rank" (what
+mem_gb was measured on), DeepSpeed's name (there or in the source), and zero1=N (ranks over which the optimizer is shared out); experts,
+top_k, oom (1: out of memory, and no time). Columns that are not known are passed over.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ _FILE_LIMIT = 8 << 20  # bytes: some 40,000 rows
 _MODEL = ("model", "layers", "hidden", "heads", "seq")
 _DEGREES = ("n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch", "recompute")
 _NEEDED = ("row_id", "source", *_MODEL, "gpu_type", "gpus_per_node", *_DEGREES, "iter_time_s")
-_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective-ac": "selective"}
+_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective-ac": "operators"}
 _PRECISION = {
     "": "bf16",
     "bf16": "bf16",
@@ -55,6 +56,8 @@ _BACKENDS = {
     "--use-flash-attn": True,
     "--transformer-impl=local": False,
 }
+_DEEPSPEED = ("deepspeed", "zero-3", "zero3")
+_SHARD_GROUP = re.compile(r"\bzero1=([0-9]{1,6})\b")  # InternEvo's, -1 for all ranks
 _SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "b300", "gb300", "mi300", "l40", "l4", "rtx4090")
 _LONGEST_UNFUSED = 4096
 _DEFAULT_VOCAB = 51200  # GPT-2's 50257, padded as Megatron pads it for 8 tensor ranks
@@ -81,6 +84,8 @@ class MeasuredRun:
     group: str
     fused: bool | None = None  # whether attention is fused, None: not known
     out_of_memory: bool = False  # it did not run (column `oom`)
+    deepspeed: bool = False  # ZeRO-3 by DeepSpeed, not FSDP
+    shard_ranks: int = 0  # ranks over which ZeRO shares out, 0: all data-parallel ones
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
 
     @property
@@ -232,6 +237,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     if not row_id:
         raise UsageError(where, "row_id is empty", "each row needs an id of its own")
     flags = frozenset(read.text("note").split())
+    software = f"{read.text('source')} {read.text('note')}".lower()
     plan = _plan(read)
     if plan.gpus != read.whole("n_gpus"):
         what = f"tp x pp x cp x dp is {plan.gpus}, n_gpus {read.text('n_gpus')}"
@@ -255,13 +261,17 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
         group=read.text("group"),
         fused=_fused(flags, model, plan, gpu_type),
         out_of_memory=failed,
+        deepspeed=plan.zero_stage == 3 and "fsdp" not in software and any(word in software for word in _DEEPSPEED),
+        shard_ranks=_shard_ranks(software, plan),
         last_stage="last rank" in read.text("note").lower(),
     )
 
 
 def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -> bool | None:
     """Whether attention was fused (FlashAttention, 2022): as flags say; never with selective recompute, which would
-    free nothing; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
+    free nothing, nor in fp32; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
+    if plan.precision == "fp32":
+        return False
     for flag, kind in _BACKENDS.items():
         if flag in flags:
             return kind
@@ -271,6 +281,12 @@ def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -
     if young or model.gated or model.kv_heads < model.heads or model.seq > _LONGEST_UNFUSED:
         return True
     return None
+
+
+def _shard_ranks(software: str, plan: Plan) -> int:
+    found = _SHARD_GROUP.search(software)
+    size = int(found[1]) if found else 0
+    return size if plan.zero_stage in (1, 2) and 0 < size < plan.dp * plan.cp and plan.dp * plan.cp % size == 0 else 0
 
 
 def _cluster(source: str) -> str:
@@ -291,7 +307,8 @@ def _plan(read: _CsvLine) -> Plan:
         dp=read.whole("dp"),
         micro_batch=read.whole("micro_batch"),
         global_batch=read.whole("global_batch"),
-        recompute=recompute,
+        # Megatron's kind frees nothing where attention is fused, as it is in FSDP's programs
+        recompute="operators" if recompute == "selective" and zero == 3 else recompute,
         sequence_parallel=read.flag("seq_parallel") and tp > 1,
         zero_stage=int(zero or 0),
         vpp=read.whole("vpp", 1),
@@ -340,15 +357,27 @@ def spread_hash(row_id: str) -> int:
     return value ^ (value >> 29)
 
 
-def shots(rows: Sequence[MeasuredRun], each: int) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
-    """(rows to learn from, the others): of each model and cluster the `each` rows whose ids hash lowest. A model and
-    cluster with no more rows than that keeps one to be scored."""
-    by_job: dict[object, list[MeasuredRun]] = {}
+@dataclass(frozen=True)
+class Shots:
+    """How many of the rows that are asked for are learnt from first: `each` of every model and cluster, or `in_all` of every
+    cluster, over all its models."""
+
+    each: int = 0
+    in_all: int = 0
+
+
+NO_SHOTS = Shots()
+
+
+def shots(rows: Sequence[MeasuredRun], wanted: Shots) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
+    """(rows to learn from, the others): those whose ids hash lowest. A model and cluster (a cluster) with no more rows than
+    `wanted` keeps one to be scored."""
+    groups: dict[object, list[MeasuredRun]] = {}
     for row in rows:
-        by_job.setdefault(row.job, []).append(row)
+        groups.setdefault(row.cluster if wanted.in_all else row.job, []).append(row)
     chosen: set[tuple[str, str]] = set()
-    for some in by_job.values():
+    for some in groups.values():
         ordered = sorted(some, key=lambda row: (spread_hash(row.row_id), row.row_id))
-        chosen |= {(row.file, row.row_id) for row in ordered[: min(each, len(some) - 1)]}
+        chosen |= {(row.file, row.row_id) for row in ordered[: min(wanted.in_all or wanted.each, len(some) - 1)]}
     taken = tuple(row for row in rows if (row.file, row.row_id) in chosen)
     return taken, tuple(row for row in rows if (row.file, row.row_id) not in chosen)

@@ -21,16 +21,16 @@ import numpy as np
 from synergyd.task.fit.measured_runs import MeasuredRun
 from synergyd.task.model.arrays import Bools, Floats, PlanArrays, from_plans
 from synergyd.task.model.dims import Dims, stacked
-from synergyd.task.model.hardware import GpuFigures, canonical, figures
+from synergyd.task.model.hardware import GpuFigures, by_deepspeed, canonical, figures
 from synergyd.task.model.memory import peak_parts
 from synergyd.task.model.step_time import step_parts
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A figure that rows can move. `kind` log or odds; `common` and `own` are the priors' sigmas of the shared effect
-    and of each cluster's and family's; `shared` and `chip` are the parts of those that a fit grants the shared effect
-    and a GPU family's.
+    """A figure that rows can move. `kind` log, odds, or ms (a time that is usually none, in milliseconds); `common` and
+    `own` are the priors' sigmas of the shared effect and of each cluster's and family's; `shared` and `chip` are the
+    parts of those that a fit grants the shared effect and a GPU family's.
 
     Software's speed differs more between sources than its mean over all of them is unknown, and what one source shows
     of a GPU type is mostly that source's own: else the largest source (vTrain, small models) would stand for all. The
@@ -64,6 +64,9 @@ TIME = (
     Parameter("pp_efficiency", "log", 0.5, 0.4),
     Parameter("dp_partial_efficiency", "log", 0.4, 0.4),
     Parameter("rail_use", "odds", 0.5, 0.3),
+    Parameter("zero3_rail_use", "odds", 0.5, 0.3),
+    # one source took some 3 ms a rank and others none: a cluster's own
+    Parameter("dp_rank_s", "ms", 0.1, 1.0, 1.0, 0.1),
     Parameter("intra_latency_s", "log", 0.7, 0.4),
     Parameter("inter_latency_s", "log", 0.7, 0.5),
     Parameter("overlap", "odds", 1.0, 1.0),
@@ -93,6 +96,8 @@ _TEMPER = 0.5
 
 def forward(parameter: Parameter, value: float) -> float:
     """From a figure to the scale that it is fitted on."""
+    if parameter.kind == "ms":
+        return 1e3 * value
     if parameter.kind == "log":
         return math.log(max(value, _FLOOR.get(parameter.name, 1e-9)))
     inside = min(max(value, _EDGE), 1 - _EDGE)
@@ -101,6 +106,8 @@ def forward(parameter: Parameter, value: float) -> float:
 
 def backward(parameter: Parameter, value: Floats) -> Floats:
     """From the fitted scale to the figure."""
+    if parameter.kind == "ms":
+        return np.maximum(value, 0.0) / 1e3
     bounded = np.clip(value, -30, 30)
     return np.asarray(np.exp(bounded) if parameter.kind == "log" else 1 / (1 + np.exp(-bounded)))
 
@@ -171,7 +178,7 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
     """`rows` as arrays."""
     # where a row says that attention is not fused, that counts for its GPU type too
     types = [
-        replace(gpu, flash=gpu.flash and row.fused is not False)
+        replace(by_deepspeed(gpu) if row.deepspeed else gpu, flash=gpu.flash and row.fused is not False)
         for row, gpu in zip(rows, (figures(row.gpu_type, overrides) for row in rows), strict=True)
     ]
     columns: dict[str, Any] = {
@@ -179,11 +186,13 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
         for item in fields(GpuFigures)
         if item.name not in ("gpu_type", "note")
     }
+    plans = from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows])
+    own = np.array([row.shard_ranks for row in rows], dtype=np.int64)
     return RowBatch(
         rows=tuple(rows),
         model=stacked([row.model for row in rows]),
         gpu=GpuFigures(gpu_type="", **columns),
-        plans=from_plans([row.plan for row in rows], [row.gpus_per_node for row in rows]),
+        plans=replace(plans, shard=np.where(own > 0, own, plans.shard)),
         last=np.array([row.last_stage for row in rows], dtype=np.bool_),
         fused=np.array([row.fused is True for row in rows], dtype=np.bool_),
     )

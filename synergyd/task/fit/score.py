@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergyd.task.fit.measured_runs import MeasuredRun, shots
+from synergyd.task.fit.measured_runs import NO_SHOTS, MeasuredRun, Shots, shots
 from synergyd.task.fit.predictor import Predictor
 from synergyd.task.model.arrays import Floats
 from synergyd.task.model.hardware import GIB, figures
@@ -81,10 +81,10 @@ def score(rows: Sequence[MeasuredRun], step_s: Floats, peak_bytes: Floats) -> Sc
     )
 
 
-def score_files(rows: Sequence[MeasuredRun], predictor: Predictor, each: int) -> dict[str, Score]:
-    """The score by file, and of `all` together, after `each` shots of every model and cluster have refined
-    `predictor`; the shots themselves are not scored."""
-    learn, rest = shots(rows, each) if each else ((), tuple(rows))
+def score_files(rows: Sequence[MeasuredRun], predictor: Predictor, wanted: Shots = NO_SHOTS) -> dict[str, Score]:
+    """The score by file, and of `all` together, after the shots `wanted` have refined `predictor`; the shots themselves
+    are not scored."""
+    learn, rest = shots(rows, wanted)
     if learn:
         predictor = predictor.refined(learn)
     step_s, peak_bytes = predictor.step_s(rest), predictor.peak_bytes(rest)

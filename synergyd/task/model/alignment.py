@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synergyd.task.model.arrays import Bools, Floats, Ints
+from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims
 from synergyd.task.model.hardware import GpuFigures
 
@@ -45,10 +45,12 @@ def gemm_slowdowns(model: Dims, gpu: GpuFigures, t: Ints, operand_bytes: Floats)
     return tuple(np.maximum(whole, gemm_slowdown(width / t, operand_bytes, gpu)) for width in widths)
 
 
-def not_fused(model: Dims, zero_stage: Ints) -> Bools:
-    """Whether the head width rules out fused attention: Transformer Engine's kernels take multiples of 8 alone, and it computes the
-    scores in full otherwise; PyTorch's own attention, which FSDP's models use, pads. (N,)"""
-    return np.asarray((model.query / model.heads % HEAD_MULTIPLE != 0) & (zero_stage < 3))
+def not_fused(model: Dims, plans: PlanArrays) -> Bools:
+    """Whether head width or precision rule out fused attention: Transformer Engine's kernels take multiples of 8 alone, and it computes
+    the scores in full otherwise; PyTorch's own attention, which FSDP's models use, pads. None takes fp32 (FlashAttention's are of
+    half precision). (N,)"""
+    unlike = (model.query / model.heads % HEAD_MULTIPLE != 0) & (plans.zero_stage < 3)
+    return np.asarray(unlike | (plans.precision == PRECISION.index("fp32")))
 
 
 def fused_slowdown(model: Dims) -> Floats:

@@ -14,7 +14,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-RECOMPUTE = ("none", "selective", "full")  # index is the code in PlanArrays.recompute
+# index is the code in PlanArrays.recompute; "operators" is of measured rows alone: PyTorch's selective activation checkpointing, by which
+# FSDP's programs keep the attention's output and that of every other GEMM (TorchTitan's activation_checkpoint.py)
+RECOMPUTE = ("none", "selective", "full", "operators")
+NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
@@ -35,6 +38,7 @@ class PlanArrays:
     cp: Ints
     ep: Ints
     precision: Ints  # an index into PRECISION
+    shard: Ints  # ranks over which ZeRO shares out, all dp * cp of them or a divisor (HSDP, MiCS, InternEvo's zero1)
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -92,4 +96,5 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         cp=ints([p.cp for p in plans]),
         ep=ints([p.ep for p in plans]),
         precision=ints([PRECISION.index(p.precision) for p in plans]),
+        shard=ints([p.dp * p.cp for p in plans]),
     )

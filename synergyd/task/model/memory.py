@@ -9,7 +9,7 @@ import numpy as np
 
 from synergyd.records import ModelSpec
 from synergyd.task.model.alignment import not_fused
-from synergyd.task.model.arrays import Bools, Floats, PlanArrays
+from synergyd.task.model.arrays import FULL, OPERATORS, SELECTIVE, Bools, Floats, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GIB, GpuFigures
 from synergyd.task.model.stages import layers_at_ends
@@ -51,8 +51,8 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
     - Activations a layer and micro-batch (Korthikanti et al. 2022, written out for any heads, f and g = 3 gated
       units else 2): T*h * (10 + (2 + 2q + 4k + 2*g*f/h)/t) with q, k = query and key width over h without sequence
       parallel, all divided by t with it (34*T*h/t for GPT); plus 5*a*s*T/t of scores unless fused or recomputed
-      (selective); 2*T*h with full recompute, and then one whole layer while it is recomputed. MoE layers hold the MLP's
-      part top_k times.
+      (selective); 2*T*h with full recompute (`operators`: and the outputs of the core and of half the GEMMs), and then
+      one whole layer while it is recomputed. MoE layers hold the MLP's part top_k times.
     - In flight on the first stage of 1F1B: min(m, p); interleaved p + (p-1)/v (Narayanan et al. SC'21), on the last
       ((v-1)*p + 1)/v. Embedding input and dropout: 8T + T*h each in flight; output layer and loss:
       4*T*h + logit_bytes*T*V, by t.
@@ -65,7 +65,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     instead of the fullest one where `last` is True."""
     s, h, f, vocab = model.seq, model.hidden, model.ffn, model.vocab
     t, p, v = plans.tp, plans.pp, plans.vpp
-    ranks = plans.dp * plans.cp
+    ranks = plans.shard
     half = _HALF[plans.precision]
     tokens = plans.micro_batch * s / plans.cp
     per_stage = np.ceil(model.layers / p)
@@ -81,12 +81,18 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     if np.any(model.kv_lora > 0):  # the core's output is not as wide as h, and the latent widths are kept too
         latent = 2 * (model.value - h) / t + 2 * (model.q_lora + model.kv_lora + model.rope) / spread
         inner = inner + np.where(model.kv_lora > 0, half * tokens * latent, 0.0)
-    kept_scores = np.where(gpu.flash & ~not_fused(model, plans.zero_stage), gpu.scores_kept, 1.0)
+    kept_scores = np.where(gpu.flash & ~not_fused(model, plans), gpu.scores_kept, 1.0)
     scores = kept_scores * half * 5 * tokens * s * model.heads / t
     whole = outer + inner + scores
-    full, selective = plans.recompute == 2, plans.recompute == 1
-    kept = np.where(full, half * 2 * tokens * h / spread, np.where(selective, outer + inner, whole))
+    full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
+    boundary = half * 2 * tokens * h / spread
+    kept = np.where(full, boundary, np.where(selective, outer + inner, whole))
     working = np.where(full, whole, np.where(selective, scores, 0.0))
+    if operators.any():
+        # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
+        gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * wide) / t + 4 * h / spread
+        kept = np.where(operators, boundary + half * tokens * (2 * model.value / t + gemms / 2), kept)
+        working = np.where(operators, whole, working)
     m = plans.micro_batches
     in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)

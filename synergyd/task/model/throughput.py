@@ -141,12 +141,23 @@ class ThroughputFit:
         from what was measured, the more the open constants matter. What was measured varies by its noise: what the formula misses
         there is no reason to measure it once more."""
         gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        slopes = _log_slopes(self.theta, _columns(np.array(gpu_figures, dtype=np.float64), counts))
-        sigma = np.sqrt(np.einsum("nk,kl,nl->n", slopes, self.covariance, slopes) + self.misfit**2)
+        spread = _spread(self.theta, self.covariance, _columns(np.array(gpu_figures, dtype=np.float64), counts))
+        sigma = np.sqrt(spread**2 + self.misfit**2)
         for i, configuration in enumerate(counts.T.tolist() if self.known else ()):
             if (gpu.gpu_type, *configuration) in self.known:
                 sigma[i] = NOISE
         return np.asarray(sigma)
+
+
+def _spread(theta: Floats, covariance: Floats, terms: Floats) -> Floats:
+    """One sigma of the logarithm of each step, (N,), by steps of one sigma in each direction of the constants: where synchronisation is
+    hidden behind computation the slope there is none, but a few times as many bytes would not be hidden (as in an unscented transform,
+    Julier and Uhlmann 2004; equal to the linear rule where the step is linear)."""
+    variances, directions = np.linalg.eigh(covariance)
+    root = (directions * np.sqrt(np.maximum(variances, 0.0))).T
+    sets = np.concatenate([theta[None, :], theta + root, theta - root])
+    at = np.log(_steps(sets.T[..., None], terms))
+    return np.asarray(np.sqrt(np.sum((at[1:] - at[0]) ** 2, axis=0) / 2))
 
 
 def _log_slopes(theta: Floats, terms: Floats) -> Floats:

@@ -9,8 +9,8 @@ import pytest
 from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.cell_search import rank
 from synergyd.task.model.arrays import from_plans
-from synergyd.task.model.counts import flops_per_step
-from synergyd.task.model.hardware import figures, overlapped
+from synergyd.task.model.counts import flops_per_step, hardware_flops_per_step
+from synergyd.task.model.hardware import by_deepspeed, figures, overlapped
 from synergyd.task.model.spec import load_model
 from synergyd.task.model.step_time import step_time
 from synergyd.task.plan_limits import PlanLimits
@@ -44,6 +44,27 @@ def test_megatrons_table_on_h100() -> None:
     print(f"Megatron-LM on H100: {100 * sum(off) / len(off):.1f} % off on average, at most {100 * max(off):.1f} %")
     assert sum(off) / len(off) < 0.15
     assert max(off) < 0.25
+
+
+def test_zero3_by_deepspeed_and_tensor_parallel_beside_it() -> None:
+    """175B on 384, 768 and 1,536 A100 (Narayanan et al. SC'21, table 2): DeepSpeed's ZeRO-3 with micro-batches of 4, 2, 1 at 144, 88, 44
+    TFLOP/s a GPU, tp 8 and pp 12 at 153, 149, 141; each by their formula, with full recompute. The figures of DeepSpeed's groups are
+    from the second and third row."""
+    model, batch, gpu = load_model("gpt3-175b"), 1536, replace(figures("a100-80"), unfused=1.0)
+    flops = hardware_flops_per_step(model, batch, "full")
+    for gpus, micro, zero3, tp8 in ((384, 4, 144, 153), (768, 2, 88, 149), (1536, 1, 44, 141)):
+        plans = [
+            Plan(dp=gpus, micro_batch=micro, global_batch=batch, recompute="full", zero_stage=3),
+            Plan(8, 12, gpus // 96, 1, batch, "full", zero_stage=0),
+        ]
+        off = []
+        for plan, by, tflops in zip(plans, (by_deepspeed(gpu), gpu), (zero3, tp8), strict=True):
+            off.append(float(step_time(model, by, from_plans([plan], 8)).total[0]) / (flops / gpus / tflops / 1e12))
+        by_fsdp = float(step_time(model, gpu, from_plans(plans[:1], 8)).total[0]) / (flops / gpus / zero3 / 1e12)
+        print(
+            f"175B on {gpus} A100: ZeRO-3 {off[0]:.2f} (as FSDP {by_fsdp:.2f}), tp 8 and pp 12 {off[1]:.2f} of what was measured"
+        )
+        assert all(0.75 < each < 1.3 for each in off)
 
 
 def test_deepseek_v3_on_2048_h800() -> None:

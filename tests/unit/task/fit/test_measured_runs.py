@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.task.fit.measured_runs import MeasuredRun, read_files, read_rows, shots
+from synergyd.task.fit.measured_runs import MeasuredRun, Shots, read_files, read_rows, shots
 
 MODEL = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
 PLACE = ("gpu_type", "gpus_per_node", "n_gpus")
@@ -54,6 +54,26 @@ def test_a_row_and_its_defaults(tmp_path: Path) -> None:
     assert (row.model.ffn, row.model.kv_heads, row.model.gated, row.model.tied_embeddings) == (8192, 16, False, True)
     assert (row.plan.zero_stage, row.plan.vpp, row.plan.cp, row.plan.ep, row.plan.precision) == (0, 1, 1, 1, "bf16")
     assert (row.time_s, row.memory_bytes, row.scores) == (1.5, 20e9, frozenset({"time", "mem"}))
+
+
+def test_software_is_told_apart(tmp_path: Path) -> None:
+    """ZeRO-3 is DeepSpeed's where it is named so; FSDP's selective checkpointing is not Megatron's; fp32 is never fused."""
+    zero3 = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
+    assert one(tmp_path, **zero3, note="DeepSpeed baseline").deepspeed
+    assert one(tmp_path, **zero3, source="Somebody ZeRO-3").deepspeed
+    assert not one(tmp_path, **zero3).deepspeed and not one(tmp_path, **zero3, note="FSDP (ZeRO-3)").deepspeed
+    assert not one(tmp_path, note="Megatron-DeepSpeed").deepspeed
+    for changes in ({"recompute": "selective-AC"}, {"recompute": "selective"}):
+        row = one(tmp_path, **zero3, **changes)
+        assert row.plan.recompute == "operators" and row.fused is True
+    sizes = [
+        one(tmp_path, **{**zero3, "zero_stage": "1"}, note=f"micro_num=4; zero1={n} (group)").shard_ranks
+        for n in (-1, 4, 8, 3)
+    ]
+    assert sizes == [0, 4, 0, 0]
+    megatrons = one(tmp_path, recompute="selective")
+    assert megatrons.plan.recompute == "selective" and megatrons.fused is False
+    assert one(tmp_path, precision="fp32", note="--attention-backend=flash").fused is False
 
 
 @pytest.mark.parametrize(
@@ -165,9 +185,11 @@ def test_shots_are_the_same_every_time_and_leave_some_to_score(tmp_path: Path) -
     rows = read_rows(
         write(tmp_path, *({**GOOD, "row_id": f"a-{i}"} for i in range(10)), {**GOOD, "row_id": "b", "hidden": "4096"})
     )
-    taken, left = shots(rows, 5)
+    taken, left = shots(rows, Shots(each=5))
     assert len(taken) == 5 and len(left) == 6 and {*taken, *left} == {*rows}
-    assert shots(tuple(reversed(rows)), 5)[0] == tuple(reversed(taken))
+    assert shots(tuple(reversed(rows)), Shots(each=5))[0] == tuple(reversed(taken))
     # more than there are: one is kept, and so is a model's only row
-    assert len(shots(rows, 50)[1]) == 2
-    assert shots(rows, 0) == ((), rows)
+    assert len(shots(rows, Shots(each=50))[1]) == 2
+    assert shots(rows, Shots()) == ((), rows)
+    # over all models of the cluster
+    assert len(shots(rows, Shots(in_all=5))[0]) == 5 and len(shots(rows, Shots(in_all=50))[1]) == 1

@@ -162,6 +162,52 @@ def test_recompute_trades_time_for_memory(
     assert memory[1] <= memory[0] * (1 + 1e-12)
 
 
+def test_selective_checkpointing_of_pytorch_lies_between_none_and_full() -> None:
+    """It keeps half of the GEMMs' outputs, and no scores: more work than Megatron's kind where attention is fused."""
+    plan = Plan(dp=8, micro_batch=2, global_batch=64, zero_stage=3)
+    kinds = [replace(plan, recompute=r) for r in ("none", "selective", "operators", "full")]
+    time = step_time(GPT, A100, from_plans(kinds, 8)).compute
+    memory = peak_memory(GPT, A100, from_plans(kinds, 8)).activations
+    assert time[0] < time[1] < time[2] < time[3]
+    assert memory[0] == memory[1] > memory[2] > memory[3]
+    # half of the forward's GEMMs again, and what is not GEMMs
+    again = (time[2] - time[0]) / (time[3] - time[0])
+    assert 0.4 < again < 0.7
+
+
+def test_no_kernel_of_fused_attention_takes_fp32() -> None:
+    unfused = replace(A100, flash=False)
+    for precision, same in (("fp32", True), ("bf16", False)):
+        plan = Plan(dp=8, micro_batch=2, global_batch=64, precision=precision)
+        assert (seconds(plan) == seconds(plan, gpu=unfused)) is same
+        peaks = [peak_memory(GPT, gpu, from_plans([plan], 8)).total[0] for gpu in (A100, unfused)]
+        assert bool(peaks[0] == peaks[1]) is same
+
+
+def test_a_cost_for_each_data_parallel_rank() -> None:
+    """Where the optimizer is shared out, and no other part of the step."""
+    costly = replace(A100, dp_rank_s=2e-3, jitter=0.0)
+    for stage, more in ((0, 0.0), (1, 63 * 2e-3), (3, 0.0)):
+        plan = Plan(dp=64, micro_batch=1, global_batch=64, zero_stage=stage)
+        first, second = (seconds(plan, gpu=gpu)["dp"] for gpu in (replace(A100, jitter=0.0), costly))
+        assert second - first == pytest.approx(more, abs=1e-9)
+
+
+def test_a_smaller_shard_group_keeps_more_and_pays_for_fewer_ranks() -> None:
+    """Groups of 8 in nodes of 8: the weights go over NVLink alone, gradients twice over the network in eighths; the optimizer is held
+    64 / 8 times as often."""
+    plans = from_plans([Plan(dp=64, micro_batch=1, global_batch=64)] * 2, 8)
+    plans = replace(plans, shard=np.array([64, 8]))
+    time, memory = step_time(GPT, replace(A100, dp_rank_s=2.5e-3), plans), peak_memory(GPT, A100, plans)
+    assert memory.optimizer[1] == pytest.approx(8 * memory.optimizer[0])
+    assert time.dp[1] < time.dp[0] and time.optimizer[1] > time.optimizer[0]
+    # one rank a group shares out nothing: gradients are all-reduced, as without ZeRO
+    alone = replace(plans, shard=np.array([1, 1]))
+    plain = replace(alone, zero_stage=np.zeros(2, dtype=np.int64))
+    assert peak_memory(GPT, A100, alone).optimizer == pytest.approx(peak_memory(GPT, A100, plain).optimizer)
+    assert step_time(GPT, A100, alone).dp == pytest.approx(step_time(GPT, A100, plain).dp, rel=0.3)
+
+
 def test_memory_of_a_whole_gpt_on_one_gpu() -> None:
     """Rajbhandari et al.: 18 bytes a parameter; Korthikanti et al.: 34*s*b*h a layer."""
     s, h, b = GPT.seq, GPT.hidden, 2

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from synergyd.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.model import throughput
 from synergyd.task.model.hardware import figures
-from synergyd.task.model.throughput import ThroughputModel, fitted
+from synergyd.task.model.throughput import ThroughputModel, fit, fitted
 
 GPU = figures("v100")
 SHAPES = [Shape("v100", nodes, per) for nodes, per in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 4), (4, 4))]
@@ -57,6 +58,21 @@ def test_a_few_measured_steps_tell_the_rest() -> None:
     assert error(ThroughputModel(), everything) > 0.3
     assert error(fitted(few, (GPU,) * len(few)), everything) < 0.1
     assert fitted((), ()) == ThroughputModel()
+
+
+def test_traffic_that_may_not_be_hidden_is_no_certainty() -> None:
+    """Only one node was reported, and the usual gradients would hide behind these computations: ten times as many would not."""
+    true = ThroughputModel(sample_flops=2e11, network_bytes=1.5e9, node_bytes=8e8, gamma=3.0)
+    known = steps(true, [SHAPES[0], SHAPES[1], SHAPES[2]])
+    found = fit(known, (GPU,) * len(known))
+    far = steps(true, [SHAPES[3], SHAPES[4], SHAPES[5]], (16,))
+    counts = np.array([(m.shape.gpus, m.shape.nodes, m.plan.dp, m.plan.micro_batch, 1) for m in far]).T
+    off = np.abs(np.log([m.step_s for m in far]) - np.log(found.model.steps_s(GPU, counts)))
+    assert np.all(off > 0.3)
+    assert np.all(off < 2 * found.sigmas(GPU, counts))
+    # what was measured stays sure
+    near = np.array([(m.shape.gpus, m.shape.nodes, m.plan.dp, m.plan.micro_batch, 1) for m in known]).T
+    assert np.all(found.sigmas(GPU, near) < 0.05)
 
 
 def test_one_odd_step_breaks_nothing() -> None:
