@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from synergyd.control.known.health import warnings
 from synergyd.control.known.rebatch import better_batch
 from synergyd.control.resize.events import BatchReviewed, Wanted
@@ -19,6 +21,8 @@ def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
     job = tracked.job if tracked else None
     if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
         return []
+    if taken := take_back(tracked):
+        return taken
     report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
     noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
     plan = better_batch(job, report, event.cells, noise)
@@ -30,6 +34,19 @@ def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
         text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
         told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
     return told
+
+
+def take_back(tracked: Tracked) -> list[Output]:
+    """A job whose loss does worse at a larger batch does not have that again: the next epoch chooses below it."""
+    life, worse = tracked.lifecycle, tracked.losses.worse
+    if worse is None or (life.batch_cap and life.batch_cap <= worse.good):
+        return []
+    tracked.lifecycle = replace(life, batch_cap=worse.good)
+    text = (
+        f"global batch {worse.batch} is taken back, and none above {worse.good} comes again: the loss is {worse.loss:.4g}, where its "
+        f"trend let expect {worse.expected:.4g} at the most"
+    )
+    return [Remember(tracked.lifecycle, life.state, "Batch", (text,))]
 
 
 def review_health(tracked: Tracked, now_s: float) -> list[Output]:

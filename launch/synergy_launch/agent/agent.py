@@ -158,6 +158,7 @@ class Agent:
             tokens=tokens,
             resharding=resharding,
             rebatching=base_batch is not None,
+            base_batch=base_batch,
             model=asdict(model) if model else None,
             checkpoint_step=step if step and self.checkpointer.store else None,
         )

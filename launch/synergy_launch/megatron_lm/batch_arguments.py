@@ -99,10 +99,10 @@ def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[s
 
 
 def run_length(arguments: Sequence[str]) -> dict[str, int]:
-    """Of a user's own arguments: the `samples` of the whole run, 0 where they do not say, and their `exit_interval`, 0 for none."""
+    """Of a user's own arguments, 0 where they do not say: the `samples` of the whole run, their `exit_interval` and global `batch`."""
     batch = number(arguments, "--global-batch-size", 0)
     samples = number(arguments, "--train-samples", 0) or number(arguments, "--train-iters", 0) * batch
-    return {"samples": samples, "exit_interval": number(arguments, "--exit-interval", 0)}
+    return {"samples": samples, "exit_interval": number(arguments, "--exit-interval", 0), "batch": batch}
 
 
 def _rates(out: list[str], base: int, batch: int) -> list[str]:

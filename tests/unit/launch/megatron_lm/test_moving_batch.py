@@ -151,7 +151,7 @@ def test_a_length_that_makes_no_sense_is_not_known(text: str) -> None:
 
 def test_the_launchers_length_is_understood() -> None:
     said = batch_arguments.run_length(["--train-iters", "30", "--global-batch-size", "8", "--exit-interval=5"])
-    assert RunLength.of(json.dumps(said)) == RunLength(240, 5)
+    assert RunLength.of(json.dumps(said)) == RunLength(240, 5, 8)
     assert RunLength.of(json.dumps(batch_arguments.run_length([]))) == RunLength(None, 0)
 
 
