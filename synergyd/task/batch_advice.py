@@ -55,7 +55,7 @@ def advise(planner: JobPlanner) -> BatchAdvice | None:
         return None
     # the micro-batch that it has needs the memory that it has, and is predicted best
     kept = replace(directive, global_batch=(low, max(present, low * _WIDEST)), micro_batch=planner.present.micro_batch)
-    ranged = replace(job, directive=kept)
+    ranged = replace(job, directive=kept, batches=None)
     now, best = planner.best_plan(job.shape), replace(planner, job=ranged).best_plan(job.shape)
     if now is None or best is None or best.plan.global_batch <= present:
         return None

@@ -14,7 +14,7 @@ from synergyd.task.plan_limits import MAX_BATCH
 
 def with_range(job: Job, profile: Profile | None, cap: int, factor: float) -> Job:
     """`job` with its range. `cap`: JobLifecycle.batch_cap; `factor`: the setting AdaptBatch."""
-    if job.directive is None or not (cap or job.directive.adapt):
+    if job.directive is None or (job.directive.global_batch and not cap and not job.directive.adapt):
         return job
     base = profile.base_batch if profile is not None else None
     return replace(job, batches=batch_range(job.directive, base, cap, factor), batch_cap=cap)
@@ -23,14 +23,14 @@ def with_range(job: Job, profile: Profile | None, cap: int, factor: float) -> Jo
 def batch_range(directive: Directive, base: int | None, cap: int, factor: float) -> tuple[int, int] | None:
     """(low, high) sequences; None: the batch stays as it is.
 
-    With adapt=yes: from the script's own batch `base`, or the one that the directive names, to `factor` times it. It stays while
-    neither is known.
+    Where the directive names none it is the script's own, `base`, whatever was assumed before that was known. With adapt=yes it may
+    grow from there to `factor` times as much.
     """
-    given = directive.global_batch
-    if directive.adapt and (own := given[0] if given else base):
-        given = own, min(MAX_BATCH, max(own, int(own * factor)))
+    given = directive.global_batch or ((base, base) if base else None)
     if given is None:
         return None
+    if directive.adapt:
+        given = given[0], min(MAX_BATCH, max(given[0], int(given[0] * factor)))
     return given[0], max(given[0], min(given[1], cap or given[1]))
 
 

@@ -204,10 +204,8 @@ class JobPlanner:
         GPUs divide."""
         directive = self._directive()
         if self.profile.global_batch:
-            # a range that is narrower than it was
-            return (
-                min(self.profile.global_batch, self.job.batches[1]) if self.job.batches else self.profile.global_batch
-            )
+            low, high = self.job.batches or (0, self.profile.global_batch)
+            return max(low, min(high, self.profile.global_batch))
         if self.job.batch_range:
             return self.job.batch_range[0]
         return self.job.asked.gpus * _ASSUMED_SEQUENCES * (directive.micro_batch or 1)

@@ -26,7 +26,8 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
     plan, limits = report.plan, job.batch_range
     if plan is None or limits is None:
         return None
-    beyond = job.batches is not None and plan.global_batch > limits[1]  # its range is narrower than it was
+    # its range is narrower than it was, or its batch was assumed before its own was known
+    beyond = job.batches is not None and not limits[0] <= plan.global_batch <= limits[1]
     if not beyond and (not report.step_s or limits[0] == limits[1] or not noise_scale):
         return None
     best: Cell | None = None
@@ -37,6 +38,6 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
     if best is None or best.plan == plan:
         return None
     if beyond:
-        return best.plan if best.plan.global_batch <= limits[1] else None
+        return best.plan if limits[0] <= best.plan.global_batch <= limits[1] else None
     now = worth(limits[0], plan.global_batch, noise_scale) / report.step_s if report.step_s else 0.0
     return None if best.goodput < GAIN * now else best.plan

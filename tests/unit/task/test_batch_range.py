@@ -16,7 +16,9 @@ SHAPE = Shape("a100", 1, 8)
 @pytest.mark.parametrize(
     ("directive", "base", "cap", "factor", "expected"),
     [
-        (Directive(), 64, 0, 4.0, None),
+        (Directive(), None, 0, 4.0, None),
+        (Directive(), 64, 0, 4.0, (64, 64)),
+        (Directive(), 64, 32, 4.0, (64, 64)),
         (Directive(global_batch=(64, 512)), 32, 0, 4.0, (64, 512)),
         (Directive(global_batch=(64, 512)), 32, 128, 4.0, (64, 128)),
         (Directive(global_batch=(64, 512)), 32, 32, 4.0, (64, 64)),  # never below what its user gave

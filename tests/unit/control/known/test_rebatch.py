@@ -111,6 +111,15 @@ def test_adapt_where_the_admin_has_it_off(tmp_path: Path) -> None:
     assert not site.post.answers and "AdaptBatch is 0" in site.daemon.decisions[0].why
 
 
+@pytest.mark.parametrize("noise", [None, 5.0])
+def test_a_batch_that_was_only_assumed_gives_way_to_the_scripts_own(site: Site, noise: float | None) -> None:
+    """Nobody has said a batch, so the job was started with another than its script's."""
+    adapting(
+        site, SCRIPT.replace("global_batch=64:4096 ", ""), noise_scale=noise, plan=replace(PRESENT, global_batch=16)
+    )
+    assert site.post.answers[1, 0][1].plan.global_batch == 64
+
+
 def losing(site: Site, first: int, losses: list[float], plan: Plan) -> None:
     """One report a step, an epoch after each sixth."""
     for number, loss in enumerate(losses):
