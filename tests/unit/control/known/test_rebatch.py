@@ -77,7 +77,7 @@ def test_one_that_stands_by_tells_nobody(site: Site) -> None:
 ADAPTS = SCRIPT.replace("global_batch=64:4096", "adapt=yes")
 
 
-def adapting(site: Site, script: str = ADAPTS, **values: object) -> None:
+def adapting(site: Site, script: str = ADAPTS, /, **values: object) -> None:
     site.slurm.submit(1, script, tres_per_node="gres:gpu:2")
     site.slurm.runs(1, "n1")
     site.epoch()
