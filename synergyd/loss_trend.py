@@ -94,6 +94,11 @@ def follow(trend: LossTrend, step: int, loss: float | None, batch: int, step_wor
     return replace(trend, good=batch, before=trend.trial, trial=())
 
 
+def may_grow(trend: LossTrend) -> bool:
+    """Whether a larger batch could be compared with what was before: not while one is on trial. True where no loss is told."""
+    return not trend.batch or (len(trend.before) >= _LEAST and not trend.trial)
+
+
 def _from(trend: LossTrend, progress: float) -> LossTrend:
     """Without the points beyond `progress`, whose steps are done again."""
     before = tuple(p for p in trend.before if p[0] < progress)

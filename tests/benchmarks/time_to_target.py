@@ -42,7 +42,7 @@ from synergy_launch.examples.ddp import ByteModel
 from synergy_launch.examples.text import TextWindows
 
 from synergyd.job_report import Report
-from synergyd.loss_trend import NO_LOSSES
+from synergyd.loss_trend import NO_LOSSES, may_grow
 from synergyd.rates import Factors, worth
 from synergyd.records import Directive, Plan
 from synergyd.task.batch_range import after_loss, batch_range
@@ -141,7 +141,7 @@ def train(task: Task, kind: str, seed: int) -> dict[str, float]:
                     if trend.worse is not None:
                         cap = trend.worse.good
                         found["back"] = found.get("back", 0.0) or float(run.samples)
-                if (kind == "adaptive" or factor) and run.step_count % DECIDE_EVERY == 0:
+                if (kind == "adaptive" or (factor and (cap or may_grow(trend)))) and run.step_count % DECIDE_EVERY == 0:
                     limits = batch_range(Directive(adapt=True), status["base_batch"], cap, factor) if factor else None
                     high = limits[1] if limits else 1 << 30
                     wanted = best_batch(task.base, gpus_at(now_s), run.noise.value, used, high)

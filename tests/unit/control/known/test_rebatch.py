@@ -151,6 +151,13 @@ def test_a_loss_that_does_worse_takes_the_batch_back_for_good(site: Site, script
     assert site.story(1).count("taken back") == 1
 
 
+def test_adapt_waits_until_the_loss_can_be_compared(site: Site) -> None:
+    adapting(site, loss=3.0)
+    assert not site.post.answers
+    losing(site, 20, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(24)], PRESENT)
+    assert site.post.answers[1, 0][1].plan.global_batch > 64
+
+
 def test_a_loss_that_goes_on_as_before_or_is_not_told_keeps_the_larger_batch(site: Site) -> None:
     adapting(site)
     larger = replace(PRESENT, micro_batch=16, global_batch=256)
