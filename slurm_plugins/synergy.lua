@@ -337,6 +337,9 @@ local function check_together(found)
       wrong("micro", texts, {"micro_batch", "global_batch"})
     end
   end
+  if found.adapt == "yes" and (found.global_batch or ""):find(":", 1, true) then
+    wrong("adapt", {batch = found.global_batch}, {"adapt", "global_batch"})
+  end
   if found.resize == "no" and found.reshard == "yes" then wrong("reshard", nil, {"resize", "reshard"}) end
   return stamp_of(found)
 end

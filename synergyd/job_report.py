@@ -106,3 +106,5 @@ class Report:
     silent: bool = False
     #: restarts inside its allocation; null: its launchers can't do that
     in_place: InPlace | None = None
+    #: global batch that its script's own learning rate is tuned for, sequences
+    base_batch: int | None = None

@@ -56,6 +56,7 @@ class Directive:
     deadline_s: float | None = None  # seconds since 1970
     continues: int = 0  # times that it goes on with a new time limit where one ends
     notify: tuple[str, ...] = ()  # what its owner wants mail of (synergyd.notice.EVENTS)
+    adapt: bool = False  # Synergy chooses the range of its batch, within the bound that the admin sets
 
 
 @dataclass(frozen=True)
@@ -333,6 +334,13 @@ class Job:
     shun: tuple[str, ...] = ()  # nodes that it takes last: it hung there, or they hold its other nodes up
     slowed: float = 1.0  # by its slowest node: times that its ranks there take for the same work
     idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step
+    batches: tuple[int, int] | None = None  # range of its batch, where that is not its directive's
+    batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
+
+    @property
+    def batch_range(self) -> tuple[int, int] | None:
+        """(low, high) sequences that its batch may have; None: it stays."""
+        return self.batches or (self.directive.global_batch if self.directive else None)
 
 
 @dataclass(frozen=True)
@@ -364,6 +372,8 @@ class Profile:
     measured: tuple[Measurement, ...] = ()  # the latest plans, oldest first: what the model's parameters are refined by
     accepts: Accepts = NOTHING_MORE  # as the launcher read it from the script's arguments
     restarts: tuple[RestartTimes, ...] = ()  # of a program's jobs, the latest last
+    rebatching: bool = False  # as the running job reported it: its batch can change between two steps
+    base_batch: int | None = None  # likewise: the script's own, that its learning rate was tuned for
 
 
 #: the event, and its words, that tell a job's name in Slurm

@@ -98,6 +98,15 @@ class ResizingSettings:
             example="08:00-18:00,22:30-06:00",
         ),
     )
+    adapt_batch: float = field(
+        default=4.0,
+        metadata=about(
+            "AdaptBatch",
+            number(1, 1024, "0 (never), or a factor of 1 to 1024, such as 4", or_zero=True),
+            "The largest batch that Synergy chooses for a job with adapt=yes and no range of its own, in times the batch that its "
+            "script names. Jobs without adapt=yes keep theirs. 0: adapt=yes changes nothing.",
+        ),
+    )
     hang_timeout_s: float = field(
         default=0.0,
         metadata=about(

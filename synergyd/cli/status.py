@@ -64,7 +64,7 @@ def table(data: StatusJson) -> Table:
             str(job.step or "-"),  # 0: it has only just started, perhaps from a checkpoint
             f"{job.loss:.4f}" if job.loss is not None else "-",
             str(job.restarts),
-            one_line(("paused " if job.paused else "") + job.action, 60),
+            one_line(("paused " if job.paused else "") + (job.action or job.hint), 60),
         )
         made.add_row(*(Text(c) for c in cells))
     made.caption = "GPUS: has/asked for at sbatch. GOODPUT: predicted, against the size asked for."

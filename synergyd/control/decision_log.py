@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.job_report import Report
-from synergyd.records import Decision, Job, JobState, Plan, Snapshot
+from synergyd.records import Action, Decision, Job, JobState, Plan, Snapshot
 from synergyd.words import span_words
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
@@ -89,12 +90,18 @@ class JobStatus:
     account: str = ""
     #: what squeue calls it where that is not its id: 123_4 (task 4 of array 123), 123_[5-9] (tasks that wait), 123+1 (a component)
     slurm_name: str = ""
+    #: a batch range that it would gain from, and how much
+    hint: str = ""
 
 
 def present(
-    snapshot: Snapshot, decisions: Iterable[Decision], now: Mapping[int, JobLifecycle], reports: Mapping[int, Report]
+    snapshot: Snapshot,
+    decisions: Iterable[Decision],
+    now: Mapping[int, JobLifecycle],
+    reports: Mapping[int, Report],
+    hints: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[JobStatus]:
-    """What `synergyctl status` shows of each job."""
+    """What `synergyctl status` shows of each job. `hints`: see JobStatus.hint, by job id."""
     decided = {d.job_id: d for d in decisions}
     for job in snapshot.jobs:
         life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
@@ -121,6 +128,7 @@ def present(
             held=job.held,
             account=job.account,
             slurm_name=job.slurm_name,
+            hint=hints.get(job.job_id, "") if decision and decision.action is Action.KEEP else "",
         )
 
 

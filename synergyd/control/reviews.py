@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from synergyd.control.known.health import warnings
 from synergyd.control.known.rebatch import better_batch
 from synergyd.control.resize.events import BatchReviewed, Wanted
@@ -9,6 +11,9 @@ from synergyd.control.resize.instructions import AskCheckpoint, Target
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.resize.walltime import due_s
 from synergyd.control.tracked import Output, Remember, TellBatch, Tracked
+from synergyd.job_report import Report
+from synergyd.loss_trend import may_grow
+from synergyd.records import Job, Plan
 
 #: twice Slurm's default SlurmdTimeout of 300 s, after which it would have found the node down
 SHORT_S = 600.0
@@ -19,9 +24,13 @@ def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
     job = tracked.job if tracked else None
     if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
         return []
+    if taken := take_back(tracked):
+        return taken
     report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
     noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
     plan = better_batch(job, report, event.cells, noise)
+    if plan is not None and _too_soon(tracked, job, report, plan):
+        plan = None
     before, tracked.told_plan = tracked.told_plan, (job.restarts, plan) if plan else None
     if plan is None:
         return []
@@ -30,6 +39,27 @@ def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
         text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
         told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
     return told
+
+
+def _too_soon(tracked: Tracked, job: Job, report: Report | None, plan: Plan) -> bool:
+    """A range that nobody but Synergy has chosen is gone through one batch after the other, each with its loss compared."""
+    adapts = job.directive is not None and job.directive.adapt
+    own = report.base_batch if report is not None else None
+    present = report.plan.global_batch if report is not None and report.plan is not None else 0
+    return adapts and plan.global_batch > max(present, own or 0) and not may_grow(tracked.losses)
+
+
+def take_back(tracked: Tracked) -> list[Output]:
+    """A job whose loss does worse at a larger batch does not have that again: the next epoch chooses below it."""
+    life, worse = tracked.lifecycle, tracked.losses.worse
+    if worse is None or (life.batch_cap and life.batch_cap <= worse.good):
+        return []
+    tracked.lifecycle = replace(life, batch_cap=worse.good)
+    text = (
+        f"global batch {worse.batch} is taken back, and none above {worse.good} comes again: the loss is {worse.loss:.4g}, where its "
+        f"trend let expect {worse.expected:.4g} at the most"
+    )
+    return [Remember(tracked.lifecycle, life.state, "Batch", (text,))]
 
 
 def review_health(tracked: Tracked, now_s: float) -> list[Output]:

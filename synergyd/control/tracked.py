@@ -20,6 +20,7 @@ from synergyd.control.resize.lifecycle import (
 from synergyd.control.resize.start_refusal import has_room, still_refused
 from synergyd.control.resize.start_time import after_writing
 from synergyd.job_report import Report
+from synergyd.loss_trend import NO_LOSSES, LossTrend
 from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
 
 
@@ -90,6 +91,8 @@ class Tracked:
     claim: LengthClaim | None = None
     #: what its reports have taught
     profile: Profile | None = None
+    #: its loss, before and after its latest change to a larger batch
+    losses: LossTrend = NO_LOSSES
     #: (restarts, checkpoints that were asked for and are complete)
     checkpoints: tuple[int, int] = (0, 0)
     #: since this controller looks
@@ -162,7 +165,7 @@ class Tracked:
 
     def take_report(self, report: Report, heard_s: float) -> None:
         self.take_idle(report, heard_s)
-        low = self.job.directive.global_batch if self.job is not None and self.job.directive is not None else None
+        low = self.job.batch_range if self.job is not None else None
         self.claim = follow(self.claim, report, low[0] if low else None, heard_s)
         if report.step > 0:  # before its first step a program that tells its length has not told it yet
             self.tells = bool(self.tells) or (report.done is not None and report.total is not None)

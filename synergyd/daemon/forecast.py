@@ -14,7 +14,7 @@ from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
-from synergyd.task.batch_advice import advise
+from synergyd.task.batch_advice import advise, remark
 from synergyd.task.fit.population import prior_of
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.job_planner import JobPlanner
@@ -39,6 +39,8 @@ class CellsOrWhy:
     all_failed: bool = False
     #: a sentence on a batch range that it would gain from, with a blank before it; None: not looked for yet
     advice: str | None = ""
+    #: the same for a line of `status`
+    hint: str = ""
 
 
 class _Asked(NamedTuple):
@@ -54,6 +56,8 @@ class _Asked(NamedTuple):
     present: Plan | None
     bans: Bans
     prior: ThroughputPrior
+    batches: tuple[int, int] | None
+    batch_cap: int
 
 
 class Forecast:
@@ -116,6 +120,8 @@ class Forecast:
             present,
             bans,
             prior,
+            job.batches,
+            job.batch_cap,
         )
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key and not self._may_advise(kept[1]):
@@ -145,23 +151,26 @@ class Forecast:
         )  # what an epoch derives from them is kept with them
         if found and not cells:
             return CellsOrWhy((), "all plans that fit have failed for this program", all_failed=True)
-        return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster), advice=self._advice(task))
+        advice, hint = self._advice(task)
+        return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster), advice=advice, hint=hint)
 
     def _may_advise(self, answer: CellsOrWhy) -> bool:
         return answer.advice is None and self._to_advise > 0
 
-    def _advice(self, task: JobPlanner) -> str | None:
-        """A fault in it costs nothing else."""
+    def _advice(self, task: JobPlanner) -> tuple[str | None, str]:
+        """(CellsOrWhy.advice, its hint). A fault in it costs nothing else."""
+        if said := remark(task.job, task.profile, self._settings.adapt_batch > 0):
+            return said, ""
         if task.job.state is JobState.RUNNING and task.profile.noise_scale is not None:
             if self._to_advise <= 0:
-                return None
+                return None, ""
             self._to_advise -= 1
         try:
             advice = advise(task)
         except Exception as error:
             self._own_fault(task.job.job_id, "its batch range", error)
-            return ""
-        return advice.sentence() if advice is not None else ""
+            return "", ""
+        return (advice.sentence(), advice.short) if advice is not None else ("", "")
 
     def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model, without the profile's corrections, predicts of the reported plan."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from synergyd.control.controller import Controller
-from synergyd.control.decision_log import DecisionLog, present
+from synergyd.control.decision_log import DecisionLog, JobStatus, present
 from synergyd.control.move_limits import caps_beside
 from synergyd.control.notices import late_deadlines
 from synergyd.control.queue_history import QueueHistory
@@ -121,7 +121,7 @@ class Daemon:
         self._run(EpochDecided(self.decisions))
         record = epoch_record(
             self._decision_log.among(self.decisions, began),
-            tuple(present(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports)),
+            tuple(self._present(snapshot, forecasts)),
             snapshot,
             duration_s=self._monotonic() - counted_s,
             dry_run=self.settings.dry_run,
@@ -245,6 +245,10 @@ class Daemon:
             else d
             for d in decisions
         )
+
+    def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[JobStatus]:
+        hints = {i: f.hint for i, f in forecasts.items() if f.hint}
+        return present(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports, hints)
 
     def _account(self, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> None:
         """What jobs hold goes to the thread that keeps it."""

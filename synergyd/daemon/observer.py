@@ -47,6 +47,7 @@ from synergyd.slurm.parsed.snapshot import (
 )
 from synergyd.slurm.parsed.switches import Leaves
 from synergyd.steering import Steering, as_steered
+from synergyd.task.batch_range import with_range
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
@@ -175,6 +176,7 @@ class Observer:
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
+                job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap, self.settings.adapt_batch)
                 restart_s = controller.restarts.cost(tracked, job).mean_s + controller.times.restart_delay_s
                 job = in_time(
                     job,

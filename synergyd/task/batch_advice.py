@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from synergyd.records import Directive, JobState
+from synergyd.records import Directive, Job, JobState, Profile
 from synergyd.task.job_planner import JobPlanner
 
 # Less is not worth an edit of the script: predictions are 3 % off at their best (cell_search.LEAST_UNCERTAINTY).
@@ -25,6 +25,11 @@ class BatchAdvice:
     sooner: float
     noise_scale: float
 
+    @property
+    def short(self) -> str:
+        """For a line of `status`."""
+        return f"global_batch={self.low}:{self.high} ends it {self.sooner:.0%} sooner"
+
     def sentence(self) -> str:
         """For a Decision's why, with a blank before it."""
         return (
@@ -34,7 +39,9 @@ class BatchAdvice:
 
 
 def advise(planner: JobPlanner) -> BatchAdvice | None:
-    """For a running job that reports its noise scale and its batch; None where its range, or its one batch, is nearly as good.
+    """For a running job that reports its noise scale and its batch, and can take another; None where its range, or its one batch, is
+    nearly as good: within _LEAST, or one sigma of what is predicted. None too where Synergy chooses the range (adapt=yes), and where a
+    larger batch was taken back. What it would gain is by accumulation alone: at the present micro-batch.
 
     Goodput over batches is flat around its best, so the range ends at the power of two times its low end that lies next above the
     best batch.
@@ -44,12 +51,37 @@ def advise(planner: JobPlanner) -> BatchAdvice | None:
     low, present = directive.global_batch or (profile.global_batch or 0,) * 2
     if job.state is not JobState.RUNNING or planner.present is None or profile.noise_scale is None or low < 1:
         return None
-    ranged = replace(job, directive=replace(directive, global_batch=(low, max(present, low * _WIDEST))))
+    if not profile.rebatching or directive.adapt or job.batch_cap:
+        return None
+    # the micro-batch that it has needs the memory that it has, and is predicted best
+    kept = replace(directive, global_batch=(low, max(present, low * _WIDEST)), micro_batch=planner.present.micro_batch)
+    ranged = replace(job, directive=kept, batches=None)
     now, best = planner.best_plan(job.shape), replace(planner, job=ranged).best_plan(job.shape)
     if now is None or best is None or best.plan.global_batch <= present:
         return None
     sooner = 1.0 - now.goodput / best.goodput
-    if sooner < _LEAST:
+    if sooner < max(_LEAST, best.uncertainty):
         return None
     high = low * 2 ** math.ceil(math.log2(best.plan.global_batch / low))
     return BatchAdvice(low=low, high=high, sooner=sooner, noise_scale=profile.noise_scale)
+
+
+def remark(job: Job, profile: Profile, adapts: bool) -> str:
+    """A sentence on what keeps the batch of a running job from moving further, with a blank before it; "" where nothing does. `adapts`:
+    the setting AdaptBatch is not 0."""
+    directive = job.directive or Directive()
+    if job.state is not JobState.RUNNING:
+        return ""
+    if job.batch_cap:
+        return f" Its global batch stays at {job.batch_cap} or below: its loss did worse above."
+    if not directive.adapt:
+        return ""
+    if not adapts:
+        return " adapt=yes changes nothing: AdaptBatch is 0 here."
+    if profile.samples and not profile.rebatching:
+        return " adapt=yes changes nothing: its program can't take another batch."
+    if profile.rebatching and job.batches is None:
+        return (
+            " adapt=yes changes nothing: its program does not say which batch it is tuned for, so global_batch= must."
+        )
+    return ""

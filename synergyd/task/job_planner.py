@@ -204,9 +204,10 @@ class JobPlanner:
         GPUs divide."""
         directive = self._directive()
         if self.profile.global_batch:
-            return self.profile.global_batch
-        if directive.global_batch:
-            return directive.global_batch[0]
+            low, high = self.job.batches or (0, self.profile.global_batch)
+            return max(low, min(high, self.profile.global_batch))
+        if self.job.batch_range:
+            return self.job.batch_range[0]
         return self.job.asked.gpus * _ASSUMED_SEQUENCES * (directive.micro_batch or 1)
 
     def limits(self) -> PlanLimits:
@@ -215,8 +216,8 @@ class JobPlanner:
         directive = self._directive()
         batch = self._batch()
         low, high = batch, batch
-        if directive.global_batch is not None and self.profile.noise_scale is not None:
-            low, high = directive.global_batch
+        if self.job.batch_range is not None and self.profile.noise_scale is not None:
+            low, high = self.job.batch_range
         present, accepts = self.present or Plan(), self.profile.accepts
         limits = PlanLimits(
             low,
@@ -248,8 +249,7 @@ class JobPlanner:
 
     def _smallest_batch(self) -> int:
         """M0 of the statistical efficiency."""
-        directive = self._directive()
-        return directive.global_batch[0] if directive.global_batch else self._batch()
+        return self.job.batch_range[0] if self.job.batch_range else self._batch()
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
         gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile

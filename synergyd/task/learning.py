@@ -48,8 +48,8 @@ def update_profile(
     speed = predicted / measured time, memory = measured / predicted peak: each ratio is clipped to [1/20, 20] and its
     logarithm averaged, weight 1/(n+1) down to 0.2. The first measurement counts in full; after n of them the step is
     at most 3/n (at least 0.5) before weighting, so after six one odd report moves a correction by at most a
-    tenth. Values that are missing, not finite or not positive are passed over. Model, batch, resharding and accepts are taken
-    as reported. With the `shape` that it ran on, the plan and its step time are remembered for `refined`.
+    tenth. Values that are missing, not finite or not positive are passed over. Model, batches, resharding, rebatching and accepts are
+    taken as reported. With the `shape` that it ran on, the plan and its step time are remembered for `refined`.
     """
     samples, speed = profile.samples, profile.speed
     if (ratio := _ratio(predicted_step_s, report.step_s)) is not None:
@@ -79,6 +79,8 @@ def update_profile(
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
         measured=_remembered(profile.measured, report, shape, predicted_step_s),
+        rebatching=report.rebatching,
+        base_batch=report.base_batch or profile.base_batch,
     )
 
 

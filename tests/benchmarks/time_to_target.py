@@ -10,7 +10,9 @@ Two tasks, trained for real on the CPU with SynergyTask, in this process:
 Time is that of a simulated cluster on which GPUs become available: 1, then 4 from second 15, then 16 from second 40. A step
 of M examples on n GPUs takes STEP_S + EXAMPLE_S * M / n + LINK_S * log2(n) seconds (below; about a small model on one
 node type). Every run uses all GPUs that are there. The adaptive run is given, each 10 steps, the batch of
-best goodput worth(M0, M, phi) / T(M, n) by its own noise scale, through the same channel as the daemon's answers.
+best goodput worth(M0, M, phi) / T(M, n) by its own noise scale, through the same channel as the daemon's answers. `adaptive` has a range
+given by hand, up to 128 x M0; `adapt=yes` the one of task/batch_range.py, up to AdaptBatch (4 by default) x M0, and below a batch that
+its loss took back; `adapt=yes wrong` likewise, up to 16 x M0, with a learning rate that follows by (batch / M0) squared.
 
 Reported: medians (and smallest to largest) over the seeds of the seconds and examples to the target, the first evaluation
 at or below it, and of the loss at the end: M0 and the large batch after STEPS x M0 examples, the adaptive run
@@ -28,7 +30,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,11 @@ from synergy_launch.batch.data_order import SampleOrder
 from synergy_launch.examples.ddp import ByteModel
 from synergy_launch.examples.text import TextWindows
 
-from synergyd.rates import worth
-from synergyd.records import Plan
+from synergyd.job_report import Report
+from synergyd.loss_trend import NO_LOSSES, may_grow
+from synergyd.rates import Factors, worth
+from synergyd.records import Directive, Plan
+from synergyd.task.batch_range import after_loss, batch_range
 
 STEP_S, EXAMPLE_S, LINK_S = 0.05, 0.004, 0.01
 GPUS = ((0.0, 1), (15.0, 4), (40.0, 16))  # from second, GPUs
@@ -72,11 +77,11 @@ def gpus_at(now_s: float) -> int:
     return [n for since, n in GPUS if now_s >= since][-1]
 
 
-def best_batch(base: int, gpus: int, noise: float | None, present: int) -> int:
-    """The power-of-two multiple of `base` of best goodput, at most twice the present one."""
+def best_batch(base: int, gpus: int, noise: float | None, present: int, high: int = 1 << 30) -> int:
+    """The power-of-two multiple of `base` of best goodput, at most twice the present one and `high`."""
     if noise is None:
-        return present
-    choices = [base << k for k in range(8) if base << k <= 2 * present]
+        return min(present, high)
+    choices = [base << k for k in range(8) if base << k <= min(high, 2 * present)]
     return max(choices, key=lambda m: worth(base, m, noise) / step_s(m, gpus))
 
 
@@ -103,7 +108,8 @@ def train(task: Task, kind: str, seed: int) -> dict[str, float]:
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     batch = task.base * (LARGE if kind == "large" else 1)
     found = {"seconds": math.inf, "examples": math.inf, "loss": math.inf, "all": 0.0}
-    now_s, evaluated = 0.0, 0
+    now_s, evaluated, trend, cap = 0.0, 0, NO_LOSSES, 0
+    factor = FACTORS.get(kind, 0.0)
     with tempfile.TemporaryDirectory() as name:
         run_dir = Path(name) / "run"
         run_dir.mkdir()
@@ -117,17 +123,28 @@ def train(task: Task, kind: str, seed: int) -> dict[str, float]:
                 seed=seed,
                 scheduler=warm_up,
                 lr_rule="linear" if kind == "large" else "",
-                count="progress" if kind == "adaptive" else "examples",
+                count="progress" if kind == "adaptive" or factor else "examples",
             ) as run,
         ):
+            if kind == WRONG:
+                run.following.factors = lambda batch, noise: Factors((batch / task.base) ** 2)  # type: ignore[method-assign]
             for rows in run.batches(training, task.steps, collate=lambda items: items):
                 before, used = run.step_count, run.plan.global_batch
                 run.step(task.loss(model, rows))
                 if run.step_count == before:
                     continue
                 now_s += step_s(used, gpus_at(now_s))
-                if kind == "adaptive" and run.step_count % DECIDE_EVERY == 0:
-                    wanted = best_batch(task.base, gpus_at(now_s), run.noise.value, used)
+                if factor:
+                    status = run.agent.status
+                    report = Report(1, 0, run.step_count, loss=status["loss"], plan=replace(plan, global_batch=used))
+                    trend = after_loss(trend, report, run.noise.value)
+                    if trend.worse is not None:
+                        cap = trend.worse.good
+                        found["back"] = found.get("back", 0.0) or float(run.samples)
+                if (kind == "adaptive" or (factor and (cap or may_grow(trend)))) and run.step_count % DECIDE_EVERY == 0:
+                    limits = batch_range(Directive(adapt=True), status["base_batch"], cap, factor) if factor else None
+                    high = limits[1] if limits else 1 << 30
+                    wanted = best_batch(task.base, gpus_at(now_s), run.noise.value, used, high)
                     propose_batch(run_dir, Plan(micro_batch=wanted // 2, global_batch=wanted))
                 if run.samples - evaluated >= 32 * task.base:
                     evaluated = run.samples
@@ -220,7 +237,9 @@ TASKS = (
     Task("glyphs", 16, 3000, 1.35, 0.01, _glyph_data, _glyph_net,
          lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), _glyph_loss),
 )  # fmt: skip
-KINDS = ("M0", "large", "adaptive")
+WRONG = "adapt=yes wrong"
+FACTORS = {"adapt=yes": 4.0, "adapt=yes 16": 16.0, WRONG: 16.0}
+KINDS = ("M0", "large", "adaptive", *FACTORS)
 
 
 def summary(values: list[float], form: str = "{:.0f}") -> str:
@@ -233,6 +252,7 @@ def summary(values: list[float], form: str = "{:.0f}") -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--kind", choices=KINDS, action="append", help="default: all")
     parser.add_argument("--task", choices=[t.name for t in TASKS], action="append", help="default: both")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -240,9 +260,11 @@ def main(argv: list[str] | None = None) -> int:
         if args.task and task.name not in args.task:
             continue
         print(f"{task.name}: target {task.target}, M0 {task.base}, budget {task.steps} steps of M0, {args.seeds} seeds")
-        print(f"  {'':<9}{'seconds to target':>24}{'examples to target':>28}{'loss at the end':>26}{'last batch':>12}")
+        print(
+            f"  {'':<15}{'seconds to target':>24}{'examples to target':>28}{'loss at the end':>26}{'last batch':>12}{'taken back':>13}"
+        )
         medians = {}
-        for kind in KINDS:
+        for kind in args.kind or KINDS:
             runs = []
             for seed in range(args.seeds):
                 real, sys.stdout = sys.stdout, sys.stderr  # the agent's own lines
@@ -252,12 +274,14 @@ def main(argv: list[str] | None = None) -> int:
                     sys.stdout = real
             medians[kind] = statistics.median(r["seconds"] for r in runs)
             print(
-                f"  {kind:<9}{summary([r['seconds'] for r in runs]):>24}{summary([r['examples'] for r in runs]):>28}"
-                f"{summary([r['loss'] for r in runs], '{:.3f}'):>26}{statistics.median(r['batch'] for r in runs):>12.0f}",
+                f"  {kind:<15}{summary([r['seconds'] for r in runs]):>24}{summary([r['examples'] for r in runs]):>28}"
+                f"{summary([r['loss'] for r in runs], '{:.3f}'):>26}{statistics.median(r['batch'] for r in runs):>12.0f}"
+                f"{sum('back' in r for r in runs):>13}",
                 flush=True,
             )
-        if math.isfinite(medians["adaptive"]):
-            print(f"  adaptive reaches the target {medians['M0'] / medians['adaptive']:.2f} times as soon as M0")
+        for kind, median in medians.items():
+            if kind != "M0" and "M0" in medians and math.isfinite(median):
+                print(f"  {kind} reaches the target {medians['M0'] / median:.2f} times as soon as M0")
     return 0
 
 

@@ -16,7 +16,7 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 BASE = (
     "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.job_report "
     "synergyd.words synergyd.steering synergyd.usage synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages "
-    "synergyd.link_names synergyd.setting synergyd.settings_allocation synergyd.settings"
+    "synergyd.link_names synergyd.loss_trend synergyd.setting synergyd.settings_allocation synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -43,6 +43,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.notice", ""),
     ("synergyd.masking", ""),
     ("synergyd.rates", "synergyd.errors"),
+    ("synergyd.loss_trend", ""),
     ("synergyd.pipeline_stages", ""),
     ("synergyd.link_names", ""),
     ("synergyd.setting_types", "synergyd.link_names"),
@@ -69,11 +70,11 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.control.known", f"{BASE} {MODELS} {PROBLEM} synergyd.control.resize"),
     ("synergyd.control", f"{BASE} synergyd.links {MODELS} {ALLOCATION} synergyd.control.resize synergyd.control.known"),
     # what runs inside jobs: of synergyd only what needs the standard library alone
-    ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.job_report synergyd.rates"),
+    ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.loss_trend"),
     ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch"),
     (
         "synergy_launch.megatron_lm",
-        "synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire",
     ),
     (
         "synergy_launch.launcher",

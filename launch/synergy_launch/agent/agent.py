@@ -158,6 +158,7 @@ class Agent:
             tokens=tokens,
             resharding=resharding,
             rebatching=base_batch is not None,
+            base_batch=base_batch,
             model=asdict(model) if model else None,
             checkpoint_step=step if step and self.checkpointer.store else None,
         )
@@ -311,7 +312,13 @@ class Agent:
         batch = proposed_batch(self.settings.run_dir) if self.settings.run_dir is not None else None
         if batch is None and self._tuner is not None:
             peak_bytes = self.status["peak_memory_bytes"]  # of the rank that uses most, a step ago
-            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, peak_bytes)
+            loss = self.status["step"], self.status["loss"]
+            limits = self._tuner.limits
+            plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, peak_bytes, loss)
+            if self._tuner.limits != limits:
+                self.note(
+                    f"global batch {self.plan.global_batch} is taken back to {plan.global_batch}: the loss does worse"
+                )
             batch = plan.global_batch, plan.micro_batch
         if batch is None or batch == (self.plan.global_batch, self.plan.micro_batch):
             return 0

@@ -56,7 +56,7 @@ def read_inside(folder: Path) -> dict[str, Any]:
         data = json.loads((folder / INSIDE).read_text())
     except (OSError, ValueError):
         return {}
-    names = ("noise_scale", "rebatching", "note")
+    names = ("noise_scale", "rebatching", "note", "base_batch")
     return {name: data[name] for name in names if name in data} if isinstance(data, dict) else {}
 
 

@@ -48,6 +48,7 @@ class StatusFile:
             "restarts": settings.restarts,
             "resharding": False,
             "rebatching": False,
+            "base_batch": None,
             "slow_nodes": [],
             "slow_times": [],
             "model": None,

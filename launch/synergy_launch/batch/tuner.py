@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.errors import UsageError
+from synergyd.loss_trend import NO_LOSSES, LossTrend, follow
 from synergyd.rates import worth
 from synergyd.records import Plan
 
@@ -97,7 +98,8 @@ def choose(
 
 @dataclass
 class BatchTuner:
-    """`choose` every STEPS_BETWEEN steps, with what was measured in between. One for rank 0.
+    """`choose` every STEPS_BETWEEN steps, with what was measured in between. One for rank 0. A batch at which the loss does worse
+    (synergyd.loss_trend) is taken back, and ends the range of this start of the run.
 
     Micro-batches go up to the largest that has run, and beyond it as far as memory surely allows: peak memory is a
     fixed part and one that grows with the micro-batch, so k times the micro-batch takes at most k times as much.
@@ -107,18 +109,41 @@ class BatchTuner:
     base: int
     device_bytes: int | None = None
     times: dict[int, float] = field(default_factory=dict)
+    trend: LossTrend = NO_LOSSES
     _steps: int = 0
     _largest_micro: int = 1
 
-    def after_step(self, plan: Plan, step_s: float | None, noise: float | None, peak_bytes: int | None = None) -> Plan:
-        """`step_s`: median of the recent steps with this very `plan`; `peak_bytes`: the most memory used so far."""
+    def after_step(
+        self,
+        plan: Plan,
+        step_s: float | None,
+        noise: float | None,
+        peak_bytes: int | None = None,
+        loss: tuple[int, float | None] | None = None,
+    ) -> Plan:
+        """`step_s`: median of the recent steps with this very `plan`; `peak_bytes`: the most memory used so far; `loss`: (step, loss)."""
         self._steps += 1
         self._largest_micro = max(self._largest_micro, plan.micro_batch)
+        if loss is not None and (back := self._back(plan, loss, noise, peak_bytes)) is not None:
+            return back
         if self._steps < STEPS_BETWEEN or not step_s:
             return plan
         self._steps = 0
         self.times[plan.global_batch] = step_s
         return choose(plan, self.limits, self.base, noise, self.times, self.micro_limit(peak_bytes))
+
+    def _back(
+        self, plan: Plan, loss: tuple[int, float | None], noise: float | None, peak_bytes: int | None
+    ) -> Plan | None:
+        """The largest batch that the loss has borne, which then ends the range; None where it is well."""
+        batch = plan.global_batch
+        self.trend = follow(self.trend, *loss, batch, worth(self.base, batch, noise))
+        worse = self.trend.worse
+        if worse is None:
+            return None
+        self.limits = self.limits[0], max(self.limits[0], min(self.limits[1], worse.good))
+        self._steps = 0
+        return fitting(plan, self.limits[1], self.micro_limit(peak_bytes))
 
     def micro_limit(self, peak_bytes: int | None) -> int:
         """The largest micro-batch that is known to fit."""

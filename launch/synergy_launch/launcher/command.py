@@ -123,6 +123,8 @@ def _run(
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
     megatron = is_megatron(options.style, options.script[1:])
     trained = batch_arguments.read(Path(checkpoint)) if megatron and checkpoint else Trained()
+    if megatron:
+        batch_arguments.rule_of("")  # a wrong word ends the start, not the run at its first change
     node = node_command(
         options.script,
         allocation,

@@ -244,6 +244,7 @@ class ScriptRun:
             return
         self._told_at = now
         values = {"noise_scale": self.noise.scale.value, "rebatching": self.batch is not None, "note": self._note}
+        values["base_batch"] = self.batch.tuned_for if self.batch is not None else None
         with contextlib.suppress(OSError):
             run_folder.tell_inside(folder, values)
         if self._folder is not None and now > self._kept_at + _KEEP_S and self.noise.measured:

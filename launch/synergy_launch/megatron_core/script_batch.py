@@ -18,7 +18,7 @@ from synergy_launch.megatron_lm import batch_arguments
 from synergyd.rates import factors
 from synergyd.records import Plan
 
-RUN = "SYNERGY_MEGATRON_RUN"  # a JSON object of `samples`, and `exit_interval`: the user's own, 0 for none
+RUN = "SYNERGY_MEGATRON_RUN"  # a JSON object of `samples`, `exit_interval` and `batch`: the user's own, 0 for none
 _RATES = ("max_lr", "min_lr", "init_lr")
 _DECAYS = ("start_wd", "end_wd")
 
@@ -29,6 +29,8 @@ class RunLength:
 
     samples: int | None = None
     exit_interval: int | None = None
+    #: the script's own, that its learning rate is tuned for
+    batch: int | None = None
 
     @classmethod
     def of(cls, text: str) -> RunLength:
@@ -36,9 +38,10 @@ class RunLength:
         try:
             said = json.loads(text)
             samples, interval = int(said["samples"]), int(said["exit_interval"])
+            batch = int(said.get("batch") or 0)
         except (ValueError, KeyError, TypeError):
             return cls()
-        return cls(samples if samples > 0 else None, max(0, interval))
+        return cls(samples if samples > 0 else None, max(0, interval), batch if batch > 0 else None)
 
 
 def captures_graphs(config: Any) -> bool:
@@ -86,6 +89,7 @@ class MovingBatch:
         self._iteration = int(args.iteration)
         own = args.train_samples or int(args.train_iters or 0) * self.base
         self._samples = length.samples or own
+        self.tuned_for = length.batch
         self._deciding = False
         self._frozen = self.batch // self._unit
         # the launcher's stood for an end that is known better here

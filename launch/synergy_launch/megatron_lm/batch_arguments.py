@@ -9,14 +9,17 @@ each iteration had is kept in a file beside the checkpoints; nothing here needs 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_launch.megatron_lm.options import drop, number, real, values
+from synergyd.errors import UsageError
 from synergyd.rates import factors
 
 HISTORY = "synergy-batches.json"
+LR_RULE = "SYNERGY_LR_RULE"
 _LATEST = "latest_checkpointed_iteration.txt"
 # in iterations -> in samples
 _LENGTHS = {
@@ -29,7 +32,8 @@ _DECAYS = ("--start-weight-decay", "--end-weight-decay")
 _RULES = {
     "adam": "sqrt",
     "sgd": "linear",
-}  # not AdaScale: the rate would depend on how well the noise is known at a restart
+}
+SAID = ("sqrt", "linear", "none")  # not AdaScale: the rate would depend on how well the noise is known at a restart
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,12 @@ def write(folder: Path, trained: Trained) -> None:
 
 
 def rule_of(optimizer: str) -> str:
-    """The learning rate's rule for a value of --optimizer; one that is not known keeps its rate."""
-    return _RULES.get(optimizer, "none")
+    """The learning rate's rule for a value of --optimizer; one that is not known keeps its rate. The user's word (LR_RULE) comes
+    before. Raises UsageError."""
+    said = os.environ.get(LR_RULE, "")
+    if said and said not in SAID:
+        raise UsageError(LR_RULE, f"{said[:40]!r} is no rule for a Megatron-LM script", f"it may be {', '.join(SAID)}")
+    return said or _RULES.get(optimizer, "none")
 
 
 def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[str]:
@@ -99,10 +107,10 @@ def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[s
 
 
 def run_length(arguments: Sequence[str]) -> dict[str, int]:
-    """Of a user's own arguments: the `samples` of the whole run, 0 where they do not say, and their `exit_interval`, 0 for none."""
+    """Of a user's own arguments, 0 where they do not say: the `samples` of the whole run, their `exit_interval` and global `batch`."""
     batch = number(arguments, "--global-batch-size", 0)
     samples = number(arguments, "--train-samples", 0) or number(arguments, "--train-iters", 0) * batch
-    return {"samples": samples, "exit_interval": number(arguments, "--exit-interval", 0)}
+    return {"samples": samples, "exit_interval": number(arguments, "--exit-interval", 0), "batch": batch}
 
 
 def _rates(out: list[str], base: int, batch: int) -> list[str]:

@@ -13,7 +13,8 @@ GAIN = 1.05  # predicted over measured goodput from which a change is worth its 
 
 
 def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_scale: float | None) -> Plan | None:
-    """The plan that a job should go on with: its own GPUs and degrees with another batch; None where none is better.
+    """The plan that a job should go on with: its own GPUs and degrees with another batch; None where none is better. A batch beyond the
+    job's range (Job.batches) is taken back whatever it gains.
 
     Its present goodput is what it measured: sequences/s x (phi + M0) / (phi + M), M0 the low end of the directive's range
     (synergyd.task.model.efficiency). Only a job that says so (`Report.rebatching`) can be told.
@@ -22,15 +23,21 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
         return None
     if report is None or not report.rebatching or report.restarts != job.restarts:
         return None
-    plan, limits = report.plan, job.directive.global_batch
-    if plan is None or not report.step_s or limits is None or limits[0] == limits[1] or not noise_scale:
+    plan, limits = report.plan, job.batch_range
+    if plan is None or limits is None:
         return None
-    now = worth(limits[0], plan.global_batch, noise_scale) / report.step_s
+    # its range is narrower than it was, or its batch was assumed before its own was known
+    beyond = job.batches is not None and not limits[0] <= plan.global_batch <= limits[1]
+    if not beyond and (not report.step_s or limits[0] == limits[1] or not noise_scale):
+        return None
     best: Cell | None = None
     for cell in cells:
         same = replace(cell.plan, micro_batch=plan.micro_batch, global_batch=plan.global_batch) == plan
         if same and cell.shape == job.shape and (best is None or cell.goodput > best.goodput):
             best = cell
-    if best is None or best.plan == plan or best.goodput < GAIN * now:
+    if best is None or best.plan == plan:
         return None
-    return best.plan
+    if beyond:
+        return best.plan if limits[0] <= best.plan.global_batch <= limits[1] else None
+    now = worth(limits[0], plan.global_batch, noise_scale) / report.step_s if report.step_s else 0.0
+    return None if best.goodput < GAIN * now else best.plan

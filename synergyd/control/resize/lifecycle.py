@@ -132,6 +132,7 @@ class JobLifecycle:
     stays: bool = False  # what it is on its way to is another plan for the GPUs that it has
     late_deadline: float | None = None  # that was told to be out of reach: its user's time, seconds since 1970
     missed: int = 0  # starts that Slurm gave others the nodes of
+    batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
 
 
 @dataclass(frozen=True)

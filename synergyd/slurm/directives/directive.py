@@ -276,6 +276,8 @@ def _check_together(found: Mapping[str, str]) -> None:
         micro = int(found["micro_batch"])
         if micro > int(found["global_batch"].rpartition(":")[2]):
             raise WordError("micro", ("micro_batch", "global_batch"), micro=micro, batch=found["global_batch"])
+    if found.get("adapt") == "yes" and ":" in found.get("global_batch", ""):
+        raise WordError("adapt", ("adapt", "global_batch"), batch=found["global_batch"])
     if found.get("resize") == "no" and found.get("reshard") == "yes":
         raise WordError("reshard", ("resize", "reshard"))
     _stamp(found)
@@ -326,6 +328,7 @@ def _directive(found: Mapping[str, str]) -> Directive:
         deadline_s=float(found["deadline"]) if "deadline" in found else None,
         continues=int(found.get("walltime", "").partition(":")[2] or 0),
         notify=tuple(found["notify"].split(",")) if "notify" in found else (),
+        adapt=found.get("adapt", "no") == "yes",
     )
 
 
@@ -337,6 +340,7 @@ def _values(directive: Directive) -> dict[str, str]:
         "max_gpus": directive.max_gpus,
         "gpu_types": ",".join(directive.gpu_types) or None,
         "global_batch": directive.global_batch and f"{directive.global_batch[0]}:{directive.global_batch[1]}",
+        "adapt": "yes" if directive.adapt else "no",
         "micro_batch": directive.micro_batch,
         "max_micro_batch": directive.max_micro_batch,
         "tp": directive.tp,

@@ -83,6 +83,7 @@ KEYS: tuple[Key, ...] = (
     Key("max_gpus", "int", 1, 65536, example="16"),
     Key("gpu_types", "names", example="a100,h100"),
     Key("global_batch", "range", 1, 16777216, example="64:512"),
+    Key("adapt", "flag", default="no", example="yes"),
     Key("micro_batch", "int", 1, 65536, example="4"),
     Key("max_micro_batch", "int", 1, 65536, example="32"),
     Key("tp", "int", 1, 1024, example="2"),
@@ -125,6 +126,10 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
         "let max_gpus be {better} or more, or leave tp and pp to Synergy",
     ),
     "micro": ("micro_batch={micro} is above global_batch={batch}", "let micro_batch be at most the global batch"),
+    "adapt": (
+        "adapt=yes contradicts global_batch={batch}",
+        "drop one of the two, or let global_batch be one number",
+    ),
     "reshard": ("reshard=yes contradicts resize=no", "drop one of the two"),
     "long_stamp": (
         "the directive takes {bytes} characters when stamped",

@@ -14,6 +14,7 @@ from synergyd.job_report import Report
 from synergyd.records import Action, Plan, Profile, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.store.records import StoredLifecycle
+from synergyd.views.status import collect
 from synergyd.wire.codec import decode, encode
 from tests.unit.daemon.daemon_world import SCRIPT, Site, believed, grow
 
@@ -229,9 +230,14 @@ def test_a_running_job_is_told_which_batch_range_it_would_gain_from(site: Site) 
     site.epoch()
     plan = Plan(dp=2, micro_batch=8, global_batch=16)
     site.report(1, noise_scale=5_000.0, plan=plan)
+    assert "global_batch=" not in site.epoch(60)[1].why  # it has not said that it can take another
+    site.report(1, noise_scale=5_000.0, plan=plan, rebatching=True)
     decision = site.epoch(60)[1]
+    with site.store() as store:
+        shown = collect(store).jobs[0].hint
+    assert shown.startswith("global_batch=16:") and shown.endswith("% sooner")
     assert decision.action is Action.KEEP and "With global_batch=16:" in decision.why and "% sooner" in decision.why
     for _ in range(40):  # the scale is smoothed
-        site.report(1, noise_scale=0.5, plan=plan)
+        site.report(1, noise_scale=0.5, plan=plan, rebatching=True)
         last = site.epoch(60)[1]
     assert "global_batch=" not in last.why

@@ -74,6 +74,99 @@ def test_one_that_stands_by_tells_nobody(site: Site) -> None:
     assert not site.post.answers
 
 
+ADAPTS = SCRIPT.replace("global_batch=64:4096", "adapt=yes")
+
+
+def adapting(site: Site, script: str = ADAPTS, /, **values: object) -> None:
+    site.slurm.submit(1, script, tres_per_node="gres:gpu:2")
+    site.slurm.runs(1, "n1")
+    site.epoch()
+    for _ in range(2):  # the range is known from the first report on
+        site.report(
+            1, **({"noise_scale": 1e6, "plan": PRESENT, "rebatching": True, "step_s": 2.0, "base_batch": 64} | values)
+        )
+        site.epoch(60)
+
+
+def test_adapt_moves_the_batch_within_the_bound_of_the_admin(site: Site) -> None:
+    adapting(site)
+    assert 64 < site.post.answers[1, 0][1].plan.global_batch <= 4 * 64
+    assert not [call for call in site.slurm.calls if call[0] in ("signal", "requeue")]
+
+
+def test_adapt_of_a_batch_that_the_directive_names(site: Site) -> None:
+    adapting(site, SCRIPT.replace("64:4096", "64 adapt=yes"), base_batch=None)
+    assert 64 < site.post.answers[1, 0][1].plan.global_batch <= 4 * 64
+
+
+@pytest.mark.parametrize("values", [{"base_batch": None}, {"noise_scale": None}, {"rebatching": False}])
+def test_adapt_without_what_it_needs_changes_nothing(site: Site, values: dict[str, object]) -> None:
+    adapting(site, **values)
+    assert not site.post.answers
+
+
+def test_adapt_where_the_admin_has_it_off(tmp_path: Path) -> None:
+    site = Site(tmp_path / "state", adapt_batch=0.0)
+    adapting(site)
+    assert not site.post.answers and "AdaptBatch is 0" in site.daemon.decisions[0].why
+
+
+@pytest.mark.parametrize("noise", [None, 5.0])
+def test_a_batch_that_was_only_assumed_gives_way_to_the_scripts_own(site: Site, noise: float | None) -> None:
+    """Nobody has said a batch, so the job was started with another than its script's."""
+    adapting(
+        site, SCRIPT.replace("global_batch=64:4096 ", ""), noise_scale=noise, plan=replace(PRESENT, global_batch=16)
+    )
+    assert site.post.answers[1, 0][1].plan.global_batch == 64
+
+
+def losing(site: Site, first: int, losses: list[float], plan: Plan) -> None:
+    """One report a step, an epoch after each sixth."""
+    for number, loss in enumerate(losses):
+        site.report(
+            1, step=first + number, loss=loss, noise_scale=1e6, plan=plan, rebatching=True, base_batch=64,
+            step_s=1.0 * plan.global_batch / 64,
+        )  # fmt: skip
+        if number % 6 == 5:
+            site.epoch(60)
+
+
+@pytest.mark.parametrize("script", [ADAPTS, SCRIPT])
+def test_a_loss_that_does_worse_takes_the_batch_back_for_good(site: Site, script: str) -> None:
+    adapting(site, script)
+    larger = replace(PRESENT, micro_batch=16, global_batch=256)
+    losing(site, 20, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(36)], PRESENT)
+    losing(site, 60, [2.7 + 0.1 * n + 0.02 * (n % 3) for n in range(18)], larger)
+    decision = site.epoch(60)[1]
+    told = site.post.answers[1, 0][1].plan
+    assert told.global_batch == 64 and site.life(1).batch_cap == 64
+    assert "stays at 64 or below: its loss did worse above" in decision.why
+    assert "global batch 256 is taken back, and none above 64 comes again" in site.story(1)
+    losing(site, 80, [2.7 + 0.02 * (n % 3) for n in range(12)], told)  # it has followed
+    assert (1, 0) not in site.post.answers
+    site.start()  # another daemon does not go there either
+    losing(site, 100, [2.7 + 0.02 * (n % 3) for n in range(12)], told)
+    site.epoch(60)
+    assert (1, 0) not in site.post.answers and site.life(1).batch_cap == 64
+    assert site.story(1).count("taken back") == 1
+
+
+def test_adapt_waits_until_the_loss_can_be_compared(site: Site) -> None:
+    adapting(site, loss=3.0)
+    assert not site.post.answers
+    losing(site, 20, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(24)], PRESENT)
+    assert site.post.answers[1, 0][1].plan.global_batch > 64
+
+
+def test_a_loss_that_goes_on_as_before_or_is_not_told_keeps_the_larger_batch(site: Site) -> None:
+    adapting(site)
+    larger = replace(PRESENT, micro_batch=16, global_batch=256)
+    losing(site, 20, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(36)], PRESENT)
+    losing(site, 60, [2.64 - 0.03 * n + 0.02 * (n % 3) for n in range(18)], larger)
+    losing(site, 80, [None] * 18, larger)  # type: ignore[list-item]
+    assert not site.life(1).batch_cap and "taken back" not in site.story(1)
+
+
 def test_what_is_better() -> None:
     cells = [CELL]
     assert rebatch.better_batch(JOB, TOLD, cells, 1e4) == WANTED

@@ -58,3 +58,19 @@ def test_the_agent_chooses_a_batch_in_its_range(tmp_path: Path) -> None:
         rig.agent.take_batch()
         batches.append(rig.agent.plan.global_batch)
     assert sorted(set(batches)) == [1, 2, 4, 8] and batches == sorted(batches)
+
+
+def test_the_agent_takes_a_batch_back_at_which_the_loss_does_worse(tmp_path: Path) -> None:
+    """Above 4 each step makes the loss worse; 4 itself does not."""
+    rig = Rig(tmp_path, batch_range=(4, 64))
+    rig.agent.plan = Plan(micro_batch=4, global_batch=4)
+    rig.start(base_batch=4)
+    loss, batches, notes = 3.0, [], set()
+    for number in range(1, 400):
+        loss += 0.2 if rig.agent.plan.global_batch > 4 else 0.0
+        rig.step(number, 1.0 + 0.01 * rig.agent.plan.global_batch, loss=loss + 0.05 * (number % 3), noise_scale=1e4)
+        rig.agent.take_batch()
+        batches.append(rig.agent.plan.global_batch)
+        notes.add(rig.status["note"])
+    assert max(batches) > 4 and batches[-200:] == [4] * 200
+    assert any("is taken back to 4: the loss does worse" in note for note in notes)

@@ -12,6 +12,8 @@ import pytest
 from synergy_launch.megatron_core.script_batch import MovingBatch, RunLength, keep_history, refusal
 from synergy_launch.megatron_lm import batch_arguments
 
+from synergyd.errors import UsageError
+
 
 class ConstantNumMicroBatchesCalculator:
     """Megatron-core's, as far as it is asked."""
@@ -151,7 +153,7 @@ def test_a_length_that_makes_no_sense_is_not_known(text: str) -> None:
 
 def test_the_launchers_length_is_understood() -> None:
     said = batch_arguments.run_length(["--train-iters", "30", "--global-batch-size", "8", "--exit-interval=5"])
-    assert RunLength.of(json.dumps(said)) == RunLength(240, 5)
+    assert RunLength.of(json.dumps(said)) == RunLength(240, 5, 8)
     assert RunLength.of(json.dumps(batch_arguments.run_length([]))) == RunLength(None, 0)
 
 
@@ -162,3 +164,22 @@ def test_history_of_moves_is_what_the_launcher_reads(tmp_path: Path) -> None:
     assert batch_arguments.read(tmp_path).samples(8) == 80 + 2 * 16 + 2 * 32
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("11")  # an older checkpoint: what came later is lost
     assert batch_arguments.read(tmp_path).samples(8) == 80 + 16
+
+
+@pytest.mark.parametrize(("rule", "rate", "decay"), [("", 2.0, 2.0), ("linear", 4.0, 1.0), ("none", 1.0, 1.0)])
+def test_the_user_says_how_the_rate_follows(
+    monkeypatch: pytest.MonkeyPatch, rule: str, rate: float, decay: float
+) -> None:
+    monkeypatch.setenv(batch_arguments.LR_RULE, rule)
+    script = ["--global-batch-size", "8", "--lr", "0.001", "--weight-decay", "0.1", "--train-iters", "30"]
+    made = batch_arguments.with_batch(script, 32, batch_arguments.Trained())
+    assert float(made[made.index("--lr") + 1]) == pytest.approx(0.001 * rate)
+    assert float(made[made.index("--weight-decay") + 1]) == pytest.approx(0.1 * decay)
+
+
+def test_a_rule_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(batch_arguments.LR_RULE, "adascale")
+    with pytest.raises(
+        UsageError, match="SYNERGY_LR_RULE: 'adascale' is no rule for a Megatron-LM script; it may be sqrt"
+    ):
+        batch_arguments.rule_of("adam")

@@ -251,6 +251,7 @@ def directives(draw: st.DrawFn) -> Directive:
         max_gpus=most,
         gpu_types=tuple(draw(names)),
         global_batch=batch,
+        adapt=batch is None and draw(st.booleans()),
         micro_batch=draw(st.none() | st.integers(1, 999)),
         tp=tp,
         pp=pp,

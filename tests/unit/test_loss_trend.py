@@ -1,0 +1,123 @@
+"""A loss over a change of the batch: harm is found, ordinary noise is none."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from synergyd.loss_trend import NO_LOSSES, LossTrend, follow, highest
+
+# over the stretch before the change, which is 1
+CURVES: dict[str, Callable[[float], float]] = {
+    "power": lambda u: 2 + 1.5 * (u + 0.05) ** -0.4,
+    "exponential": lambda u: 2 + 2 * math.exp(-u / 0.2),
+    "flat": lambda u: 2.0,
+    "line": lambda u: 4 - 0.5 * min(u, 3.0),
+    "rising": lambda u: 2 + 0.3 * u,
+}
+
+
+def correlated(rng: random.Random, correlation: float, sigma: float) -> Iterator[float]:
+    value = rng.gauss(0, sigma)
+    while True:
+        yield value
+        value = correlation * value + math.sqrt(1 - correlation**2) * rng.gauss(0, sigma)
+
+
+def trained(
+    seed: int, curve: Callable[[float], float], correlation: float, harm: Callable[[int], float], sigma: float = 0.03
+) -> LossTrend:
+    """Batch 64, then 256 whose examples are worth half as much."""
+    trend, noise = NO_LOSSES, correlated(random.Random(seed), correlation, sigma)
+    before = 60
+    progress = 0.0
+    for step in range(before + 120):
+        batch, worth = (64, 64.0) if step < before else (256, 128.0)
+        progress += worth
+        loss = curve(progress / 64 / before) + next(noise) + (harm(step - before) if step >= before else 0.0)
+        trend = follow(trend, step, loss, batch, worth)
+        if trend.worse is not None:
+            break
+    return trend
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_ordinary_noise_is_no_harm(curve: str, correlation: float) -> None:
+    alarms = [trained(seed, CURVES[curve], correlation, lambda n: 0.0).worse for seed in range(40)]
+    assert [a for a in alarms if a is not None] == []
+
+
+@pytest.mark.parametrize("curve", ["power", "exponential", "flat"])
+@pytest.mark.parametrize("harm", [lambda n: 0.1 * n, lambda n: 1.5], ids=["diverges", "rises"])
+def test_a_loss_that_rises_and_stays_is_found(curve: str, harm: Callable[[int], float]) -> None:
+    found = [trained(seed, CURVES[curve], 0.5, harm) for seed in range(10)]
+    verdicts = [trend.worse for trend in found if trend.worse is not None]
+    assert len(verdicts) == 10
+    assert {(v.batch, v.good) for v in verdicts} == {(256, 64)}
+    assert all(v.loss > v.expected for v in verdicts)
+
+
+def test_a_run_that_stops_learning_is_found_and_one_half_as_fast_is_not() -> None:
+    line = CURVES["line"]
+
+    def slower(by: float) -> Callable[[int], float]:
+        return lambda n: line(1.0) + by * (line(1 + (n + 1) / 30) - line(1.0)) - line(1 + (n + 1) / 30)
+
+    assert all(trained(seed, line, 0.0, slower(0.0), 0.01).worse is not None for seed in range(10))
+    assert all(trained(seed, line, 0.0, slower(0.6), 0.01).worse is None for seed in range(10))
+
+
+def test_a_spike_that_passes_is_none() -> None:
+    assert all(trained(s, CURVES["flat"], 0.5, lambda n: 5.0 if n < 5 else 0.0).worse is None for s in range(10))
+
+
+def test_a_job_without_losses_and_too_few_of_them() -> None:
+    trend = NO_LOSSES
+    for step in range(100):
+        trend = follow(trend, step, None if step % 2 else math.nan, 64 if step < 50 else 256, 64.0)
+    assert trend == NO_LOSSES
+    for step in range(40):
+        trend = follow(trend, step, 2.0 if step < 10 else 9.0, 64 if step < 10 else 256, 64.0)
+    assert trend.worse is None and trend.good == 256
+
+
+def test_what_was_good_becomes_what_the_next_change_is_compared_with() -> None:
+    trend = trained(1, CURVES["flat"], 0.0, lambda n: 0.0)
+    assert (trend.good, trend.batch, trend.worse) == (256, 256, None)
+    for step in range(trend.step + 1, trend.step + 25):
+        trend = follow(trend, step, 4.0, 1024, 128.0)
+    assert trend.worse is not None and (trend.worse.batch, trend.worse.good) == (1024, 256)
+    back = follow(trend, trend.step + 1, 2.0, 256, 128.0)
+    assert back.worse is None and back.trial == ()
+
+
+def test_a_batch_that_was_taken_back_in_time_leaves_no_trial() -> None:
+    trend = NO_LOSSES
+    for step in range(60):
+        trend = follow(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
+    for step in range(60, 64):
+        trend = follow(trend, step, 9.0, 256, 64.0)
+    for step in range(64, 90):
+        trend = follow(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
+    assert trend.worse is None and trend.trial == () and trend.good == 64
+
+
+def test_steps_that_are_done_again_take_the_place_of_those_before() -> None:
+    trend = NO_LOSSES
+    for step in range(40):
+        trend = follow(trend, step, 2.0, 64, 64.0)
+    trend = follow(trend, 19, 2.5, 64, 64.0)
+    assert trend.progress == 19 * 64 and len(trend.before) == 20 and trend.before[-1] == (19 * 64, 2.5)
+    assert follow(trend, 19, 7.0, 64, 64.0) == trend  # the same step reported again
+
+
+def test_highest_lies_between_the_trend_and_its_end() -> None:
+    rng = random.Random(0)
+    points = [(float(n), 4 - 0.1 * n + rng.gauss(0, 0.01)) for n in range(16)]
+    far = highest(points, 60.0)
+    assert 4 - 0.1 * 20 < far < points[-1][1] + 0.05
+    assert highest(points, 600.0) == far  # no trend is believed for long
