@@ -84,10 +84,12 @@ class SimulatedSlurm:
                 # what is left of the machine comes after this job's own events
                 world.at(world.now_s, ACTION, lambda: self._requeued(world, job_id))
             case Release():
-                target = self._controller.jobs[job_id].lifecycle.target
-                if target is not None:
-                    self._released[job_id] = target
-                    world.at(world.now_s, ACTION, lambda: self._start_released(world))
+                lifecycle = self._controller.jobs[job_id].lifecycle
+                if (target := lifecycle.target) is not None:
+                    # of a resize that time is part of its requeue
+                    waited = lifecycle.origin is None or not lifecycle.origin.nodes
+                    grant_s = self._costs_of(world.jobs[job_id]).grant_s if waited else 0.0
+                    world.at(world.now_s + grant_s, ACTION, lambda: self._granted(world, job_id, target))
         return CarriedOut(instruction)
 
     def _checkpoint_taken(self, world: World, job_id: int, restarts: int) -> None:
@@ -114,6 +116,15 @@ class SimulatedSlurm:
         jobs = {i: self._job(world, live) for i, live in world.jobs.items() if self._controller.jobs[i].blocked}
         for job_id in self._controller.unblockable(cluster_now(world), world.now_s, jobs):
             self._tell(world, Unblocked(job_id, jobs[job_id]))
+
+    def _granted(self, world: World, job_id: int, target: Target) -> None:
+        """Slurm has been told of a start; it may have been taken back since."""
+        tracked = self._controller.jobs.get(job_id)
+        if tracked is None or tracked.lifecycle.state is not ResizeState.RELEASED:
+            return
+        if tracked.lifecycle.target == target:
+            self._released[job_id] = target
+            self._start_released(world)
 
     def _start_released(self, world: World) -> None:
         """What Slurm does: released jobs whose nodes are free start."""
