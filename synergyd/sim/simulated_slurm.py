@@ -49,7 +49,7 @@ class SimulatedSlurm:
     ) -> None:
         self._costs, self._controller, self._tell, self._job = costs, controller, tell, job
         self.shapes: dict[int, Shape] = {}
-        self._released: dict[int, Target] = {}  # may start as soon as their nodes are free
+        self._released: dict[int, tuple[Target, float]] = {}  # may start from then on, as soon as their nodes are free
 
     def finished(self, world: World, job_id: int) -> None:
         self.shapes.pop(job_id, None)
@@ -89,7 +89,8 @@ class SimulatedSlurm:
                     # of a resize that time is part of its requeue
                     waited = lifecycle.origin is None or not lifecycle.origin.nodes
                     grant_s = self._costs_of(world.jobs[job_id]).grant_s if waited else 0.0
-                    world.at(world.now_s + grant_s, ACTION, lambda: self._granted(world, job_id, target))
+                    self._released[job_id] = target, world.now_s + grant_s
+                    world.at(world.now_s + grant_s, ACTION, lambda: self._start_released(world))
         return CarriedOut(instruction)
 
     def _checkpoint_taken(self, world: World, job_id: int, restarts: int) -> None:
@@ -117,20 +118,11 @@ class SimulatedSlurm:
         for job_id in self._controller.unblockable(cluster_now(world), world.now_s, jobs):
             self._tell(world, Unblocked(job_id, jobs[job_id]))
 
-    def _granted(self, world: World, job_id: int, target: Target) -> None:
-        """Slurm has been told of a start; it may have been taken back since."""
-        tracked = self._controller.jobs.get(job_id)
-        if tracked is None or tracked.lifecycle.state is not ResizeState.RELEASED:
-            return
-        if tracked.lifecycle.target == target:
-            self._released[job_id] = target
-            self._start_released(world)
-
     def _start_released(self, world: World) -> None:
         """What Slurm does: released jobs whose nodes are free start."""
-        for job_id, target in list(self._released.items()):
+        for job_id, (target, from_s) in list(self._released.items()):
             each = target.shape.gpus_per_node
-            if any(name in world.down or world.free[name] < each for name in target.nodes):
+            if world.now_s < from_s or any(name in world.down or world.free[name] < each for name in target.nodes):
                 continue
             live, state = world.jobs[job_id], self._controller.jobs[job_id].lifecycle.state
             if state is not ResizeState.RELEASED or live.grant or target.plan is None:
