@@ -86,13 +86,15 @@ class Truth(Protocol):
 @dataclass(frozen=True)
 class Costs:
     """Seconds without training. A resize costs `checkpoint_s` + `requeue_s` + `start_s`; GPUs are held in the first
-    (the old ones) and the last (the new ones), and for `end_s` after a job's last step."""
+    (the old ones) and the last (the new ones), and for `end_s` after a job's last step. A job that waited starts `grant_s`
+    after the decision; its GPUs idle till then."""
 
     first_start_s: float = 30.0
     checkpoint_s: float = 8.0
     requeue_s: float = 2.0
     start_s: float = 20.0
     end_s: float = 0.0
+    grant_s: float = 0.0
 
     @property
     def resize_s(self) -> float:

@@ -49,7 +49,7 @@ class SimulatedSlurm:
     ) -> None:
         self._costs, self._controller, self._tell, self._job = costs, controller, tell, job
         self.shapes: dict[int, Shape] = {}
-        self._released: dict[int, Target] = {}  # may start as soon as their nodes are free
+        self._released: dict[int, tuple[Target, float]] = {}  # may start from then on, as soon as their nodes are free
 
     def finished(self, world: World, job_id: int) -> None:
         self.shapes.pop(job_id, None)
@@ -84,10 +84,13 @@ class SimulatedSlurm:
                 # what is left of the machine comes after this job's own events
                 world.at(world.now_s, ACTION, lambda: self._requeued(world, job_id))
             case Release():
-                target = self._controller.jobs[job_id].lifecycle.target
-                if target is not None:
-                    self._released[job_id] = target
-                    world.at(world.now_s, ACTION, lambda: self._start_released(world))
+                lifecycle = self._controller.jobs[job_id].lifecycle
+                if (target := lifecycle.target) is not None:
+                    # of a resize that time is part of its requeue
+                    waited = lifecycle.origin is None or not lifecycle.origin.nodes
+                    grant_s = self._costs_of(world.jobs[job_id]).grant_s if waited else 0.0
+                    self._released[job_id] = target, world.now_s + grant_s
+                    world.at(world.now_s + grant_s, ACTION, lambda: self._start_released(world))
         return CarriedOut(instruction)
 
     def _checkpoint_taken(self, world: World, job_id: int, restarts: int) -> None:
@@ -117,9 +120,9 @@ class SimulatedSlurm:
 
     def _start_released(self, world: World) -> None:
         """What Slurm does: released jobs whose nodes are free start."""
-        for job_id, target in list(self._released.items()):
+        for job_id, (target, from_s) in list(self._released.items()):
             each = target.shape.gpus_per_node
-            if any(name in world.down or world.free[name] < each for name in target.nodes):
+            if world.now_s < from_s or any(name in world.down or world.free[name] < each for name in target.nodes):
                 continue
             live, state = world.jobs[job_id], self._controller.jobs[job_id].lifecycle.state
             if state is not ResizeState.RELEASED or live.grant or target.plan is None:

@@ -7,8 +7,8 @@ FILE is a workload of the Pollux artifact, its measurements beside it. Slurm, pl
 requeues and reports are real; steps only sleep, as long as was measured, divided by --compress. So are times between
 submissions, the epoch, RestartCost; the GPU type's figures are as many times as high. `plain` is Slurm alone with its backfill, where each
 job states its length (rounded up to minutes) as its time limit; the simulator's `backfill` with an oracle stands beside it.
-The simulation runs in the same compressed time, with the same settings, and with the mean seconds that starts, checkpoints,
-requeues and ends took in the replay. All times are printed in the workload's own seconds.
+The simulation runs in the same compressed time, with the same settings, and with the seconds that grants (from a decision to a
+job's start), starts, checkpoints, requeues and ends took in the replay. All times are printed in the workload's own seconds.
 """
 
 from __future__ import annotations

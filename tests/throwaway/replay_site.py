@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -193,7 +194,17 @@ def replay(
         if watch.failed or server.wrong:
             raise RuntimeError("; ".join([*watch.failed, *server.wrong][:5]))
         used_s, passed_s = (now - before for now, before in zip(cpu_s(), (used_s, passed_s), strict=True))
-        return _outcome(by_name, watch, server.said, submits, began_s, used_s / passed_s)
+        decided = {} if policy == PLAIN else starts_decided(cluster.state_dir / "synergy.db", watch.names)
+        return _outcome(by_name, watch, server.said, submits, decided, began_s, used_s / passed_s)
+
+
+def starts_decided(database: Path, names: Mapping[int, str]) -> dict[str, list[float]]:
+    """By job name: when the epochs began that decided to start it, seconds since 1970."""
+    found: dict[str, list[float]] = {}
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as store:
+        for job_id, at_s in store.execute("SELECT job_id, at_s FROM decisions WHERE action = 'start' ORDER BY at_s"):
+            found.setdefault(names[job_id], []).append(at_s)
+    return found
 
 
 def _submit(
@@ -231,7 +242,7 @@ def _until_over(watch: Watch, count: int, say: Callable[[str], None]) -> None:
 
 def _outcome(
     jobs: Mapping[str, TraceJob], watch: Watch, said: Mapping[str, Sequence[Said]], submits: Mapping[str, float],
-    began_s: float, busy: float,
+    decided: Mapping[str, Sequence[float]], began_s: float, busy: float,
 ) -> Outcome:  # fmt: skip
     replayed = tuple(
         Replayed(
@@ -244,7 +255,7 @@ def _outcome(
         )
         for name, job in jobs.items()
     )
-    costs, counted = measured(watch.held, said)
+    costs, counted = measured(watch.held, said, decided)
     return Outcome(
         jobs=replayed,
         costs=costs,
@@ -255,10 +266,18 @@ def _outcome(
     )
 
 
-def measured(held: Mapping[str, Sequence[Held]], said: Mapping[str, Sequence[Said]]) -> tuple[Costs, dict[str, int]]:
-    """(costs, how many of each) of a replay; a requeue's is the median, for some wait for others to leave their nodes."""
-    found: dict[str, list[float]] = {"first_start": [], "start": [], "checkpoint": [], "requeue": [], "end": []}
+def measured(
+    held: Mapping[str, Sequence[Held]],
+    said: Mapping[str, Sequence[Said]],
+    decided: Mapping[str, Sequence[float]] | None = None,
+) -> tuple[Costs, dict[str, int]]:
+    """(costs, how many of each) of a replay; those of requeues and grants are medians, for some wait for others to leave their nodes."""
+    phases = ("first_start", "start", "checkpoint", "requeue", "end", "grant")
+    found: dict[str, list[float]] = {phase: [] for phase in phases}
     for name, times in held.items():
+        before = [at_s for at_s in (decided or {}).get(name, ()) if at_s <= times[0].start_s]
+        if before:
+            found["grant"].append(times[0].start_s - before[-1])
         for number, one in enumerate(times):
             mine = [s for s in said[name] if s.restarts == number]
             when = {s.what: s.time_s for s in reversed(mine)}  # the first of each
@@ -275,7 +294,7 @@ def measured(held: Mapping[str, Sequence[Held]], said: Mapping[str, Sequence[Sai
     def mean(name: str) -> float:
         return max(0.0, statistics.fmean(found[name])) if found[name] else 0.0
 
-    requeue_s = statistics.median(found["requeue"]) if found["requeue"] else 0.0
+    requeue_s, grant_s = (statistics.median(found[name] or [0.0]) for name in ("requeue", "grant"))
     start_s = mean("start") or mean("first_start")
-    costs = Costs(mean("first_start"), mean("checkpoint"), requeue_s, start_s, mean("end"))
+    costs = Costs(mean("first_start"), mean("checkpoint"), requeue_s, start_s, mean("end"), grant_s)
     return costs, {key: len(values) for key, values in found.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -303,7 +303,8 @@ def with_costs(costs: Costs, start_s: float | None, resize_s: float | None) -> C
     """The trace's own costs with those of the command line in their place; a resize keeps its proportions."""
     factor = 1.0 if resize_s is None else resize_s / costs.resize_s if costs.resize_s else 0.0
     first = costs.first_start_s if start_s is None else start_s
-    return Costs(first, costs.checkpoint_s * factor, costs.requeue_s * factor, costs.start_s * factor, costs.end_s)
+    phases = {name: getattr(costs, name) * factor for name in ("checkpoint_s", "requeue_s", "start_s")}
+    return replace(costs, first_start_s=first, **phases)
 
 
 def run_all(

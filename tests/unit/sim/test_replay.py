@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,11 +69,22 @@ def test_costs_are_means_of_what_jobs_said_and_slurm_showed() -> None:
         ],
         "b": [Said("trains", 0, 5.0), Said("done", 0, 49.5), Said("saves", 0, 49.6)],
     }
-    costs, counted = measured(held, said)
-    # a first start of 3 and 5 s; 2 s from the checkpoint to free nodes, 4 to the next start; ends of 1.5 and 0.5 s
-    assert costs == Costs(4.0, 2.0, 4.0, 5.0, 1.0)
-    assert counted == {"first_start": 2, "start": 1, "checkpoint": 1, "requeue": 1, "end": 2}
-    assert scaled(costs, 12) == Costs(48.0, 24.0, 48.0, 60.0, 12.0)
+    costs, counted = measured(held, said, {"a": [-90.0, -3.0, 30.0], "b": [-2.0]})
+    # a first start of 3 and 5 s; 2 s from the checkpoint to free nodes, 4 to the next start; ends of 1.5 and 0.5 s; a start 3 and 2 s
+    # after the last epoch before it that decided it
+    assert costs == Costs(4.0, 2.0, 4.0, 5.0, 1.0, 2.5)
+    assert counted == {"first_start": 2, "start": 1, "checkpoint": 1, "requeue": 1, "end": 2, "grant": 2}
+    assert scaled(costs, 12) == Costs(48.0, 24.0, 48.0, 60.0, 12.0, 30.0)
+
+
+def test_a_replay_reads_from_the_daemons_store_when_starts_were_decided(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "synergy.db")) as store:
+        store.execute("CREATE TABLE decisions (job_id INTEGER, at_s REAL, action TEXT)")
+        rows = [(7, 5.0, "start"), (7, 1.0, "start"), (7, 2.0, "keep"), (8, 3.0, "start")]
+        store.executemany("INSERT INTO decisions VALUES (?, ?, ?)", rows)
+        store.commit()
+    found = replay_site.starts_decided(tmp_path / "synergy.db", {7: "a", 8: "b"})
+    assert found == {"a": [1.0, 5.0], "b": [3.0]}
 
 
 def test_scripts_say_what_a_user_would() -> None:

@@ -35,6 +35,16 @@ def test_a_job_alone_gets_the_node_at_the_first_epoch() -> None:
     assert len(director.decisions_s) == 3
 
 
+def test_a_job_that_waited_starts_a_grant_after_the_decision_and_a_resized_one_does_not() -> None:
+    costs = replace(COSTS, grant_s=3.0)
+    world, _, (a, b) = run(scenario(job(0.0, 2, 40_000.0), job(3590.0, 2, 200.0), costs=costs))
+    held = [(h.start_s, h.end_s, h.gpus) for h in world.held if h.job == 1]
+    assert (a.start_s, held[0], held[1][0]) == (63.0, (63.0, 3608.0, 4), 3610.0)
+    # decided at 3600, and told to Slurm once a's GPUs were free
+    assert b.start_s == 3613.0
+    assert b.finish_s == 3613 + 30 + 100
+
+
 def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None:
     # a has the node's 4 GPUs from 60 (trains from 90). b comes: at 3600 a is asked for its checkpoint, requeued at 3608,
     # starts on 2 GPUs at 3610, trains from 3630. b's GPUs were not free at 3600, so it starts at 3610 too
