@@ -13,6 +13,7 @@ from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.policies.requested_size import by_submission, requested_size
 from synergyd.scheduler.problem.delays import Tier, may_take, tier_of
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
+from synergyd.scheduler.problem.utility import allocation
 
 _ROUNDS = 4  # of taking back starts that were laid further apart than their timers allow
 _LEASES = 5.0  # restart costs for which a job keeps its GPUs at least; the authors lease them for about an hour
@@ -39,12 +40,12 @@ class DallyPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         late: set[int] = set()
         for _ in range(_ROUNDS):
-            allocation = _offered(problem, late)
-            apart = _too_far_apart(problem, allocation)
+            offered = _offered(problem, late)
+            apart = _too_far_apart(problem, offered)
             if not apart:
                 break
             late |= apart
-        return allocation
+        return offered
 
 
 def network_score(job: JobRequest) -> float:
@@ -90,16 +91,18 @@ def _offered(problem: Problem, late: Container[int]) -> Allocation:
                 choice[i] = cell
                 moved |= {i} if cell == job.current else set()
                 break
-    return make_placeable(problem, choice, moved)
+    offered = allocation(problem, choice, frozenset(moved))
+    placed = place(problem.nodes, requests_of(problem, offered), problem.spanned)
+    return make_placeable(problem, choice, moved) if placed.failed else offered
 
 
-def _too_far_apart(problem: Problem, allocation: Allocation) -> set[int]:
+def _too_far_apart(problem: Problem, offered: Allocation) -> set[int]:
     """Jobs that `place` would start further apart than their timers allow: it lays the jobs in an order of its own."""
     leaf = {node.name: node.leaf for node in problem.nodes}
-    nodes = place(problem.nodes, requests_of(problem, allocation), problem.spanned).nodes
+    nodes = place(problem.nodes, requests_of(problem, offered), problem.spanned).nodes
     return {
         i
-        for i, _, stays in allocation.taken(problem)
+        for i, _, stays in offered.taken(problem)
         if not stays and tier_of(nodes.get(problem.jobs[i].job_id, ()), leaf) > _furthest(problem, i)
     }
 
