@@ -11,8 +11,9 @@ from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 
 
 def nearest_tier(nodes: Sequence[NodeCapacity], shape: Shape, node_filter: NodeFilter) -> Tier:
-    """The nearest tier that a job of this shape could have on `nodes` when all that they hand out is free. Required nodes and
-    partitions that it may not mix are not looked at: of such a job a tier may be told that it can't have."""
+    """The nearest tier that a job of this shape could have on `nodes` when all that they hand out is free: not what jobs hold that
+    Synergy does not touch. Required nodes and partitions that it may not mix are not looked at: of such a job a tier may be told
+    that it can't have."""
     if shape.nodes == 1:
         return Tier.NODE
     able = Counter(
