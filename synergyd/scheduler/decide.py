@@ -14,7 +14,7 @@ from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
 from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
-from synergyd.scheduler.delayed_starts import DALLY, DelayedStarts, with_delays
+from synergyd.scheduler.delayed_starts import DALLY, NOT_DELAYED, DelayedStarts, with_delays
 from synergyd.scheduler.due_jobs import DueProblem, due_problem, missing
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
@@ -206,7 +206,7 @@ def _linked(
 ) -> tuple[EpochAnswer, Mapping[int, Sharing], DelayedStarts]:
     """The answer with the setting Placement and shared links weighed, who shares which, and whose start is delayed."""
     if settings.placement == "pack" and not settings.link_aware:
-        return answer, {}, DelayedStarts()
+        return answer, {}, NOT_DELAYED
     leaves = {node.name: node.leaf for node in answer.problem.nodes}
     topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
     others = [t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
@@ -216,10 +216,10 @@ def _linked(
     answer = replace(answer, allocation=laid[0], placement=laid[1])
     if settings.link_aware:
         answer = weigh_links(answer, policy, topology, others)
-    delayed = DelayedStarts()
+    delayed = NOT_DELAYED
     if settings.placement == DALLY and not policy.rule:
-        *kept, delayed = with_delays(answer.problem, answer.allocation, answer.placement, topology, others)
-        answer = replace(answer, allocation=kept[0], placement=kept[1])
+        held = with_delays(answer.problem, answer.allocation, answer.placement, topology, others)
+        answer, delayed = replace(answer, allocation=held[0], placement=held[1]), held[2]
     if not settings.link_aware:
         return answer, {}, delayed
     return answer, sharings([*others, *_traffic(answer, topology)], topology), delayed
@@ -392,7 +392,7 @@ class _Told:
         fairness: Mapping[int, float],
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
-        delayed: DelayedStarts,
+        delayed: DelayedStarts = NOT_DELAYED,
     ) -> None:
         self.delayed = delayed
         self._answer, self._fairness, self.shared, self._tried = answer, fairness, shared, tried

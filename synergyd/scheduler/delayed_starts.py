@@ -48,6 +48,9 @@ class DelayedStarts:
         )
 
 
+NOT_DELAYED = DelayedStarts()
+
+
 def with_delays(
     problem: Problem, allocation: Allocation, placement: Placement, topology: Topology, others: Iterable[Traffic]
 ) -> tuple[Allocation, Placement, DelayedStarts]:
@@ -64,17 +67,17 @@ def with_delays(
         and nearest_tier(problem.nodes, cell.shape, problem.jobs[i].node_filter) is Tier.LEAF
     ]
     if topology.uplink is None or not apart:
-        return allocation, placement, DelayedStarts()
+        return allocation, placement, NOT_DELAYED
     slowed = _slowed(problem, allocation, placement, topology, others)
     delays = {i: delay for i in apart if (delay := _delay(problem, allocation, i, slowed.get(i, 1.0))) is not None}
     if not delays:
-        return allocation, placement, DelayedStarts()
+        return allocation, placement, NOT_DELAYED
     kept = allocation_of(
         problem, [None if i in delays else c for i, c in enumerate(allocation.choice)], allocation.moved
     )
     found = place(problem.nodes, requests_of(problem, kept), problem.spanned)
     if found.failed:
-        return allocation, placement, DelayedStarts()
+        return allocation, placement, NOT_DELAYED
     barred = (
         replace(job, banned=frozenset(range(len(job.cells)))) if i in delays else job
         for i, job in enumerate(problem.jobs)
