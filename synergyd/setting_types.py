@@ -226,7 +226,7 @@ def _rule(text: str) -> str:
 
 
 def _placement(text: str) -> str:
-    if not re.fullmatch(r"pack|quiet|lwf-[0-9]{1,4}", text):
+    if not re.fullmatch(r"pack|quiet|dally|lwf-[0-9]{1,4}", text):
         raise ValueError(text)
     return text
 
@@ -254,7 +254,7 @@ WEB = ValueType(name="URL", takes="https://HOST/PATH, or http:// to 127.0.0.1", 
 LINK = ValueType(name="link", takes=_LINKS, read=_link)
 UPLINK = ValueType(name="link", takes=f"none, or {_LINKS}", read=_uplink, write=lambda link: link or "none")
 RULE = ValueType(name="word", takes="look-ahead; ada-srsf or srsf-N, with -time or -reserve behind it", read=_rule)
-PLACEMENT = ValueType(name="word", takes="pack, quiet or lwf-N, such as lwf-1", read=_placement)
+PLACEMENT = ValueType(name="word", takes="pack, quiet, dally or lwf-N, such as lwf-1", read=_placement)
 
 
 def path(takes: str) -> ValueType:

@@ -34,9 +34,10 @@ POLICIES = (
     "pollux",
     "sia",
     "crius",
+    "dally",
 )
 #: those that may stop any running job, by their papers' rules
-STOPPING_POLICIES = ("srtf", "srsf", "tiresias", "pollux", "sia")
+STOPPING_POLICIES = ("srtf", "srsf", "tiresias", "pollux", "sia", "dally")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +233,8 @@ class AllocationSettings:
             PLACEMENT,
             "Which nodes jobs get that start or change. pack: the fullest that fit, inside a leaf switch where they can. lwf-N: a job "
             "of more than N GPUs gets the nodes with the least work left to do, smaller ones the fullest that fit. quiet: those "
-            "where shared links are expected to cost least.",
+            "where shared links are expected to cost least. dally: as pack, and with Policy synergy or exact a job that would start across "
+            "leaf switches waits a while for nodes of one, no longer than that would cost it. It needs LeafUplink.",
         ),
     )
     link_aware: bool = field(

@@ -163,7 +163,7 @@ def _ports(settings: Settings) -> list[Finding]:
 
 def _links(settings: Settings) -> list[Finding]:
     """Whether what sharing a link costs is measured, where it counts. 10 Gbit/s Ethernet's is, by the model's paper."""
-    if not (settings.link_aware or settings.link_arbiter_port or settings.placement == "quiet"):
+    if not (settings.link_aware or settings.link_arbiter_port or settings.placement in ("quiet", "dally")):
         return []
     right = "synergyctl profiles measure --pairs prints the line with the figures"
     found = []

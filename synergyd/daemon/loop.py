@@ -46,6 +46,8 @@ from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_look import holdings
 from synergyd.records import Action, Decision, Job, JobState, Snapshot
 from synergyd.scheduler.decide import decide
+from synergyd.scheduler.delayed_starts import DALLY
+from synergyd.scheduler.problem.delays import NO_DELAYS, observed
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.parsed.rows import JobRow
@@ -90,6 +92,7 @@ class Daemon:
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
         self._decision_log, self._history = DecisionLog(), QueueHistory()
+        self._delays = NO_DELAYS  # in memory alone: after a start of the daemon waits count anew
         self._loaded = False
         self._acted: int | None = None  # the term in which the last epoch acted
         self._monotonic = tools.monotonic or tools.clock
@@ -225,8 +228,11 @@ class Daemon:
 
     def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> tuple[Decision, ...]:
         controller = self.controller
+        deciding = controller.deciding(snapshot)
+        if DALLY in (self.settings.policy, self.settings.placement):
+            self._delays = observed(self._delays, deciding)
         decisions = decide(
-            controller.deciding(snapshot),
+            deciding,
             self.settings,
             {i: f.cells for i, f in forecasts.items()},
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
@@ -238,6 +244,7 @@ class Daemon:
             caps=caps_beside(controller.jobs, self.settings, now_s),
             restarts=controller.restarts.of(snapshot.jobs, controller.jobs, now_s),
             passed=self.observer.passed,
+            delays=self._delays,
         )
         return tuple(
             replace(d, why=d.why + (forecasts[d.job_id].advice or ""))

@@ -14,6 +14,7 @@ from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
 from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
+from synergyd.scheduler.delayed_starts import DALLY, NOT_DELAYED, DelayedStarts, with_delays
 from synergyd.scheduler.due_jobs import DueProblem, due_problem, missing
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
@@ -25,6 +26,7 @@ from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.preemption import stoppable, without_stopping, without_wasteful_stops
+from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import (
     NO_SLURM_LIMITS,
@@ -88,6 +90,7 @@ def decide(
     caps: MoveCaps = NO_CAPS,
     restarts: Mapping[int, JobRestarts] | None = None,
     passed: Container[int] = (),
+    delays: DelayHistory = NO_DELAYS,
 ) -> tuple[Decision, ...]:
     """One Decision per job of the snapshot, in its order.
 
@@ -96,7 +99,8 @@ def decide(
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
     for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave; `caps`: what the bounds on changes of
     running jobs leave. `restarts`: what restarts cost and have cost, by job id; RestartCost where it is not known, and for policies
-    that go by a rule of their own. `passed`: waiting jobs that others without a directive have passed.
+    that go by a rule of their own. `passed`: waiting jobs that others without a directive have passed. `delays`:
+    of this snapshot, for Dally.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:
@@ -131,10 +135,11 @@ def decide(
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
     requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, ages)
+    problem = replace(problem, delays=delays)
     solved, due = solve_due(problem, policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
-    answer, shared = _linked(answer, policy, settings, outside)
-    told = _Told(answer, policy, fairness, shared, tried)
+    answer, shared, delayed = _linked(answer, policy, settings, outside)
+    told = _Told(answer, policy, fairness, shared, tried, delayed)
     decisions = _decisions(snapshot, sorted_jobs, told, due, progress or {}, settings)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
     # one for all: each takes from what the last one left
@@ -172,7 +177,7 @@ def _decisions(
             decisions.append(replace(left, why=left.why + job.barred_why))
             continue
         index = told.by_id[job.job_id]
-        found = due.told(told.decision(job.job_id), index)
+        found = told.delayed.told(due.told(told.decision(job.job_id), index), index)
         how_far = progress.get(job.job_id, _UNKNOWN)
         note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
         wants = job.directive is not None and job.directive.guaranteed
@@ -198,10 +203,10 @@ def _explored(answer: EpochAnswer, policy: Policy) -> tuple[EpochAnswer, tuple[i
 
 def _linked(
     answer: EpochAnswer, policy: Policy, settings: Settings, outside: Mapping[int, UntouchedJob]
-) -> tuple[EpochAnswer, Mapping[int, Sharing]]:
-    """The answer with the setting Placement and shared links weighed, and who shares which."""
+) -> tuple[EpochAnswer, Mapping[int, Sharing], DelayedStarts]:
+    """The answer with the setting Placement and shared links weighed, who shares which, and whose start is delayed."""
     if settings.placement == "pack" and not settings.link_aware:
-        return answer, {}
+        return answer, {}, NOT_DELAYED
     leaves = {node.name: node.leaf for node in answer.problem.nodes}
     topology = topology_of(settings.node_link, settings.leaf_uplink, leaves)
     others = [t for i, x in outside.items() if x.cell and (t := traffic_of(i, x.cell, x.nodes, topology)) is not None]
@@ -209,10 +214,15 @@ def _linked(
         answer.problem, answer.allocation, answer.placement, settings.placement, outside.values(), topology, others
     )
     answer = replace(answer, allocation=laid[0], placement=laid[1])
+    if settings.link_aware:
+        answer = weigh_links(answer, policy, topology, others)
+    delayed = NOT_DELAYED
+    if settings.placement == DALLY and not policy.rule:
+        held = with_delays(answer.problem, answer.allocation, answer.placement, topology, others)
+        answer, delayed = replace(answer, allocation=held[0], placement=held[1]), held[2]
     if not settings.link_aware:
-        return answer, {}
-    answer = weigh_links(answer, policy, topology, others)
-    return answer, sharings([*others, *_traffic(answer, topology)], topology)
+        return answer, {}, delayed
+    return answer, sharings([*others, *_traffic(answer, topology)], topology), delayed
 
 
 def _restarts(known: JobRestarts, settings: Settings, gives_back: bool) -> JobRestarts:
@@ -382,7 +392,9 @@ class _Told:
         fairness: Mapping[int, float],
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
+        delayed: DelayedStarts = NOT_DELAYED,
     ) -> None:
+        self.delayed = delayed
         self._answer, self._fairness, self.shared, self._tried = answer, fairness, shared, tried
         self._context = ExplanationContext(
             answer.problem,

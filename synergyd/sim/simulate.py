@@ -18,7 +18,7 @@ from synergyd.sim.world import Live, World, results_in_order
 from synergyd.task.model.hardware import GpuFigures
 
 # Policies that take a job's size and batch as its user asked for them.
-RIGID = frozenset({"fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias"})
+RIGID = frozenset({"fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "dally"})
 REFERENCE = "tiresias"  # plays the artifact's own scheduler, uneven placements and all (tiresias_reference.py)
 
 

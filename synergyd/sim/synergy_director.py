@@ -39,6 +39,7 @@ from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Snapshot
 from synergyd.scheduler.decide import decide
+from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory, observed
 from synergyd.scheduler.problem.records import Policy, Progress
 from synergyd.settings import Settings
 from synergyd.sim.belief import submitted
@@ -75,6 +76,7 @@ class SynergyDirector:
     rigid: bool = False
     decisions_s: list[float] = field(default_factory=list)  # wall time of each epoch's Cells and decision
     _submitted: dict[int, Job] = field(default_factory=dict)
+    _delays: DelayHistory = NO_DELAYS
 
     def __post_init__(self) -> None:
         timeout_s = max(self.settings.checkpoint_timeout_s, 2 * self.costs.checkpoint_s)
@@ -127,8 +129,10 @@ class SynergyDirector:
         believed = self.controller.believed(snapshot.jobs)
         self.belief.expect((world.jobs[i], job, believed[i]) for i, job in jobs.items())
         cells = {i: self._cells(world.jobs[i], job, believed[i], snapshot.cluster) for i, job in jobs.items()}
+        deciding = self.controller.deciding(snapshot)
+        self._delays = observed(self._delays, deciding)
         decisions = decide(
-            self.controller.deciding(snapshot),
+            deciding,
             self.settings,
             {i: some for i, (some, _) in cells.items()},
             {i: why for i, (_, why) in cells.items() if why},
@@ -143,6 +147,7 @@ class SynergyDirector:
             self.controller.durations.typical_s,
             caps=caps_beside(self.controller.jobs, self.settings, world.now_s),
             restarts=self.controller.restarts.of(jobs.values(), self.controller.jobs, world.now_s),
+            delays=self._delays,
         )
         self.decisions_s.append(time.perf_counter() - began)
         self._run(world, EpochDecided(decisions))

@@ -9,8 +9,9 @@ uplink of --uplink; jobs that share a link slow each other down in truth, by slo
 what spanning nodes costs each job. `--spread` is the share of the jobs of several GPUs whose users ask for twice the nodes that they
 need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs take whole nodes, and no node's link is shared.
 
-Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `lwf-K` and
-`quiet` with that Placement, also as `joint+lwf-K`; `free`: alone without contention in truth, for what contention costs.
+Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `lwf-K`,
+`quiet` and `dally` with that Placement, also as `joint+lwf-K`; `policy=NAME`, also as `policy=NAME+lwf-K`, in place of --policy;
+`free`: alone without contention in truth, for what contention costs.
 
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
 deviation over seeds.
@@ -47,7 +48,7 @@ from synergyd.sim.simulate import simulate
 from synergyd.sim.traces.kinds import gpu_type_of, read_trace
 
 GPUS = 4
-WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet", "joint+lwf-1")
+WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet", "joint+lwf-1", "dally")
 
 
 def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
@@ -74,16 +75,18 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
     ideals = Ideals(scenario)
     found = {}
     for way in args.ways:
-        rules = [part for part in way.split("+") if part == "quiet" or part.startswith("lwf-")]
+        parts = way.split("+")
+        rules = [part for part in parts if part in ("quiet", "dally") or part.startswith("lwf-")]
+        policy = next((part.removeprefix("policy=") for part in parts if part.startswith("policy=")), args.policy)
         settings = Settings(
             placement=rules[0] if rules else "pack",
-            link_aware="joint" in way.split("+"),
-            one_multi_node_job_per_node="one" in way.split("+"),
+            link_aware="joint" in parts,
+            one_multi_node_job_per_node="one" in parts,
             node_link="10gbe",
             leaf_uplink=args.uplink,
         )
         truth = scenario if way == "free" else replace(scenario, topology=topology)
-        told = metrics_of(simulate(truth, args.policy, settings, oracle=args.oracle, ideals=ideals), ideals)
+        told = metrics_of(simulate(truth, policy, settings, oracle=args.oracle, ideals=ideals), ideals)
         found[way] = {
             "jct_s": told.avg_jct_s,
             "p99_s": told.p99_jct_s,
@@ -194,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     for w in args.ways:
         told = means[w]
         print(
-            f"{w:<10} JCT {told['jct_s']:>9.1f} s  over alone {statistics.fmean(over[w]):.4f} ±{spread(over[w]):.4f}  "
+            f"{w:<24} JCT {told['jct_s']:>9.1f} s  over alone {statistics.fmean(over[w]):.4f} ±{spread(over[w]):.4f}  "
             f"better on {sum(r < 1 for r in over[w])}/{len(rows)}  p99 {told['p99_s']:.0f}  makespan {told['makespan_s']:.0f}  "
             f"restarts {told['restarts']:.2f}  GPU h {told['gpu_hours']:.0f}  decision {told['decision_ms']:.1f} ms, "
             f"99 % {told['decision_p99_ms']:.1f}"

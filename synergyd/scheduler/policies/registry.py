@@ -7,6 +7,7 @@ from collections.abc import Callable
 from synergyd.errors import UsageError
 from synergyd.scheduler.policies.backfill import BackfillPolicy
 from synergyd.scheduler.policies.crius import CriusPolicy
+from synergyd.scheduler.policies.dally import DallyPolicy
 from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.policies.first_fit import FirstFitPolicy
@@ -32,6 +33,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "pollux": PolluxPolicy,
     "sia": SiaPolicy,
     "crius": CriusPolicy,
+    "dally": DallyPolicy,
 }
 
 

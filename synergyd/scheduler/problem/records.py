@@ -15,6 +15,7 @@ from synergyd.constraint import has_features
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.records import Cell
 from synergyd.restarts import JobRestarts, RestartCost
+from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
 
 
 class NodeFilter(NamedTuple):
@@ -293,6 +294,8 @@ class Problem:
     spanned: frozenset[str] | None = None
     #: policies that preempt may stop any running job; the others stop those that are `stoppable`
     may_stop: bool = False
+    #: since when jobs wait, and for how long they lately waited for near nodes; kept for Dally alone
+    delays: DelayHistory = NO_DELAYS
 
     @property
     def bounds(self) -> tuple[UsageLimit, ...]:

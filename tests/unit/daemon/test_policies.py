@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.records import Action, Plan
+from synergyd.records import Action, Decision, Plan, Snapshot
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.problem.delays import DelayHistory
 from tests.unit.daemon.daemon_world import Site
 
 
@@ -43,3 +46,26 @@ def test_jobs_come_and_go_and_none_is_lost(policy: str, tmp_path: Path) -> None:
         assert ran & set(site.slurm.jobs) <= now
         ran |= now
     assert ran == {1, 2, 3} and {i: j.state for i, j in site.slurm.jobs.items()} == {2: "RUNNING", 3: "RUNNING"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "keeps"), [({"placement": "dally"}, True), ({"policy": "dally"}, True), ({}, False)]
+)
+def test_waits_are_remembered_for_dally_alone(
+    settings: dict[str, str], keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job 1 asks for two GPUs where there are none."""
+    told: list[tuple[float, DelayHistory]] = []
+
+    def watched(snapshot: Snapshot, *args: Any, **others: Any) -> tuple[Decision, ...]:
+        told.append((snapshot.time_s, others["delays"]))
+        return decide(snapshot, *args, **others)
+
+    monkeypatch.setattr("synergyd.daemon.loop.decide", watched)
+    site = Site(tmp_path, **settings)
+    site.slurm.gpus = {"n1": 0}
+    site.slurm.submit(1)
+    for _ in range(3):
+        site.epoch(60)
+    assert told[2][0] > told[0][0]
+    assert told[2][1] == (DelayHistory({1: told[0][0]}) if keeps else DelayHistory())

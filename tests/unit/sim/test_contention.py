@@ -15,6 +15,7 @@ from synergyd.control.resize.events import JobObserved, Observed, Reported
 from synergyd.control.resize.lifecycle import ResizeTimes
 from synergyd.links.model import Topology
 from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
+from synergyd.scheduler.problem.delays import LEASE_S
 from synergyd.settings import Settings
 from synergyd.sim.belief import LearntBelief, directive_of
 from synergyd.sim.records import Costs, JobResult, Pace, Placed, Scenario, TraceJob, asked_shape, cluster_of
@@ -204,3 +205,27 @@ def test_a_run_with_contention_is_the_same_each_time() -> None:
     site = Scenario(jobs, cluster_of({"a100": (4, 4)}), topology=Topology())
     first, second = (simulate(site, "synergy", Settings(link_aware=True)) for _ in range(2))
     assert first.jobs == second.jobs and len(first.jobs) == 8
+
+
+def test_a_start_across_leaves_is_delayed_until_the_timer_ends() -> None:
+    """Jobs of one node run for long in each of two leaves; one of two nodes comes, of which crossing the uplinks costs more than a wait."""
+
+    def made(name: str, at_s: float, nodes: int, seconds: float) -> TraceJob:
+        truth = ScalingTruth(("a100",), seconds, Placed("a100", (4,) * nodes), 64, network=0.3)
+        # the wide one has one size, the others may be shrunk
+        return TraceJob(
+            name, "made", at_s, 4 * nodes, 64, truth, gpu_type="a100", max_gpus=4 * nodes, resize=nodes == 1
+        )
+
+    jobs = (made("a", 0.0, 1, 9e3), made("b", 0.0, 1, 9e3), made("wide", 100.0, 2, 9e3))
+    cluster = cluster_of({"a100": (4, 4)})
+    leaves = tuple(replace(node, leaf=f"leaf{i % 2}") for i, node in enumerate(cluster.nodes))
+    told = Scenario(jobs, replace(cluster, nodes=leaves), Costs(0, 0, 0, 0), epoch_s=60.0)
+
+    def starts_s(placement: str) -> float:
+        settings = Settings(placement=placement, node_link="10gbe", leaf_uplink="1gbe")
+        return simulate(told, "synergy", settings, oracle=True).jobs[2].start_s
+
+    assert starts_s("pack") == 120.0
+    # twelve leases after the first epoch that saw it
+    assert starts_s("dally") == 120.0 + 12 * LEASE_S

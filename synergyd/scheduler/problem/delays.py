@@ -1,0 +1,103 @@
+"""How near to one another a job's nodes are, and for how long jobs lately waited for them. Pure.
+
+Dally (Sharma et al., arXiv 2401.16492): a job holds out for nodes as near as its GPUs can be, for a delay timer per tier of the
+network; an auto-tuner sets the timers from the waiting times that jobs of as many GPUs lately had for that tier. The definitions are
+those of the authors' simulator (github.com/aakash-sharma/cluster-sim): setDemandDelay (what counts as a wait), getMcDemandDelay and
+getRackDemandDelay (mean + 2 standard deviations), tuneDelayTimers (the bounds), consolidatedGPUAllocation (what they gate).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from synergyd.records import Job, JobState, Snapshot
+
+#: The timers' unit. The authors' is an hour, for jobs that last 15.5 h in the median (their SenseTime trace); the median job of a
+#: shared cluster lasts 13 min (Jeon et al., ATC 2019), which makes it about a minute.
+LEASE_S = 60.0
+#: leases of the moving window; the authors give it on the command line, so this is our choice: twice the longest of LEAST
+WINDOW = 24.0
+#: leases that a job waits at least before it takes more than a node, more than a leaf
+LEAST = (6.0, 12.0)
+#: of WINDOW: the most that it does
+MOST = (0.8, 1.0)
+
+
+class Tier(IntEnum):
+    """How far apart a job's GPUs are."""
+
+    NODE = 0
+    LEAF = 1
+    ACROSS = 2
+
+
+class Wait(NamedTuple):
+    """A wait that is over: at `time_s` a job got `gpus` GPUs inside `tier`, for which it had waited `waited_s`."""
+
+    time_s: float
+    gpus: int
+    tier: Tier
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class DelayHistory:
+    """`waiting`: since when each job that could start waits, `running`: since when each one runs, by job id; `waits`: those of the
+    window, the oldest first. Seconds as in Snapshot.time_s."""
+
+    waiting: Mapping[int, float] = field(default_factory=dict)
+    running: Mapping[int, float] = field(default_factory=dict)
+    waits: tuple[Wait, ...] = ()
+
+
+NO_DELAYS = DelayHistory()
+
+
+def observed(history: DelayHistory, snapshot: Snapshot) -> DelayHistory:
+    """The history with what this snapshot shows. A wait of less than a lease is none."""
+    leaf = {node.name: node.leaf for node in snapshot.cluster.nodes}
+    waiting, running, waits = {}, {}, []
+    for job in snapshot.jobs:
+        if job.state is JobState.RUNNING:
+            start_s = running[job.job_id] = snapshot.time_s if job.start_s is None else job.start_s
+            waited_s = start_s - history.waiting.get(job.job_id, math.inf)
+            if waited_s >= LEASE_S:
+                waits.append(Wait(snapshot.time_s, job.shape.gpus, tier_of(job.node_names, leaf), waited_s))
+        elif _could_start(job, snapshot.time_s):
+            waiting[job.job_id] = history.waiting.get(job.job_id, snapshot.time_s)
+    after_s = snapshot.time_s - WINDOW * LEASE_S
+    return DelayHistory(waiting, running, (*(w for w in history.waits if w.time_s >= after_s), *waits))
+
+
+def tier_of(names: Iterable[str], leaf: Mapping[str, str]) -> Tier:
+    """Of GPUs on these nodes; `leaf` by node name. Nodes without a leaf are all in one."""
+    nodes = set(names)
+    if len(nodes) < 2:
+        return Tier.NODE
+    return Tier.LEAF if len({leaf.get(name, "") for name in nodes}) == 1 else Tier.ACROSS
+
+
+def timer_s(history: DelayHistory, gpus: int, beyond: Tier) -> float:
+    """Seconds that a job of `gpus` GPUs waits before it takes GPUs that are further apart than `beyond` (not ACROSS): whole leases."""
+    waited = [wait.waited_s / LEASE_S for wait in history.waits if (wait.gpus, wait.tier) == (gpus, beyond)]
+    usual = statistics.fmean(waited) + 2.0 * statistics.pstdev(waited) if waited else 0.0
+    return LEASE_S * min(math.ceil(MOST[beyond] * WINDOW), max(LEAST[beyond], math.ceil(usual)))
+
+
+def may_take(history: DelayHistory, gpus: int, best: Tier, waited_s: float) -> Tier:
+    """The furthest tier that a job may take after a wait of so long; `best` is the nearest that it can ever have."""
+    if best is Tier.ACROSS or waited_s >= timer_s(history, gpus, Tier.LEAF):
+        return Tier.ACROSS
+    return Tier.LEAF if best is Tier.LEAF or waited_s >= timer_s(history, gpus, Tier.NODE) else Tier.NODE
+
+
+def _could_start(job: Job, now_s: float) -> bool:
+    """Does only the lack of GPUs keep it?"""
+    free = job.directive is not None and not job.directive_error and not job.held
+    later = job.begin_s is not None and job.begin_s > now_s
+    return job.state is JobState.PENDING and free and not later and not job.reason.startswith("Dependency")
