@@ -45,7 +45,15 @@ from synergyd.scheduler.problem.priorities import (
     with_need_bonus,
     without_partial_nodes,
 )
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Policy, Problem, Progress
+from synergyd.scheduler.problem.records import (
+    Allocation,
+    JobRequest,
+    NodeCapacity,
+    Objective,
+    Policy,
+    Problem,
+    Progress,
+)
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
@@ -134,7 +142,7 @@ def decide(
     solved, due = solve_due(problem, policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared = _linked(answer, policy, settings, outside)
-    told = _Told(answer, policy, fairness, shared, tried)
+    told = _Told(answer, policy, fairness, shared, tried, problem.nodes)
     decisions = _decisions(snapshot, sorted_jobs, told, due, progress or {}, settings)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
     # one for all: each takes from what the last one left
@@ -373,7 +381,8 @@ def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decis
 
 
 class _Told:
-    """An answer's decisions with their reasons. `tried`: the indices of the job that tries a size and of that Cell."""
+    """An answer's decisions with their reasons. `tried`: the indices of the job that tries a size and of that Cell. `nodes`: with
+    what is kept for jobs that are due."""
 
     def __init__(
         self,
@@ -382,6 +391,7 @@ class _Told:
         fairness: Mapping[int, float],
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
+        nodes: Sequence[NodeCapacity],
     ) -> None:
         self._answer, self._fairness, self.shared, self._tried = answer, fairness, shared, tried
         self._context = ExplanationContext(
@@ -391,6 +401,7 @@ class _Told:
             sizes_fixed=policy.sizes_fixed,
             rule=policy.rule,
             away=answer.away,
+            nodes=nodes,
         )
         self.by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
 

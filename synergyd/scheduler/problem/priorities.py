@@ -134,8 +134,16 @@ def with_claims(
         drag = job.restart.cost.mean_s / max(left, _LEAST_LEFT) if left is not None else 0.0
         factor = short.get(job.job_id, 1.0)
         if relative is not job.relative or need[0] or drag or factor != 1.0:
-            job = replace(job, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
-            job = replace(job, weight=job.weight * factor, short=factor)
+            job = replace(
+                job,
+                relative=relative,
+                need=need[0],
+                need_anew=need[1],
+                need_why=need[2],
+                drag=drag,
+                weight=job.weight * factor,
+                short=factor,
+            )
         requests.append(job)
     if settings.fairness_bound > 0:
         floor_s = WAIT_EPOCHS * settings.epoch_s
