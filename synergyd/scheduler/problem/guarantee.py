@@ -45,8 +45,8 @@ def with_guarantees(
 def _within(claims: Sequence[tuple[int, float, int, int]], left: float) -> set[int]:
     """Ids of the jobs whose claims (uid, when it was submitted, job id, GPUs) count within `left` GPUs."""
     of_user: dict[int, list[tuple[float, int, int]]] = {}
-    for uid, *claim in sorted(claims, reverse=True):
-        of_user.setdefault(uid, []).append((claim[0], claim[1], claim[2]))  # the first one last
+    for uid, submit, job_id, asked in sorted(claims, reverse=True):
+        of_user.setdefault(uid, []).append((submit, job_id, asked))  # the first one last
     turns = [(0, own[-1], uid) for uid, own in of_user.items()]  # (GPUs that count already, next claim, uid)
     heapify(turns)
     kept = set()
