@@ -391,7 +391,7 @@ class _Told:
         fairness: Mapping[int, float],
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
-        nodes: Sequence[NodeCapacity],
+        nodes: Sequence[NodeCapacity] | None = None,
     ) -> None:
         self._answer, self._fairness, self.shared, self._tried = answer, fairness, shared, tried
         self._context = ExplanationContext(
