@@ -109,8 +109,8 @@ class AllocationSettings:
             "DeadlineShare",
             number(1, 1024, "0 (no bound), or 1 and more, such as 2", or_zero=True),
             "The most that a deadline= gets a job first: the largest of its sizes within so many equal shares of the GPUs. An "
-            "equal share is all GPUs over all jobs. A deadline costs its user nothing to write, so at 1 it takes no share "
-            "of others. 0: no bound.",
+            "equal share is all GPUs over the users with jobs, and a user's over that user's jobs. A deadline costs its user "
+            "nothing to write, so at 1 it takes no share of others. 0: no bound.",
         ),
     )
     guaranteed_share: float = field(
@@ -120,7 +120,8 @@ class AllocationSettings:
             number(0, 1, "0 (none) to 1, such as 0.3"),
             "The most of the GPUs that jobs with guaranteed=yes ask for together. Such a job starts before ordinary ones, never "
             "has less than the goodput that is predicted at the size it asked for, and is not stopped. One beyond the share counts "
-            "as an ordinary job until others have ended. 0: guaranteed= counts for nothing.",
+            "as an ordinary job until others have ended. The user whose jobs have least of the share comes first. 0: guaranteed= counts "
+            "for nothing.",
         ),
     )
     guaranteed_price: float = field(

@@ -47,7 +47,15 @@ from synergyd.scheduler.problem.priorities import (
     with_need_bonus,
     without_partial_nodes,
 )
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Policy, Problem, Progress
+from synergyd.scheduler.problem.records import (
+    Allocation,
+    JobRequest,
+    NodeCapacity,
+    Objective,
+    Policy,
+    Problem,
+    Progress,
+)
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
@@ -139,7 +147,7 @@ def decide(
     solved, due = solve_due(problem, policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared, delayed = _linked(answer, policy, settings, outside)
-    told = _Told(answer, policy, fairness, shared, tried, delayed)
+    told = _Told(answer, policy, fairness, shared, tried, problem.nodes, delayed)
     decisions = _decisions(snapshot, sorted_jobs, told, due, progress or {}, settings)
     as_held: Sequence[Decision] = [as_resize(d, job, given) for d, job in zip(decisions, held_jobs, strict=True)]
     # one for all: each takes from what the last one left
@@ -383,7 +391,8 @@ def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decis
 
 
 class _Told:
-    """An answer's decisions with their reasons. `tried`: the indices of the job that tries a size and of that Cell."""
+    """An answer's decisions with their reasons. `tried`: the indices of the job that tries a size and of that Cell. `nodes`: with
+    what is kept for jobs that are due."""
 
     def __init__(
         self,
@@ -392,6 +401,7 @@ class _Told:
         fairness: Mapping[int, float],
         shared: Mapping[int, Sharing],
         tried: tuple[int, int] | None,
+        nodes: Sequence[NodeCapacity] | None = None,
         delayed: DelayedStarts = NOT_DELAYED,
     ) -> None:
         self.delayed = delayed
@@ -403,6 +413,7 @@ class _Told:
             sizes_fixed=policy.sizes_fixed,
             rule=policy.rule,
             away=answer.away,
+            nodes=nodes,
         )
         self.by_id = {request.job_id: i for i, request in enumerate(answer.problem.jobs)}
 

@@ -20,7 +20,7 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
-from synergyd.words import names_words
+from synergyd.words import names_words, shape_words
 
 # due jobs within their limits that are looked at in an epoch, the earliest first: each is a look at all nodes
 MOST = 64
@@ -46,7 +46,10 @@ class DueProblem:
                 decision, why=f"{decision.why} {nodes} kept for jobs that waited for as long as FairnessBound allows."
             )
         names = names_words([name.partition(":")[0] for name in self.kept[index]])
-        return replace(decision, why=f"{decision.why} Nobody else starts or grows on {names} until it can, {_WHY}.")
+        job = self.problem.jobs[index]
+        least = shape_words(job.cells[_least(job)[0]].shape)
+        held = f"Waits: the least that it can run on is {least}, and others still hold GPUs on {names}."
+        return replace(decision, why=f"{held} Nobody else starts or grows there until it can start, {_WHY}.")
 
 
 def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()) -> DueProblem:

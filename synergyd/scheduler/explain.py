@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 
 from synergyd.records import Action, Alternative, Cell, Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
@@ -11,7 +11,7 @@ from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own, limit_words
 from synergyd.scheduler.problem.guarantee import below_guarantee
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeFilter, Problem
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem
 from synergyd.scheduler.problem.restart_bound import beyond_bound
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 from synergyd.words import plan_words, shape_words, size_words
@@ -24,7 +24,8 @@ _NAMED = 3  # rival jobs named in a sentence
 
 class ExplanationContext:
     """An epoch's answer with the figures that every explanation needs, computed once. `sizes_fixed` and `rule` are the
-    policy's. `away`: by index of the job, the Cells that it did not get because of links that it would share."""
+    policy's. `away`: by index of the job, the Cells that it did not get because of links that it would share. `nodes`: those of the
+    cluster, with the GPUs that the problem keeps for jobs that are due (None: it keeps none)."""
 
     def __init__(
         self,
@@ -34,15 +35,19 @@ class ExplanationContext:
         sizes_fixed: bool = False,
         rule: str = "",
         away: Mapping[int, frozenset[int]] | None = None,
+        nodes: Sequence[NodeCapacity] | None = None,
     ) -> None:
+        self._nodes = problem.nodes if nodes is None else nodes
         self.away = away or {}
         self.problem, self.allocation, self.placement = problem, allocation, placement
         self.sizes_fixed, self.rule = sizes_fixed, rule
-        self.empty, self.left = FreeGpus(problem.nodes), FreeGpus(problem.nodes)
+        self.empty, self.left = FreeGpus(self._nodes), FreeGpus(problem.nodes)
         for i, cell, _ in allocation.taken(problem):
             request = problem.jobs[i]
             self.left.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
-        self.capacity = problem.capacity()
+        self.capacity = Counter[str]()
+        for node in self._nodes:
+            self.capacity[node.gpu_type] += node.free
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[NodeFilter, str], int] = {}
@@ -100,7 +105,7 @@ class ExplanationContext:
         if self.fits_empty(job, cell):
             return False
         if key not in self._fit:
-            nodes = (n for n in self.problem.nodes if n.gpu_type == shape.gpu_type and n.admits(anywhere))
+            nodes = (n for n in self._nodes if n.gpu_type == shape.gpu_type and n.admits(anywhere))
             self._fit[key] = sum(n.free + n.shut >= shape.gpus_per_node for n in nodes)
         return self._fit[key] >= shape.nodes
 

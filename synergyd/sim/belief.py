@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -130,7 +129,7 @@ class LearntBelief:
     ) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
         profile, prior = self._coarse.of(job.job_id, profile, self.prior)
-        key = _Asked(job.directive, job.asked, job.shape, profile, present, _kinds(cluster), prior)
+        key = _Asked(job.directive, job.asked, job.shape, profile, present, cluster.kinds, prior)
         kept = self._cells.get(job.job_id)
         if kept is not None and kept[0] == key:
             return kept[1], kept[2]
@@ -192,7 +191,7 @@ class OracleBelief:
     def cells(
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> tuple[tuple[Cell, ...], str]:
-        key = live.stage, live.plan, job.shape, job.directive, _kinds(cluster)
+        key = live.stage, live.plan, job.shape, job.directive, cluster.kinds
         kept = self._kept.get(live.job_id)
         if kept is None or kept[0] != key:
             shapes = [shape for some in job_shapes(job, cluster).values() for shape in some]
@@ -283,8 +282,3 @@ def submitted(live: Live, cluster: Cluster, *, rigid: bool) -> Job:
         asked=asked,
         directive=directive_of(job, rigid=rigid),
     )
-
-
-def _kinds(cluster: Cluster) -> tuple[object, ...]:
-    counts = Counter((n.gpu_type, n.gpus, n.partitions) for n in cluster.nodes if n.up)
-    return tuple(sorted(counts.items()))

@@ -59,11 +59,12 @@ class Normal(NamedTuple):
 @dataclass(frozen=True)
 class _Phase:
     """One phase of a program's restarts: each job's own mean, the variance of a job's restarts around it, and one sigma of the jobs'
-    means around the program's."""
+    means around the program's. `others`: what each job's own mean says of the program's."""
 
     jobs: Mapping[int, Normal]
     variance: float
     apart: float
+    others: Mapping[int, Normal]
 
 
 def storage_of(path: str | None) -> str:
@@ -133,8 +134,8 @@ class RestartCosts:
         mean_s, variance_s, checkpoint = 0.0, 0.0, (0.0, 0.0)
         for phase in PHASES:
             found = self._phase(key, phase, bytes_per_writer)
-            others = [mean.wider(found.apart) for other, mean in found.jobs.items() if other != job_id]
-            own = [mean for other, mean in found.jobs.items() if other == job_id]
+            others = [mean for other, mean in found.others.items() if other != job_id]
+            own = [found.jobs[job_id]] if job_id in found.jobs else []
             of_program = self._without(key, phase).wider(_PROGRAM).with_seen(others)
             believed = of_program.wider(found.apart).with_seen(own)
             seconds = math.exp(believed.mean + found.variance / 2)
@@ -198,8 +199,7 @@ class RestartCosts:
         means = {}
         for phase in PHASES:
             found = _phase(restarts, phase, self._setting(phase).mean, None)
-            jobs = [mean.wider(found.apart) for mean in found.jobs.values()]
-            if jobs:
+            if jobs := list(found.others.values()):
                 means[phase] = jobs[0].with_seen(jobs[1:])
         self._means[key], self._cluster = means, {}
         while len(self._known) > _PROGRAMS:
@@ -233,7 +233,8 @@ def _phase(known: Iterable[RestartTimes], phase: str, usual: float, bytes_per_wr
     means = [mean.mean for mean in jobs.values()]
     middle = sum(means) / len(means) if means else 0.0
     between = _JOB_COUNTS * _JOB**2 + sum((mean - middle) ** 2 for mean in means)
-    return _Phase(jobs, variance, math.sqrt(between / (_JOB_COUNTS + max(0, len(means) - 1))))
+    apart = math.sqrt(between / (_JOB_COUNTS + max(0, len(means) - 1)))
+    return _Phase(jobs, variance, apart, {job_id: mean.wider(apart) for job_id, mean in jobs.items()})
 
 
 def _at_bytes(seen: Sequence[tuple[RestartTimes, float]], wanted: float) -> list[tuple[RestartTimes, float]]:

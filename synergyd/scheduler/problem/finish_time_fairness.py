@@ -11,16 +11,16 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import Progress
 
 
-def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], jobs: int) -> float:
-    """Goodput (sequences/s) on an equal share: of each GPU type its part of the cluster, all GPUs / `jobs` of them.
+def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], parts: float) -> float:
+    """Goodput (sequences/s) on an equal share: of each GPU type its part of the cluster, all GPUs / `parts` of them.
 
     Between sizes it is interpolated, below the smallest one it falls to 0 in proportion (time sharing), above the
     largest it stays. A type that the job can't use counts with that part gone to the types it can.
     """
     total = sum(capacity.values())
-    if total <= 0 or jobs <= 0 or not cells:
+    if total <= 0 or parts <= 0 or not cells:
         return 0.0
-    gpus = total / jobs
+    gpus = total / parts
     best = CellIndex.of(cells).by_size
     usable = {t: capacity.get(t, 0) for t in best}
     known = sum(usable.values())

@@ -351,6 +351,7 @@ def _request(
         guaranteed=job.directive is not None and job.directive.guaranteed,
         shun=frozenset(job.shun),
         slowed=1.0 if current is None else _slowed(job, cells[current]),
+        uid=job.uid,
     )
 
 

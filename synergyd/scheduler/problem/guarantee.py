@@ -1,13 +1,15 @@
 """Jobs with guaranteed=yes: at least the goodput of the size asked for, whenever they run. Pure.
 
 Such a job has no Cell with less, is due at once while it waits (due_jobs.py), and is not stopped. The admin's GuaranteedShare bounds
-what all of them ask for; those submitted first come first. Beyond it a job counts as an ordinary one.
+what all of them ask for: first comes the user whose guarantees count for the fewest GPUs, and of a user's jobs the one submitted first, so
+that nobody takes the whole share while others ask for it. Beyond it a job counts as an ordinary one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from synergyd.records import Job
 from synergyd.scheduler.problem.records import JobRequest
@@ -24,22 +26,39 @@ def with_guarantees(
     Of `jobs` (`ages_s` by job id) those that hold GPUs and that nobody touches now count in the share like the others: they have what
     they asked for. `gpus`: what can be handed out, their own not among it."""
     claims = [
-        (-one.age_s, one.job_id, one.gpus(one.asked)) for one in requests if one.guaranteed and one.asked is not None
+        (one.uid, -one.age_s, one.job_id, one.gpus(one.asked))
+        for one in requests
+        if one.guaranteed and one.asked is not None
     ]
     asking = {one.job_id for one in requests}
     for job in jobs:
         if job.directive is not None and job.directive.guaranteed and job.node_names and job.job_id not in asking:
-            claims.append((-ages_s[job.job_id], job.job_id, job.asked.gpus))
+            claims.append((job.uid, -ages_s[job.job_id], job.job_id, job.asked.gpus))
             gpus += job.shape.gpus
-    left, kept = share * gpus, set()
-    for _, job_id, asked in sorted(claims):
-        if asked <= left:
-            left -= asked
-            kept.add(job_id)
+    kept = _within(claims, share * gpus)
     return tuple(
         _guaranteed(job) if job.job_id in kept else replace(job, guaranteed=False) if job.guaranteed else job
         for job in requests
     )
+
+
+def _within(claims: Sequence[tuple[int, float, int, int]], left: float) -> set[int]:
+    """Ids of the jobs whose claims (uid, when it was submitted, job id, GPUs) count within `left` GPUs."""
+    of_user: dict[int, list[tuple[float, int, int]]] = {}
+    for uid, submit, job_id, asked in sorted(claims, reverse=True):
+        of_user.setdefault(uid, []).append((submit, job_id, asked))  # the first one last
+    turns = [(0, own[-1], uid) for uid, own in of_user.items()]  # (GPUs that count already, next claim, uid)
+    heapify(turns)
+    kept = set()
+    while turns:
+        had, (_, job_id, asked), uid = heappop(turns)
+        of_user[uid].pop()
+        if asked <= left:
+            left, had = left - asked, had + asked
+            kept.add(job_id)
+        if of_user[uid]:
+            heappush(turns, (had, of_user[uid][-1], uid))
+    return kept
 
 
 def below_guarantee(job: JobRequest, index: int) -> str:

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from synergyd.errors import UsageError
 from synergyd.records import Job
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
+from synergyd.scheduler.problem.equal_shares import job_parts
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
@@ -110,22 +111,16 @@ def with_claims(
 ) -> tuple[tuple[JobRequest, ...], dict[int, float]]:
     """The jobs with relative goodput by the objective's reference, weights by time left, and needs by deadline and fairness;
     and by job id the finish-time fairness, where known, if all went on as they are."""
-    capacity: Counter[str] = Counter()
-    for node in nodes:
-        capacity[node.gpu_type] += node.free
-    shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
-    for job in jobs:
-        length_known = job.progress.done is not None or job.progress.remaining is not None
-        if (length_known or terms.reference == "share") and id(job.cells) not in shares:
-            shares[id(job.cells)] = equal_share(job.cells, capacity, len(jobs))
-    short = _short(jobs, shares, settings.short_first, typical_s, sum(capacity.values()) / max(1, len(jobs)))
+    shares = _Shares(jobs, nodes)
+    short = _short(jobs, shares, settings.short_first, typical_s)
     requests, fairness = [], {}
     for job in jobs:
-        share = shares.get(id(job.cells), 0.0)
+        length_known = job.progress.done is not None or job.progress.remaining is not None
+        share = shares.of(job) if length_known or terms.reference == "share" else 0.0
         relative = _relative(job, terms, share)
         need = _deadline(job, now_s) if settings.deadlines else (0.0, 0.0, "")
         if need[0] and settings.deadline_share > 0:
-            need = _within_share(job, need, settings.deadline_share * sum(capacity.values()) / len(jobs))
+            need = _within_share(job, need, settings.deadline_share * shares.gpus_of(job))
         goodput = 0.0 if job.current is None else job.cells[job.current].goodput
         rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
@@ -139,41 +134,73 @@ def with_claims(
         drag = job.restart.cost.mean_s / max(left, _LEAST_LEFT) if left is not None else 0.0
         factor = short.get(job.job_id, 1.0)
         if relative is not job.relative or need[0] or drag or factor != 1.0:
-            job = replace(job, relative=relative, need=need[0], need_anew=need[1], need_why=need[2], drag=drag)
-            job = replace(job, weight=job.weight * factor, short=factor)
+            job = replace(
+                job,
+                relative=relative,
+                need=need[0],
+                need_anew=need[1],
+                need_why=need[2],
+                drag=drag,
+                weight=job.weight * factor,
+                short=factor,
+            )
         requests.append(job)
     if settings.fairness_bound > 0:
         floor_s = WAIT_EPOCHS * settings.epoch_s
-        return with_due(requests, capacity, settings.fairness_bound, typical_s, floor_s, len(jobs)), fairness
+        return with_due(requests, settings.fairness_bound, typical_s, floor_s, shares.of), fairness
     return tuple(requests), fairness
 
 
-def _short(
-    jobs: Sequence[JobRequest],
-    shares: Mapping[int, float],
-    exponent: float,
-    typical_s: float | None,
-    share_gpus: float,
-) -> dict[int, float]:
-    """By job id: (median time left / own time left)^exponent, at an equal share; 1 for those of which nothing is known.
+class _Shares:
+    """Goodput on equal shares (sequences/s), computed once for like jobs, which have the same Cells."""
+
+    def __init__(self, jobs: Sequence[JobRequest], nodes: Iterable[NodeCapacity]) -> None:
+        self._capacity: Counter[str] = Counter()
+        for node in nodes:
+            self._capacity[node.gpu_type] += node.free
+        self.gpus, self.jobs = sum(self._capacity.values()), len(jobs)
+        self._parts = job_parts(jobs, self._capacity)
+        self._known: dict[tuple[int, float], float] = {}
+
+    def of(self, job: JobRequest) -> float:
+        """On its user's part of the GPUs over the user's jobs."""
+        return self._goodput(job, self._parts.get(job.uid, 0.0))
+
+    def gpus_of(self, job: JobRequest) -> float:
+        """GPUs of that share."""
+        parts = self._parts.get(job.uid, 0.0)
+        return self.gpus / parts if parts > 0 else 0.0
+
+    def of_all(self, job: JobRequest) -> float:
+        """On all GPUs over all jobs."""
+        return self._goodput(job, self.jobs)
+
+    def _goodput(self, job: JobRequest, parts: float) -> float:
+        key = id(job.cells), parts
+        if key not in self._known:
+            self._known[key] = equal_share(job.cells, self._capacity, parts)
+        return self._known[key]
+
+
+def _short(jobs: Sequence[JobRequest], shares: _Shares, exponent: float, typical_s: float | None) -> dict[int, float]:
+    """By job id: (median time left / own time left)^exponent, on all GPUs over all jobs; 1 for those of which nothing is known.
 
     The mean completion time falls when short jobs go first (heSRPT: Berg, Vesilo, Harchol-Balter 2020, allocates GPUs so for
     known lengths and concave speed-ups). A job of unknown length counts by Gittins' index over what like jobs have taken; where
     no such job has ended, as `typical_s` from its end, the median of jobs that have: the known lengths of the present jobs are no
     measure, since long jobs are present for longer. Once it has trained for more than that, it counts as half done.
-    `share_gpus`: GPUs of an equal share.
     """
     if exponent <= 0:
         return {}
     times: dict[int, float] = {}
     for job in jobs:
-        share, left = shares.get(id(job.cells), 0.0), job.progress.remaining
+        left = job.progress.remaining
         if job.progress.refuted:
             continue
-        if left is not None and share > 0:
+        if left is not None and (share := shares.of_all(job)) > 0:
             times[job.job_id] = left / share
-        elif left is None and job.progress.likely_gpu_s is not None and share_gpus > 0:
-            times[job.job_id] = job.progress.likely_gpu_s / share_gpus
+        elif left is None and job.progress.likely_gpu_s is not None and shares.gpus > 0:
+            times[job.job_id] = job.progress.likely_gpu_s / (shares.gpus / len(jobs))
         elif left is None and typical_s is not None:
             cells = CellIndex.of(job.cells)
             at = next((c for c in (job.current, job.asked) if c is not None), cells.smallest)

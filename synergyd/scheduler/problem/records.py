@@ -164,6 +164,8 @@ class JobRequest:
     shun: frozenset[str] = frozenset()
     #: times that its slowest node makes its steps longer, as long as it stays there
     slowed: float = 1.0
+    #: of its user
+    uid: int = 0
 
     def gpus(self, index: int | None) -> int:
         """On its Cell `index`; None: it waits."""

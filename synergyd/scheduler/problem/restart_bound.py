@@ -7,6 +7,9 @@ has only what has passed: whenever it ends, that share of its life is the most t
 
 A Cell with less goodput needs room for two restarts, there and back: a job that could shrink for others and then not grow again
 would stay small on an idle cluster.
+
+A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time saved, by half
+of what is believed to be left: else a job that shrank for others while it had long to go would end by far later for it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ def within_bound(job: JobRequest) -> JobRequest:
         banned = cells.above(-1.0) - cells.above(math.nextafter(present, -math.inf)) - {job.current}
     if (most := _most(job, 1)) is not None:
         banned |= cells.above(-1.0) if present > most else cells.above(most)
+        banned -= cells.above(math.nextafter(_repaid_from(job, present), -math.inf))
     return replace(job, banned=job.banned | banned) if banned else job
 
 
@@ -41,7 +45,7 @@ def beyond_bound(job: JobRequest, index: int) -> str:
     goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
     restarts = 2 if goodput < present else 1
     most = _most(job, restarts)
-    if most is None or max(goodput, present) <= most:
+    if most is None or max(goodput, present) <= most or goodput >= _repaid_from(job, present):
         return ""
     spent = f" on top of {job.restart.lost_s:.0f} s so far" if job.restart.lost_s >= 1 else ""
     back = ", and another to come back," if restarts == 2 else ""
@@ -49,6 +53,15 @@ def beyond_bound(job: JobRequest, index: int) -> str:
         f"a restart of this job costs {job.restart.cost.words()}{back}{spent}: as {job.restart.share * 100:.0f} % of its time is the "
         f"most that goes into restarts which Synergy chooses, that takes a life of {_needed_s(job, restarts) / 60:.0f} min"
     )
+
+
+def _repaid_from(job: JobRequest, present: float) -> float:
+    """The goodput from which on a restart is within its share of the time that it saves."""
+    left = job.progress.remaining
+    if left is None or job.progress.refuted or present <= 0:
+        return math.inf
+    then_s = _BELIEVED * left / present - job.restart.cost.mean_s / job.restart.share
+    return _BELIEVED * left / then_s if then_s > 0 else math.inf
 
 
 def _needed_s(job: JobRequest, restarts: int) -> float:

@@ -1,6 +1,6 @@
 """How long a job may be without GPUs: the setting FairnessBound. Pure.
 
-Alone on an equal share of the GPUs a job would take start + whole. Started now it takes, from its submission to its end,
+Alone on an equal share of the GPUs (equal_shares.py) a job would take start + whole. Started now it takes, from its submission to its end,
 age + start + left, where `left` is at the size asked for, or on an equal share where that is slower. It is due once
 
     age + start + left >= FairnessBound x (start + whole)        and it has been there for `floor_s`
@@ -10,11 +10,10 @@ Seconds, all of them. What is not told counts as what like jobs have taken (Gitt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.finish_time_fairness import equal_share
 from synergyd.scheduler.problem.records import JobRequest
 
 # Of a job of which nothing is known where few have ended: the median run time of a cluster's jobs is 13 min (Jeon et al., ATC 2019)
@@ -23,19 +22,15 @@ _TYPICAL_S = 780.0
 
 def with_due(
     jobs: Sequence[JobRequest],
-    capacity: Mapping[str, int],
     bound: float,
     typical_s: float | None,
     floor_s: float,
-    present: int,
+    share_of: Callable[[JobRequest], float],
 ) -> tuple[JobRequest, ...]:
-    """The jobs, each with `overdue_s` and `holds_s`. `capacity`: GPUs by type, of which each of the `present` jobs has an equal share."""
-    shares: dict[int, float] = {}  # by identity: like jobs have the same Cells
+    """The jobs, each with `overdue_s` and `holds_s`. `share_of`: a job's goodput on an equal share, sequences/s."""
     found = []
     for job in jobs:
-        if id(job.cells) not in shares:
-            shares[id(job.cells)] = equal_share(job.cells, capacity, present)
-        left_s, whole_s = _lengths_s(job, shares[id(job.cells)], typical_s)
+        left_s, whole_s = _lengths_s(job, share_of(job), typical_s)
         allowed_s = max(floor_s, _allowed_s(job, bound, left_s, whole_s))
         found.append(replace(job, overdue_s=job.age_s - allowed_s, holds_s=left_s))
     return tuple(found)

@@ -89,6 +89,7 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
     stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node -> (variable, GPUs)
     pieces: dict[tuple[Pools, int], list[tuple[int, float]]] = defaultdict(list)  # (pools, size) -> variable, nodes
     limited: list[list[tuple[int, float]]] = [[] for _ in problem.bounds]
+    room: dict[tuple[Pools, str, int], tuple[Pools, int]] = {}  # pools of the type, and their nodes with so many GPUs
     for group in groups:
         job = problem.jobs[group.members[0]]
         count = len(group.members)
@@ -102,8 +103,11 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
                 if name in node_index and problem.nodes[node_index[name]].free >= size:
                     stays[node_index[name]].append((group.stay, size))
         for column in list(group.columns):
-            usable = tuple(q for q in open_pools if pools[q][0].gpu_type == column.gpu_type)
-            fitting = sum(node.free >= column.gpus_per_node for q in usable for node in pools[q])
+            piece = open_pools, column.gpu_type, column.gpus_per_node
+            if piece not in room:
+                usable = tuple(q for q in open_pools if pools[q][0].gpu_type == column.gpu_type)
+                room[piece] = usable, sum(n.free >= column.gpus_per_node for q in usable for n in pools[q])
+            usable, fitting = room[piece]
             if fitting < column.nodes:
                 group.columns.remove(column)
                 continue

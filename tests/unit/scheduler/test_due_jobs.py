@@ -79,10 +79,17 @@ def test_nodes_are_kept_for_a_due_job_that_does_not_fit_yet() -> None:
     nodes = [node("n0", 8), node("n1", 8)]
     ages = {1: 10.0, 2: 10.0, 3: 10.0, 20: 10_000.0, 30: 1.0, 31: 1.0}
     found = decided(nodes, [runs, other, also, job(20, 8), *waiting], offers, ages_s=ages)
-    assert found[20].action is Action.WAIT and "Nobody else starts or grows on n0" in found[20].why
+    assert found[20].action is Action.WAIT
+    assert found[20].why.startswith(
+        "Waits: the least that it can run on is 8 a100 GPUs on one node, and others still hold"
+    )
+    assert "GPUs on n0. " in found[20].why
+    assert "Nobody else starts or grows there" in found[20].why
     assert Counter(n for i in (30, 31) for n in found[i].node_names) == {"n1": 1}
     [other_waits] = [found[i].why for i in (30, 31) if found[i].action is Action.WAIT]
     assert "1 node is kept for jobs that waited" in other_waits
+    # nodes that are kept are neither down nor held by plain jobs
+    assert "of the 16 a100 GPUs" in other_waits and "down" not in other_waits
     ages[20] = 130.0 - 60.0  # not due
     found = decided(nodes, [runs, other, also, job(20, 8), *waiting], offers, ages_s=ages)
     assert {found[i].action for i in (30, 31)} == {Action.START}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.records import Action, Decision, Job, Snapshot
+from synergyd.records import Action, Cell, Decision, Job, Snapshot
 from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.policies.registry import policy_named
@@ -29,12 +29,13 @@ def decided(
     policy: str = "",
     runs: Job = MAY_GROW,
     others: tuple[Job, ...] = (),
+    offers: tuple[Cell, ...] = GOOD,
 ) -> Decision:
     told: Snapshot = snapshot([node("n1")], [runs, *others])
     (found, *_) = decide(
         told,
         settings,
-        {j.job_id: GOOD for j in told.jobs},
+        {j.job_id: offers for j in told.jobs},
         {},
         policy=policy_named(policy) if policy else None,
         progress={1: progress},
@@ -61,12 +62,23 @@ def decided(
 def test_a_restart_is_within_a_tenth_of_its_whole_life(
     lost_s: float, life_s: float, left: float | None, grows: bool
 ) -> None:
-    found = decided(JobRestarts(cost=COST, lost_s=lost_s, life_s=life_s), Progress(remaining=left))
+    slight = cells(1.0, 3.0, 3.6)  # too little is gained for the time saved to count
+    found = decided(JobRestarts(cost=COST, lost_s=lost_s, life_s=life_s), Progress(remaining=left), offers=slight)
     assert (found.action is Action.RESIZE) == grows
     if not grows:
         assert "a restart of this job costs 40 s (measured, 3 restarts; +-12 s)" in found.why, found.why
         assert "10 % of its time is the most that goes into restarts which Synergy chooses" in found.why, found.why
         assert (f"on top of {lost_s:.0f} s so far" in found.why) == (lost_s > 0)
+
+
+@pytest.mark.parametrize(("left", "grows"), [(3150.0, False), (3290.0, True), (None, False)])
+def test_a_restart_within_a_tenth_of_the_time_that_it_saves_is_no_waste(left: float | None, grows: bool) -> None:
+    """Half of what is left at 1.9 and at 3.6 sequences/s: 400 s apart for 3219 sequences. By far too much was spent before."""
+    spent = JobRestarts(cost=COST, lost_s=1000.0, life_s=2000.0)
+    found = decided(spent, Progress(remaining=left))
+    assert (found.action is Action.RESIZE) == grows
+    assert grows or "is the most that goes into restarts" in found.why
+    assert decided(spent, Progress(remaining=left, refuted=True)).action is Action.KEEP
 
 
 @pytest.mark.parametrize(("life_s", "shrinks"), [(700.0, False), (721.0, True)])
