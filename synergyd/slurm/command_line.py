@@ -94,7 +94,7 @@ class CommandLine(Commands):
     def demand_rights(self, *, writes: bool) -> None:
         """Raises DeniedError where this user has too few. From then on Slurm's limit on requests is kept to."""
         config = demand_rights(self.run, writes=writes)
-        self.pace = pace_of(config)
+        self.pace = self.pace or pace_of(config)
 
     def jobs(self) -> tuple[JobRow, ...]:
         try:

@@ -51,6 +51,17 @@ def test_heartbeat_is_whole_readable_and_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_heartbeat_goes_on_while_slurm_s_turn_is_waited_for(tmp_path: Path) -> None:
+    waited_s = 50.0
+    beats = heartbeat.Heartbeat(tmp_path, 30.0, lambda: waited_s)
+    beats.completed(1000.0)
+    waited_s += 100.0
+    beats.go_on(1130.0)
+    assert heartbeat.seen(tmp_path) == "1130 30\n"
+    beats.go_on(1160.0)  # 60 s without a completed epoch, beside the wait
+    assert heartbeat.seen(tmp_path) == "1130 30\n"
+
+
 # -- inbox -------------------------------------------------------------------------------------------------------------
 
 
