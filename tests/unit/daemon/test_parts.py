@@ -323,6 +323,15 @@ def test_one_epoch_and_no_heartbeat_left(site: Site) -> None:
     assert site.slurm.jobs[1].state == "RUNNING" and site.slurm.written_to() == {1}
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_another_cluster_s_database_is_refused_at_start(site: Site, dry_run: bool) -> None:
+    assert service.run(site.settings, once=True, cluster="alpha") == 0
+    site.slurm.submit(1)
+    with pytest.raises(UsageError, match="jobs of the cluster alpha, and this is beta"):
+        service.run(replace(site.settings, dry_run=dry_run), once=True, cluster="beta")
+    assert site.slurm.written_to() == set()
+
+
 def test_a_dry_run_neither_leads_nor_acts(site: Site) -> None:
     site.slurm.submit(1)
     held: list[bool] = []
