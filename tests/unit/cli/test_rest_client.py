@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.cli import rest_client
 from synergyd.cli.context import Context
 from synergyd.cli.rest_client import RestClient
 from synergyd.errors import UnavailableError
+from synergyd.wire import munge
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def nobodys() -> int:
 @pytest.fixture(autouse=True)
 def _no_munge(monkeypatch: pytest.MonkeyPatch) -> None:
     encode: Callable[[bytes], str] = lambda _payload: "a-credential"  # noqa: E731
-    monkeypatch.setattr(rest_client.munge, "encode", encode)
+    monkeypatch.setattr(munge, "encode", encode)
 
 
 def test_the_next_host_is_asked_where_one_is_away() -> None:
