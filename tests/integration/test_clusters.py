@@ -56,7 +56,8 @@ def test_each_is_read_and_steered_from_the_other(clusters: list[SlurmCluster]) -
             f"{other.name}'s job, seen from {cluster.name}",
         )
     alpha.run("synergyctl", "-M", "beta", "pause", "1")
-    assert [paused for *_, paused in seen(beta)] == [True] and [paused for *_, paused in seen(alpha)] == [False]
+    beta.wait_for(lambda: [paused for *_, paused in seen(beta)] == [True], 60, "beta's job to be paused")
+    assert [paused for *_, paused in seen(alpha)] == [False]
     beta.run("scancel", "1")
     beta.wait_for(lambda: not seen(alpha, "-M", "beta"), 60, "the end of beta's job")
     assert [name for name, *_ in seen(alpha)] == ["of-alpha"] and alpha.state(1) == "RUNNING"
