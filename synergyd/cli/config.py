@@ -21,7 +21,8 @@ from synergyd.setting import Setting
 from synergyd.settings import GPU_TYPE, SETTINGS, Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.directives.conf import Lint, LoadedSettings, find_slurm_conf, load_settings
+from synergyd.slurm.directives.conf import LoadedSettings, find_slurm_conf, load_settings
+from synergyd.slurm.directives.conf_lines import Lint
 from synergyd.slurm.directives.conf_lint import lint
 from synergyd.slurm.parsed.snapshot import leaks
 

@@ -17,7 +17,6 @@ from synergyd import __version__
 from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, show, slurm_version
 from synergyd.cli.shared.context import Context
 from synergyd.errors import SynergyError
-from synergyd.slurm.directives.conf import controller_address
 
 CONNECT_S = 5.0
 TORCH_S = 120.0  # the first import from a shared folder is slow
@@ -135,7 +134,7 @@ def _ports(context: Context) -> list[Finding]:
     """The daemon's ports, as a job reaches them."""
     try:
         settings = context.settings
-        host = settings.report_host or controller_address(context.loaded.files[0])
+        hosts = context.daemon_hosts()
     except SynergyError as error:
         return [Finding("settings", False, str(error), "")]
     wanted = {
@@ -147,18 +146,24 @@ def _ports(context: Context) -> list[Finding]:
     for key, port in wanted.items():
         if not port:
             continue
-        try:
-            socket.create_connection((host, port), CONNECT_S).close()
+        problem = ""
+        for host in hosts:
+            try:
+                socket.create_connection((host, port), CONNECT_S).close()
+            except OSError as error:
+                problem = problem or f"{host}: {error.strerror or error}"
+                continue
             found.append(Finding(f"{key} {port}", True, f"{host} answers"))
-        except OSError as error:
+            break
+        else:
             if settings.dry_run and key != "RestPort":
                 found.append(
                     Finding(f"{key} {port}", None, "the daemon opens it once DryRun=yes is gone", "look again then")
                 )
                 continue
             program = "synergyrestd" if key == "RestPort" else "synergyd"
-            right = f"start {program} on {host}, and open the port to compute nodes"
-            found.append(Finding(f"{key} {port}", False, f"{host}: {error.strerror or error}", right))
+            right = f"start {program} on {' or '.join(hosts)}, and open the port to compute nodes"
+            found.append(Finding(f"{key} {port}", False, problem, right))
     return found
 
 

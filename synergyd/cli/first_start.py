@@ -56,6 +56,14 @@ def _name(uid: int) -> str:
         return str(uid)
 
 
+def _uid(name: str) -> int:
+    """-1 of a user who is not known here: Slurm has no level of such a one."""
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return -1
+
+
 def _json() -> Finding:
     # of nodes: a whole queue as JSON may be large
     ok, text = output_of("sinfo", "--json")
@@ -81,8 +89,8 @@ def _rights(user: str, config: dict[str, str]) -> Finding:
     if user in ("root", slurm_user):
         return Finding("rights", True, f"the daemon's user is {user}" + (", SlurmUser" if user == slurm_user else ""))
     right = f"run it as {slurm_user}, or: sacctmgr modify user {user} set adminlevel=Admin"
-    ok, text = output_of(*rights.USERS, f"users={user}")
-    level = rights.admin_level(text, user) if ok else ""
+    ok, text = output_of(*rights.USERS)
+    level = rights.admin_level(text, _uid(user)) if ok else ""
     if not level:
         return Finding(
             "rights", False, f"{user} is neither root nor SlurmUser, and slurmctld knows no AdminLevel", right

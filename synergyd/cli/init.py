@@ -18,8 +18,9 @@ from synergyd.errors import UsageError, one_line
 from synergyd.ordinary_file import read_bytes
 from synergyd.settings import Settings
 from synergyd.slurm.directives import setup
-from synergyd.slurm.directives.conf import MAX_FILE_BYTES, find_slurm_conf, load_settings, read_lines
-from synergyd.slurm.directives.conf_lint import SlurmConf, read_slurm_conf
+from synergyd.slurm.directives.conf import find_slurm_conf, load_settings
+from synergyd.slurm.directives.conf_lines import MAX_FILE_BYTES, read_lines
+from synergyd.slurm.directives.slurm_conf import SlurmConf, read_slurm_conf
 
 PACKAGED = Path("/usr/share/synergy")  # of the Debian package: replaced at its upgrades
 MODULES = ("synergy.lua", "synergy_grammar.lua")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger("synergyd")
@@ -38,21 +39,22 @@ def remove(state_dir: Path) -> None:
 
 
 class Heartbeat:
-    """Beats as long as epochs are completed: a daemon that decides nothing any more must not put off new jobs."""
+    """Beats as long as epochs are completed: a daemon that decides nothing any more must not put off new jobs. `waited_s`: for how
+    many seconds it has waited in all for its turn with Slurm, which does not count."""
 
-    def __init__(self, state_dir: Path, grace_s: float) -> None:
-        self._state_dir, self._grace_s = state_dir, grace_s
+    def __init__(self, state_dir: Path, grace_s: float, waited_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._state_dir, self._grace_s, self._waited_s = state_dir, grace_s, waited_s
         self._completed_s: float | None = None
         self._beat_s = 0.0
 
     def completed(self, now_s: float) -> None:
         """An epoch has been completed."""
-        self._completed_s = now_s
+        self._completed_s = now_s - self._waited_s()
         self._write(now_s)
 
     def go_on(self, now_s: float) -> None:
         """Between two epochs."""
-        alive = self._completed_s is not None and now_s <= self._completed_s + self._grace_s
+        alive = self._completed_s is not None and now_s - self._waited_s() <= self._completed_s + self._grace_s
         if alive and now_s >= self._beat_s + BEAT_S:
             self._write(now_s)
 

@@ -17,15 +17,22 @@ LEAST_S = 0.5  # a write is not begun with less of the lease left: a process mus
 
 
 class LeaseKeeper:
-    """`grace_s`: a daemon that has completed no epoch for so long leaves the lease to one that does.
+    """`grace_s`: a daemon that has completed no epoch for so long leaves the lease to one that does. `waited_s`: for how many
+    seconds it has waited in all for its turn with Slurm, which does not count as silence.
 
     The loop calls `turn` before each epoch or tick: leadership may end at any moment, but begins between two turns only. An
     epoch that began as a stand-by's, or in an earlier term, never acts.
     """
 
-    def __init__(self, leader: Leader, grace_s: float, clock: Callable[[], float] = elapsed_s) -> None:
-        self._leader, self._grace_s, self._clock = leader, grace_s, clock
-        self._completed_s = clock()
+    def __init__(
+        self,
+        leader: Leader,
+        grace_s: float,
+        clock: Callable[[], float] = elapsed_s,
+        waited_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._leader, self._grace_s, self._clock, self._waited_s = leader, grace_s, clock, waited_s
+        self._completed_s = clock()  # without the waits: none up to now
         self._turn: tuple[bool, int | None] = False, None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -60,7 +67,7 @@ class LeaseKeeper:
         return self._turn[0] and self._leader.acts and self._leader.term == self._turn[1]
 
     def epoch_completed(self) -> None:
-        self._completed_s = self._clock()
+        self._completed_s = self._clock() - self._waited_s()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -89,7 +96,7 @@ class LeaseKeeper:
     def _run(self) -> None:
         while not self._stop.wait(self._leader.wait_s):
             try:
-                fit = self._clock() <= self._completed_s + self._grace_s
+                fit = self._clock() - self._waited_s() <= self._completed_s + self._grace_s
                 if fit != self._fit:
                     self._fit = fit
                     log.warning(

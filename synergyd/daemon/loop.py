@@ -86,7 +86,7 @@ class Daemon:
             tools.store, self.actuator, settings.state_dir, tools.clock, self.observer.beyond_limits
         )
         self.forecast = Forecast(settings)
-        self.heartbeat = Heartbeat(settings.state_dir, self.grace_s)
+        self.heartbeat = Heartbeat(settings.state_dir, self.grace_s, tools.paced_s)
         self.controller = Controller(times or times_of(settings), settings.epoch_s)
         self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)

@@ -64,7 +64,7 @@ def run(
 
     url = settings.database_url()
     leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
-    keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s))
+    keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s), waited_s=lambda: writer.paced_s())
     writer = CommandLine(writing=keeper.writing)
     reader, why = open_reader({})
     log.info("reads through %s: %s", reader.name, why)
@@ -103,6 +103,7 @@ def run(
         report_address=address,
         leads=leads,
         term=lambda: keeper.term,
+        paced_s=writer.paced_s,
         links=links,
         links_address=links_address,
         usage=usage,

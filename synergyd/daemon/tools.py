@@ -18,6 +18,7 @@ from synergyd.wire.job_key import SecretFile
 class Tools:
     """One daemon's. Tests put narrow fakes in. `clock`: seconds since 1970; `monotonic`: seconds, whatever somebody sets that
     clock to (None: nobody does); `leads`: may this daemon act now? `term`: of its leadership.
+    `paced_s`: for how many seconds in all calls to Slurm have waited for their turn.
     `secret`: the inbox's own too; None hands no keys out."""
 
     reader: SlurmReader
@@ -28,6 +29,7 @@ class Tools:
     report_address: str = ""
     leads: Callable[[], bool] = lambda: True
     term: Callable[[], int] = lambda: 0
+    paced_s: Callable[[], float] = lambda: 0.0
     links: LinkProcess | None = None
     links_address: str = ""
     monotonic: Callable[[], float] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -18,7 +19,6 @@ from synergyd.slurm.columns import (
     NODE_FIELDS,
     NODE_WIDE,
     count,
-    expanded,
     job_fields,
     job_row,
     node_names,
@@ -35,10 +35,12 @@ from synergyd.slurm.parsed.config_values import config_values
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partitions import partition_rows
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
+from synergyd.slurm.parsed.topology import leaf_switches
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
 from synergyd.usage import PastRun
 
+log = logging.getLogger("synergyd")
 SIGNAL_TIMEOUT_S = (
     4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
 )
@@ -92,7 +94,7 @@ class CommandLine(Commands):
     def demand_rights(self, *, writes: bool) -> None:
         """Raises DeniedError where this user has too few. From then on Slurm's limit on requests is kept to."""
         config = demand_rights(self.run, writes=writes)
-        self.pace = pace_of(config)
+        self.pace = self.pace or pace_of(config)
 
     def jobs(self) -> tuple[JobRow, ...]:
         try:
@@ -143,13 +145,9 @@ class CommandLine(Commands):
             if error.transient:
                 raise
             return {}  # no topology plugin
-        found: dict[str, str] = {}
-        for line in lines:
-            words = dict(word.partition("=")[::2] for word in line.split())
-            leaf = words.get("BlockName") or (words.get("Level") == "0" and words.get("SwitchName"))
-            if leaf:
-                for name in _hosts(words.get("Nodes", "")):
-                    found[name] = leaf
+        found, problems = leaf_switches(lines)
+        for problem in problems:
+            log.warning("topology: %s", problem)
         return found
 
     def reservations(self) -> str:
@@ -365,8 +363,3 @@ def _check_denied(error: SlurmError) -> None:
 
 def _widened(fields: Sequence[tuple[str, int]], wide: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((name, wide.get(name, width)) for name, width in fields)
-
-
-def _hosts(text: str) -> tuple[str, ...]:
-    """Names of a switch's host list. Raises SlurmError."""
-    return expanded(text, "scontrol show topology")

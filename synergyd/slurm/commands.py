@@ -45,6 +45,10 @@ class Commands:
         self.pace: Pace | None = None  # where Slurm limits the requests of this user
         self.took: deque[tuple[str, float]] = deque(maxlen=TOOK)  # (command, seconds) of the latest calls
 
+    def paced_s(self) -> float:
+        """For how many seconds in all calls have waited for their turn, where Slurm limits the requests of this user."""
+        return self.pace.waited_s if self.pace is not None else 0.0
+
     def table(
         self, program: str, fields: Sequence[tuple[str, int]], *options: str
     ) -> list[tuple[dict[str, str], frozenset[str]]]:

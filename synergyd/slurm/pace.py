@@ -16,7 +16,8 @@ OURS = 0.5  # of the limit for the daemon's main loop: its other threads, and th
 
 
 class Pace:
-    """Tokens that come back with time. `take` waits until there is one."""
+    """Tokens that come back with time. `take` waits until there is one. `waited_s`: for how long in all, the wait that is under way
+    included."""
 
     def __init__(
         self,
@@ -28,13 +29,16 @@ class Pace:
         self._bucket, self._refill_per_s = max(1.0, bucket), refill_per_s
         self._clock, self._sleep = clock, sleep
         self._left, self._at_s = self._bucket, clock()
+        self.waited_s = 0.0
 
     def take(self) -> None:
         now_s = self._clock()
         self._left = min(self._bucket, self._left + (now_s - self._at_s) * self._refill_per_s) - 1.0
         self._at_s = now_s
         if self._left < 0:
-            self._sleep(-self._left / self._refill_per_s)
+            wait_s = -self._left / self._refill_per_s
+            self.waited_s += wait_s
+            self._sleep(wait_s)
 
 
 def pace_of(config: str) -> Pace | None:

@@ -13,7 +13,7 @@ from synergyd.slurm.parsed.config_values import config_values
 USERS = ("scontrol", "show", "assoc_mgr", "flags=users")
 ENOUGH = "run synergyd as root, SlurmUser, or with AdminLevel=Admin"
 _NAME_UID = re.compile(r"(\S*)\((\d+)\)\Z")
-_LEVEL = re.compile(r"^UserName=(\S*)\((\d+)\) .*\bAdminLevel=([^\n]*?)\s*$", re.MULTILINE)
+_LEVEL = re.compile(r"^UserName=\S*\((\d+)\) .*\bAdminLevel=([^\n]*?)\s*$", re.MULTILINE)
 
 
 def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
@@ -49,11 +49,10 @@ def slurm_user(config: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else ("root", 0)
 
 
-def admin_level(users: str, user: int | str) -> str:
-    """That of a user (a uid, or a name) out of `scontrol show assoc_mgr flags=users`; "" where slurmctld knows of none."""
-    key = 1 if isinstance(user, int) else 0
-    for name, uid, level in _LEVEL.findall(users):
-        if (name, int(uid))[key] == user:
+def admin_level(users: str, uid: int) -> str:
+    """That of a user out of `scontrol show assoc_mgr flags=users`; "" where slurmctld knows of none."""
+    for its, level in _LEVEL.findall(users):
+        if int(its) == uid:
             return "" if level in ("Not Set", "None") else str(level)
     return ""
 

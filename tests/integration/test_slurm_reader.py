@@ -191,7 +191,8 @@ def test_another_cluster_than_this_processes_own(
 ) -> None:
     """pyslurm's process is given the cluster's SLURM_CONF."""
     says = f"import os\nassert os.environ['SLURM_CONF'] == '{small.conf}'"
-    (tmp_path / "pyslurm.py").write_text(module("old", first=says))
+    fits = CommandLine(small.env).version()
+    (tmp_path / "pyslurm.py").write_text(module("old", version=fits, first=says))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     reader, why = open_reader({**small.env, "PYTHONPATH": python_path(tmp_path)})

@@ -80,6 +80,7 @@ class SlurmCluster:
     slurmd_timeout_s: int = 20
     controllers: int = 1  # slurmctlds; a second one takes over
     accounting: Accounting | None = None  # a slurmdbd of its own
+    name: str = "throwaway"  # ClusterName
     slurm_user: str = field(default_factory=lambda: _user_name())  # another than root is for root alone
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="synergy-slurm-")))
     keep: bool = False
@@ -326,7 +327,7 @@ class SlurmCluster:
             text = Path(self.job_submit).read_text() if "\n" not in self.job_submit else self.job_submit
             (d / "job_submit.lua").write_text(text)
         lines = [
-            "ClusterName=throwaway",
+            f"ClusterName={self.name}",
             *own_controllers,
             f"SlurmctldPort={self.port}",
             f"SlurmdPort={self.port + 1}",

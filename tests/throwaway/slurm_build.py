@@ -29,7 +29,7 @@ def build(source: Path) -> tuple[str, Path]:
     print(f"== Slurm {found[1]} from {source}, into {prefix.relative_to(ROOT)} (half an hour, once)", flush=True)
     shutil.rmtree(prefix, ignore_errors=True)
     prefix.mkdir(parents=True)
-    log = prefix.with_suffix(".log")
+    log = prefix.with_name(f"{prefix.name}.log")
     with tempfile.TemporaryDirectory(prefix="synergy-slurm-build-") as folder, log.open("wb") as told:
         # unoptimized: a third of the time
         environment = {**os.environ, "CFLAGS": "-O0"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -56,23 +56,25 @@ class Context:
         from synergyd.cli.shared.desk import RestDesk, database_desk
         from synergyd.cli.shared.rest_client import RestClient
 
-        if self.database or self.cluster or not (service := self._service()):
+        if self.database or self.cluster or not (services := self._services()):
             return database_desk(self.store())
-        return nullcontext(RestDesk(RestClient(service)))
+        return nullcontext(RestDesk(RestClient(*services)))
 
-    def _service(self) -> Path | tuple[str, int] | None:
-        """Where the REST service is; None where there is none, and for root where the database is."""
-        from synergyd.slurm.directives.conf import controller_address
+    def daemon_hosts(self) -> tuple[str, ...]:
+        """The hosts on one of which the daemon and the REST service run."""
+        return (self.settings.report_host,) if self.settings.report_host else self.loaded.controllers
 
+    def _services(self) -> Sequence[Path | tuple[str, int]]:
+        """Where the REST service may be; nothing where there is none, and for root where the database is."""
         settings = self.settings
         at_database = bool(settings.database) or (settings.state_dir / "synergy.db").exists()
         if os.geteuid() == 0 and at_database:
-            return None
+            return ()
         if settings.rest_socket().is_socket():
-            return settings.rest_socket()
+            return (settings.rest_socket(),)
         if not settings.rest_port:
-            return None
-        return settings.report_host or controller_address(self.loaded.files[0]), settings.rest_port
+            return ()
+        return [(host, settings.rest_port) for host in self.daemon_hosts()]
 
     def store(self) -> Store:
         """The daemon's database; raises one line when there is none yet."""

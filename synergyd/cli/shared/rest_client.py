@@ -16,6 +16,7 @@ from synergyd.wire.request_signature import signed_payload
 
 MAX_ANSWER_BYTES = 256 * 2**20
 ANSWER_S = 40.0  # above the service's longest long poll
+CONNECT_S = 5.0  # to a host beside which there are others
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -30,11 +31,14 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class RestClient:
-    """`address`: the service's Unix socket, or (host, port)."""
+    """`addresses`: the service's Unix socket, or (host, port) of each host where it may run.
 
-    def __init__(self, address: Path | tuple[str, int]) -> None:
-        self._address = address
-        self.where = str(address) if isinstance(address, Path) else f"{address[0]}:{address[1]}"
+    The first that can be connected to is asked.
+    """
+
+    def __init__(self, *addresses: Path | tuple[str, int]) -> None:
+        self._addresses = addresses
+        self.where = " ".join(map(_shown, addresses))
 
     def ask(
         self, method: str, target: str, value: object = None, *, etag: str = "", match: str = ""
@@ -49,30 +53,50 @@ class RestClient:
             **({"If-None-Match": etag} if etag else {}),
             **({"If-Match": match} if match else {}),
         }
-        connection: http.client.HTTPConnection
-        if isinstance(self._address, Path):
-            connection = _UnixConnection(self._address)
-        else:
-            connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_S)
+        connection, where = self._connected()
         try:
             connection.request(method, target, body, headers)
             answer = connection.getresponse()
             read = answer.read(MAX_ANSWER_BYTES + 1)
             if len(read) > MAX_ANSWER_BYTES:
-                raise self._away("its answer is too long")
+                raise _away(where, "its answer is too long")
             if answer.getheader("Content-Encoding") == "gzip":
                 read = gzip.decompress(read)
             told = json.loads(read) if read else None
         except (OSError, http.client.HTTPException, ValueError, EOFError, zlib.error) as error:
-            raise self._away(one_line(str(error) or type(error).__name__, 200)) from None
+            raise _away(where, one_line(str(error) or type(error).__name__, 200)) from None
         finally:
             connection.close()
         if answer.status >= 400:
-            raise _refusal(answer.status, told if isinstance(told, dict) else {}, self.where)
+            raise _refusal(answer.status, told if isinstance(told, dict) else {}, where)
         return answer.getheader("ETag") or "", told
 
-    def _away(self, what: str) -> UnavailableError:
-        return UnavailableError(self.where, what, "is synergyrestd running there?")
+    def _connected(self) -> tuple[http.client.HTTPConnection, str]:
+        """A connection, and where to. Nothing is sent before: what was sent to one host is never sent to another."""
+        problem = ""
+        for address in self._addresses:
+            if isinstance(address, Path):
+                connection: http.client.HTTPConnection = _UnixConnection(address)
+            else:
+                connection = http.client.HTTPConnection(
+                    *address, timeout=CONNECT_S if len(self._addresses) > 1 else ANSWER_S
+                )
+            try:
+                connection.connect()
+            except OSError as error:
+                problem = one_line(str(error) or type(error).__name__, 200)
+                continue
+            connection.sock.settimeout(ANSWER_S)
+            return connection, _shown(address)
+        raise _away(self.where, problem)
+
+
+def _shown(address: Path | tuple[str, int]) -> str:
+    return str(address) if isinstance(address, Path) else f"{address[0]}:{address[1]}"
+
+
+def _away(where: str, what: str) -> UnavailableError:
+    return UnavailableError(where, what, "is synergyrestd running there?")
 
 
 def _refusal(status: int, told: dict[str, Any], where: str) -> SynergyError:

@@ -9,38 +9,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from synergyd.errors import UsageError, one_line
-from synergyd.ordinary_file import read_bytes
 from synergyd.settings import FIGURES, GPU_TYPE, SETTINGS, TABLE, Settings
+from synergyd.slurm.directives.conf_lines import MAX_PROBLEMS, ConfLine, Lint, read_lines
+from synergyd.slurm.directives.slurm_conf import read_slurm_conf
 from synergyd.slurm.directives.tokenizer import WordError, as_bytes, as_text, nearest, words
 
 PREFIX = "#SYNERGY"
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
-MAX_FILES = 100
-MAX_FILE_BYTES = 4 * 2**20
-MAX_LINES = 50_000  # of all files together
-MAX_PROBLEMS = 100  # that are looked for; what follows is not read
-
-
-@dataclass(frozen=True)
-class Lint:
-    """One finding: `where` (file:line, or a file), `what` is wrong, what would be `right`.
-
-    `severity` is "error" (the line has no effect) or "warning".
-    """
-
-    where: str
-    what: str
-    right: str
-    severity: str = "error"
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.where}: {self.what}; {self.right}"
 
 
 @dataclass(frozen=True)
@@ -52,26 +33,13 @@ class LoadedSettings:
     problems: tuple[Lint, ...]
     files: tuple[Path, ...] = ()
     cluster: str = ""  # its ClusterName
+    controllers: tuple[str, ...] = ("localhost",)  # addresses of the hosts of slurmctld, in their order
 
     def errors(self) -> tuple[Lint, ...]:
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
-@dataclass(frozen=True, slots=True)  # there may be many of them
-class ConfLine:
-    """One line of slurm.conf or of a file that it Includes, without its line end."""
-
-    path: Path
-    number: int
-    text: str
-
-    @property
-    def where(self) -> str:
-        return f"{self.path}:{self.number}"
-
-
-_CONTROLLER = re.compile(r"\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(#,]+)(?:\(([^)\s]+)\))?", re.IGNORECASE)
-_CLUSTER = re.compile(r"(?:[^#]*\s)?ClusterName\s*=\s*(\"?)([A-Za-z0-9_-]{1,40})\1(?=[\s#]|\Z)", re.IGNORECASE)
+_CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _OF_CLUSTER = "{cluster}"  # in Database: the cluster's name
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = tuple(setting.key for setting in TABLE)
@@ -122,8 +90,9 @@ def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
             port = values.pop(key)
             where = reading.origins.pop(key)
             reading.problems.append(Lint(where, f"{name}={port} is also the {taken[0]}", "give each its own port"))
-    named = [match[2] for line in lines if (match := _CLUSTER.match(line.text))]
-    own = named[-1].lower() if named else ""  # as Slurm has it
+    slurms = read_slurm_conf(path, lines)
+    own = slurms.get("ClusterName").lower()  # as Slurm has it
+    own = own if _CLUSTER.fullmatch(own) else ""
     if cluster and _OF_CLUSTER not in values.get("database", ""):
         right = f"write ?schema={_OF_CLUSTER} behind Database on all of them"
         raise UsageError(f"cluster {cluster}", f"Database is that of {own or 'this cluster'} alone", right)
@@ -135,15 +104,8 @@ def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
             reading.problems.append(Lint(reading.origins["database"], what, right))
     settings = Settings(**values, gpu_figures=reading.figures)
     files = tuple(dict.fromkeys(line.path for line in lines))
-    return LoadedSettings(settings, reading.origins, tuple(reading.problems), files, own)
-
-
-def controller_address(path: Path) -> str:
-    """The address of the first SlurmctldHost (or ControlMachine) in slurm.conf `path`; this host where there is none."""
-    for line in read_lines(path)[0]:
-        if match := _CONTROLLER.match(line.text):
-            return match[2] or match[1]
-    return "localhost"
+    hosts = slurms.controllers or LoadedSettings.controllers
+    return LoadedSettings(settings, reading.origins, tuple(reading.problems), files, own, hosts)
 
 
 def with_values(settings: Settings, where: str, given: Iterable[str]) -> Settings:
@@ -254,66 +216,6 @@ def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> No
         return
     reading.figures[name] = figures
     reading.origins[f"gpu_figures.{name}"] = where
-
-
-def read_lines(path: Path) -> tuple[list[ConfLine], tuple[Lint, ...]]:
-    """All lines of slurm.conf `path`, each Include in its place, and what went wrong with Includes.
-
-    As Slurm does it, a relative Include is looked for beside `path`, whichever file names it. Raises UsageError when
-    `path` itself can't be read.
-    """
-    problems: list[Lint] = []
-    try:
-        return list(_lines(path, path.parent, (), problems, [0, 0])), tuple(problems)
-    except OSError as error:
-        right = "set SLURM_CONF, or give --conf, to a slurm.conf that this user can read"
-        raise UsageError(str(path), f"can't be read ({error.strerror or error})", right) from None
-
-
-def _lines(
-    path: Path, folder: Path, above: tuple[Path, ...], problems: list[Lint], opened: list[int]
-) -> Iterator[ConfLine]:
-    opened[0] += 1
-    if path.exists() and not path.is_file():
-        raise OSError(0, "not a file")
-    text = read_bytes(path, MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
-    opened[1] += text.count("\n")
-    if opened[1] > MAX_LINES:
-        raise OSError(0, f"more than {MAX_LINES} lines in all")
-    for number, raw in enumerate(text.split("\n"), 1):
-        line = ConfLine(path, number, raw)
-        yield line
-        if len(problems) >= MAX_PROBLEMS:
-            continue
-        match = re.match(r"\s*include\s+(.*)$", raw, re.IGNORECASE)
-        if not match:
-            continue
-        name = match[1].split("#")[0].strip().strip('"')
-        target = folder / name
-        chain = (*above, path)
-        if problem := _include_problem(name, target, chain, opened[0]):
-            problems.append(Lint(line.where, one_line(f"Include {name}: {problem[0]}"), problem[1]))
-            continue
-        try:
-            yield from list(_lines(target, folder, chain, problems, opened))
-        except OSError as error:
-            what = one_line(f"Include {name} can't be read ({error.strerror or error})")
-            problems.append(Lint(line.where, what, f"relative names lie beside {chain[0]}"))
-
-
-def _include_problem(name: str, target: Path, chain: tuple[Path, ...], opened: int) -> tuple[str, str] | None:
-    """(what, right) of an Include that is not to be followed."""
-    if any(c in name for c in "*?[\0") or not name:
-        return "not the name of one file", "name each file on a line of its own; wildcards are not known"
-    try:
-        loops = target.resolve() in {other.resolve() for other in chain}
-    except (OSError, RuntimeError):  # a loop of links
-        loops = True
-    if loops:
-        return "it includes itself", "drop this line"
-    if opened >= MAX_FILES:
-        return f"more than {MAX_FILES} files are Included", "put them together"
-    return None
 
 
 def find_slurm_conf() -> Path:

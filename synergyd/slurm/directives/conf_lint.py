@@ -3,68 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from synergyd.ordinary_file import read_bytes
-from synergyd.slurm.directives.conf import MAX_FILE_BYTES, ConfLine, Lint, LoadedSettings, read_lines
+from synergyd.slurm.directives.conf import LoadedSettings
+from synergyd.slurm.directives.conf_lines import MAX_FILE_BYTES, Lint, read_lines
+from synergyd.slurm.directives.slurm_conf import SlurmConf, read_slurm_conf
 from synergyd.slurm.directives.tokenizer import nearest
 
-_PAIR = re.compile(r'(?<![A-Za-z0-9_])([A-Za-z0-9_]+)\s*=\s*("[^"]*"|\S*)')
 _LUA_COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
-_MAX_JOINED = 1 << 14  # characters of lines that end with a backslash
-_LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "include")
-
-
-@dataclass(frozen=True)
-class SlurmConf:
-    """slurm.conf by key: `values` in small letters (the last one said holds, as in Slurm) with their `places`.
-
-    `gpu_types` are those that NodeName lines give; `path` is slurm.conf itself.
-    """
-
-    path: Path
-    values: Mapping[str, str]
-    places: Mapping[str, str]
-    partitions: tuple[str, ...]
-    gpu_types: tuple[str, ...]
-
-    def get(self, key: str) -> str:
-        return self.values.get(key.lower(), "")
-
-    def where(self, key: str) -> str:
-        return self.places.get(key.lower(), str(self.path))
-
-    def tokens(self, key: str) -> list[str]:
-        """The parts of a value with commas between, in small letters."""
-        return [part.strip().lower() for part in self.get(key).split(",") if part.strip()]
-
-
-def read_slurm_conf(path: Path, lines: Sequence[ConfLine]) -> SlurmConf:
-    """Sort the lines of slurm.conf `path` (conf.read_lines) by key. What is no key=value is passed over."""
-    values: dict[str, str] = {}
-    places: dict[str, str] = {}
-    partitions: list[str] = []
-    gpu_types: list[str] = []
-    carried = ""
-    for line in lines:
-        text = carried + re.split(r"(?<!\\)#", line.text, maxsplit=1)[0].rstrip()
-        if text.endswith("\\") and len(text) < _MAX_JOINED:
-            carried = text[:-1] + " "
-            continue
-        carried = ""
-        pairs = [(key.lower(), value.strip('"')) for key, value in _PAIR.findall(text)]
-        if not pairs:
-            continue
-        if pairs[0][0] not in _LISTS:
-            for key, value in pairs:
-                values[key], places[key] = value, line.where
-        elif pairs[0][0] == "partitionname":
-            partitions.append(pairs[0][1])
-        elif pairs[0][0] == "nodename":
-            gpu_types += re.findall(r"gpu:([A-Za-z_][A-Za-z0-9_.+-]*)", dict(pairs).get("gres", ""))
-    return SlurmConf(path, values, places, tuple(partitions), tuple(dict.fromkeys(gpu_types)))
 
 
 def lint(path: Path, loaded: LoadedSettings) -> tuple[Lint, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -107,6 +108,18 @@ def test_ports_are_closed_in_a_dry_run(put: Put, tmp_path: Path) -> None:
     assert found.ok is None and "DryRun" in found.found
 
 
+def test_a_port_is_looked_for_on_each_slurmctld_s_host(put: Put, tmp_path: Path) -> None:
+    """The daemon that leads may run on any of them."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.3", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        second = f"SlurmctldHost=next(127.0.0.3)\n#SYNERGY RestPort={port}\n"
+        found = doctor(tmp_path, said=second)
+        assert found["RestPort"].ok and found["RestPort"].found == "127.0.0.3 answers"
+        assert "127.0.0.1 or 127.0.0.3" in found["ReportPort"].right
+
+
 def test_a_torch_in_this_folder_is_not_run(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As root in /tmp, where anybody may have put it."""
     put("python3", f'exec {sys.executable} "$@"')
@@ -182,15 +195,20 @@ def test_an_older_schema_is_named(put: Put, tmp_path: Path) -> None:
     [
         ("root", "", True),
         ("slurm", "", True),
-        ("mina", "None", False),
-        ("mina", "Operator", False),
-        ("other", "Administrator", False),
-        ("mina", "Administrator", True),
+        ("games", "None", False),
+        ("games", "Operator", False),
+        ("nobody", "Administrator", False),
+        ("nobodys-name", "Administrator", False),
+        ("games", "Administrator", True),
+        ("4000000", "Administrator", True),
     ],
 )
 def test_rights(put: Put, user: str, level: str, ok: bool) -> None:
-    record = "UserName={}(1000) DefAccount=chem DefWckey=(null) AdminLevel={}"
-    put("scontrol", f"echo '{record.format('root', 'Administrator')}'; echo '{record.format('mina', level)}'")
+    """By the uid, among all users, as the daemon itself looks."""
+    record = "UserName={}({}) DefAccount=chem DefWckey=(null) AdminLevel={}"
+    users = (("root", 0, "Administrator"), ("elsewhere", pwd.getpwnam("games").pw_uid, level), ("x", 4000000, level))
+    lines = "; ".join(f"echo '{record.format(*each)}'" for each in users)
+    put("scontrol", f'[ "$*" = "show assoc_mgr flags=users" ] && {{ {lines}; }}')
     finding = first_start._rights(user, {"SlurmUser": "slurm(64030)"})
     assert finding.ok is ok and (ok or f"sacctmgr modify user {user} set adminlevel=Admin" in finding.right)
 

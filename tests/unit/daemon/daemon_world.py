@@ -45,6 +45,10 @@ class FakeCluster(FakeSlurm):
     def demand_rights(self, *, writes: bool) -> None:
         """All rights."""
 
+    def paced_s(self) -> float:
+        """Nothing is limited."""
+        return 0.0
+
     def past_runs(self, from_s: float, to_s: float) -> tuple[()]:
         """Without slurmdbd."""
         return ()

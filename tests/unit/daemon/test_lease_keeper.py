@@ -113,6 +113,24 @@ def test_who_completes_no_epoch_steps_back(keeper: LeaseKeeper, leader: Asked, c
     until(lambda: leader.calls[-1] == "try_lead")
 
 
+def test_its_turn_with_slurm_is_waited_for_without_loss(leader: Asked, clock: Clock) -> None:
+    """Many starts at the pace that Slurm allows one user take longer than the grace."""
+    waited_s = 0.0
+    keeper = LeaseKeeper(cast(Leader, leader), 30.0, clock, lambda: waited_s)
+    try:
+        keeper.start()
+        clock.now += 80.0
+        waited_s += 70.0
+        until(lambda: len(leader.calls) > 2)
+        assert set(leader.calls) == {"try_lead"}
+        clock.now += 21.0  # 31 s without
+        until(lambda: leader.calls[-1] == "step_back")
+        keeper.epoch_completed()
+        until(lambda: leader.calls[-1] == "try_lead")
+    finally:
+        keeper.close()
+
+
 def test_a_fault_of_ours_does_not_end_the_renewals(keeper: LeaseKeeper, leader: Asked) -> None:
     leader.fault = ZeroDivisionError("a fault")
     keeper.start()

@@ -51,6 +51,17 @@ def test_heartbeat_is_whole_readable_and_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_heartbeat_goes_on_while_slurm_s_turn_is_waited_for(tmp_path: Path) -> None:
+    waited_s = 50.0
+    beats = heartbeat.Heartbeat(tmp_path, 30.0, lambda: waited_s)
+    beats.completed(1000.0)
+    waited_s += 100.0
+    beats.go_on(1130.0)
+    assert heartbeat.seen(tmp_path) == "1130 30\n"
+    beats.go_on(1160.0)  # 60 s without a completed epoch, beside the wait
+    assert heartbeat.seen(tmp_path) == "1130 30\n"
+
+
 # -- inbox -------------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +321,15 @@ def test_one_epoch_and_no_heartbeat_left(site: Site) -> None:
     assert service.run(site.settings, once=True, on_epoch=on_epoch) == 0
     assert seen == [True] and not (site.folder / "heartbeat").exists()
     assert site.slurm.jobs[1].state == "RUNNING" and site.slurm.written_to() == {1}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_another_cluster_s_database_is_refused_at_start(site: Site, dry_run: bool) -> None:
+    assert service.run(site.settings, once=True, cluster="alpha") == 0
+    site.slurm.submit(1)
+    with pytest.raises(UsageError, match="jobs of the cluster alpha, and this is beta"):
+        service.run(replace(site.settings, dry_run=dry_run), once=True, cluster="beta")
+    assert site.slurm.written_to() == set()
 
 
 def test_a_dry_run_neither_leads_nor_acts(site: Site) -> None:

@@ -170,6 +170,15 @@ def test_blocks_are_leaves(shell: Shell) -> None:
     assert shell.backend.leaf_switches() == {"n1": "b1", "n2": "b1", "n3": "b2", "n4": "b2"}
 
 
+@pytest.mark.parametrize("nodes", ["n[1-", "n[2-1]", "n[1-99999999]", "[", "n[1-2][3-"])
+def test_a_switch_whose_nodes_are_not_understood_costs_itself_alone(
+    shell: Shell, nodes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shell.answers("scontrol", f"SwitchName=s0 Level=0 Nodes={nodes}\nSwitchName=s1 Level=0 Nodes=n3\n".encode())
+    assert shell.backend.leaf_switches() == {"n3": "s1"}
+    assert [r.message.partition(":")[0] for r in caplog.records] == ["topology"] and "s0" in caplog.text
+
+
 def test_writes_are_begun_within_the_lease_or_not_at_all(shell: Shell) -> None:
     allowed = [True]
 

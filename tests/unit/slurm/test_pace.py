@@ -24,7 +24,7 @@ def test_calls_wait_for_their_turn() -> None:
     assert slept == []
     for _ in range(4):
         pace.take()
-    assert slept == [0.5] * 4 and now_s == 2.0
+    assert slept == [0.5] * 4 and now_s == pace.waited_s == 2.0
     now_s += 60
     for _ in range(3):
         pace.take()

@@ -65,5 +65,5 @@ def test_slurms_words() -> None:
     assert (
         admin_level(NONE, 0) == admin_level(USERS.format("None"), 65534) == admin_level(USERS.format("Admin"), 5) == ""
     )
-    assert admin_level(USERS.format("Operator"), "nobody") == "Operator" and admin_level(USERS, 0) == "Administrator"
+    assert admin_level(USERS.format("Operator"), 65534) == "Operator" and admin_level(USERS, 0) == "Administrator"
     assert not may("", writes=False)
