@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.cli.context import Context
-from synergyd.cli.rest_client import RestClient
+from synergyd.cli.shared.context import Context
+from synergyd.cli.shared.rest_client import RestClient
 from synergyd.errors import UnavailableError
 from synergyd.wire import munge
 
