@@ -35,7 +35,14 @@ Seen = dict[int, list[int]]
 
 @contextmanager
 def training(
-    folder: Path, output: Path, dp: int, micro: int, run_dir: Path, *arguments: str, batch: int = 8
+    folder: Path,
+    output: Path,
+    dp: int,
+    micro: int,
+    run_dir: Path,
+    *arguments: str,
+    batch: int = 8,
+    script: tuple[str, str] = ("training_trainer", "--output"),
 ) -> Iterator[Any]:
     """A run under torchrun; it is killed when the block ends."""
     environment = {
@@ -48,7 +55,7 @@ def training(
         "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": batch, "micro_batch": micro}),
     }
     command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--standalone", "--nproc-per-node", str(dp)]
-    command += ["-m", "tests.integration.training_trainer", "--output", str(output), *arguments]
+    command += ["-m", f"tests.integration.{script[0]}", script[1], str(output), *arguments]
     with (folder / "out").open("a") as out:
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
     try:
@@ -165,3 +172,20 @@ def test_noise_is_that_of_brute_force(tmp_path: Path, dp: int, micro: int, batch
     found, truth = json.loads((tmp_path / "run" / "answer.json").read_text())
     print(dp, batch, found, truth)
     assert found == pytest.approx(truth, rel=0.1)
+
+
+def test_an_accelerate_loop_goes_on_with_other_degrees_and_batches(tmp_path: Path) -> None:
+    resized, alone = make_run_dir(tmp_path / "resized"), make_run_dir(tmp_path / "alone")
+    loop = {"script": ("training_accelerate", "--checkpoint")}
+    for dp, steps in [(1, 3), (2, 6)]:
+        finished(tmp_path, tmp_path / "checkpoints", dp, 1, resized, "--steps", str(steps), **loop)
+    finished(tmp_path, tmp_path / "other", 1, 2, alone, "--steps", "6", **loop)
+    log, reference = log_of(resized), log_of(alone)
+    assert [entry["dp"] for entry in log] == [1] * 3 + [2] * 3
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(log, reference, strict=True)) < 1e-5
+    status = status_of(resized)
+    assert status["rebatching"] and status["noise_scale"] == pytest.approx(status_of(alone)["noise_scale"], rel=0.5)
+    # the schedule goes by the batch that its rates were tuned for
+    finished(tmp_path, tmp_path / "checkpoints", 1, 2, resized, "--steps", "10", batch=16, **loop)
+    assert [entry["global_batch"] for entry in log_of(resized)][6:] == [16, 16]
+    assert '{"schedule": 10, "samples": 80}' in (tmp_path / "out").read_text()

@@ -326,3 +326,14 @@ def test_a_batch_takes_several_of_trainer_s_steps(
     assert [entry["global_batch"] for entry in log] == [16, 16, 24, 24, 24, 24]
     now = status(run_dir)
     assert (now["done"], now["total"], now["rebatching"]) == (112, 112, True) and now["plan"]["micro_batch"] == 8
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "MEGATRON_LM", "XLA", "FSDP"])
+def test_accelerate_with_gradients_of_its_own_is_one_line(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from synergy_launch.huggingface import AcceleratedTask
+
+    with pytest.raises(SystemExit) as end:
+        AcceleratedTask(SimpleNamespace(distributed_type=kind, is_fsdp2=False), None, None, global_batch=8)
+    assert end.value.code == 2
+    said = f"synergy: AcceleratedTask: can't take Accelerate with {kind}; use DDP, FSDP2 or one process\n"
+    assert capsys.readouterr().err == said
