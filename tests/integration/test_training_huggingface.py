@@ -105,8 +105,13 @@ def until(folder: Path, output: Path, dp: int, micro: int, run_dir: Path, step: 
 def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> None:
     """1 process, then 2 x 2 examples x 2 passes, asked for a checkpoint and ended in the first epoch (13 steps); then 4 x 2, then 2 x 4."""
     alone, resized, run_dir = tmp_path / "alone", tmp_path / "resized", make_run_dir(tmp_path / "job")
-    finished(tmp_path, alone, 1, 8, make_run_dir(tmp_path / "left"), "--global-batch", "8")
-    batch = ("--global-batch", "8")
+    batch = (
+        "--global-batch",
+        "8",
+        "--examples",
+        "104",
+    )  # which 8 divides: else Accelerate fills an epoch's last step by dp
+    finished(tmp_path, alone, 1, 8, make_run_dir(tmp_path / "left"), *batch)
     until(tmp_path, resized, 1, 8, run_dir, 3, *batch)
     with training(tmp_path, resized, 2, 2, run_dir, *batch, "--delay", "0.2") as process:  # asked before step 13
         wait_for(lambda: status_of(run_dir)["step"] >= 5, "first steps", 240)
@@ -134,7 +139,7 @@ def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> No
     assert len(losses) == 30 and losses[-1] < losses[0] - 1
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-5
     assert seen_in(resized) == seen_in(alone)
-    assert sorted(x for step in range(1, 14) for x in seen_in(resized)[step]) == list(range(100))
+    assert sorted(x for step in range(1, 14) for x in seen_in(resized)[step]) == list(range(104))
     status = status_of(run_dir)
     assert status["state"] == "done" and status["checkpoint_step"] == 30 and status["plan"]["dp"] == 2
     assert (resized / "checkpoint-30" / "complete").exists()
@@ -161,7 +166,7 @@ def test_the_batch_moves_between_two_steps_and_over_a_restart(tmp_path: Path) ->
     assert not (output / "checkpoint-3").exists() and (output / "checkpoint-30" / "complete").exists()
     status = status_of(run_dir)
     assert (status["done"], status["total"], status["plan"]["global_batch"]) == (240, 240, 8)
-    assert json.loads((output / "answer.json").read_text())[0] < 1e-5
+    assert json.loads((output / "answer.json").read_text())[0] < 1e-6
 
 
 @pytest.mark.parametrize(("dp", "micro", "batch"), [(1, 2, 8), (2, 2, 16)])
