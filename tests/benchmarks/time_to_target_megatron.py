@@ -106,7 +106,7 @@ LAUNCH = run_of.LAUNCH
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--target", type=float, default=2.2)
+    parser.add_argument("--target", type=float, default=2.35)
     parser.add_argument(
         "--keep", type=Path, help="folder for the runs' steps, by which a finished run is not made again"
     )

@@ -55,12 +55,3 @@ def test_a_plan_that_it_cannot_take_is_one_line(tmp_path: Path, plan: dict[str, 
     _, output = training_ranks.run(tmp_path, 2, call, environment=environment, code=2)
     lines = [line for line in output.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith(f"synergy: {said}")
-
-
-@pytest.mark.parametrize(("kind", "tp", "dp"), [("ddp", 1, 2), ("fsdp", 1, 2), ("mesh", 2, 2)])
-def test_noise_is_that_of_brute_force(tmp_path: Path, kind: str, tp: int, dp: int) -> None:
-    environment = {"SYNERGY_PLAN_JSON": json.dumps({"tp": tp, "dp": dp, "global_batch": 8, "micro_batch": 1})}
-    call = Call("tests.integration.training_mesh:noise", kind, 32, tmp_path / "checkpoints")
-    (found, truth), _ = training_ranks.run(tmp_path / "run", tp * dp, call, environment=environment)
-    print(kind, found, truth)
-    assert found == pytest.approx(truth, rel=0.1)
