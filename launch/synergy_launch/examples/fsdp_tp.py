@@ -48,7 +48,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(2, (-1, self.width)).transpose(1, 2)
+        return x.reshape(*x.shape[:2], -1, self.width).transpose(1, 2)
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

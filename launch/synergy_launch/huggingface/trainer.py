@@ -190,7 +190,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 
     def _epoch_ends(self, state: Any) -> bool:
         """With the step under way, by Trainer's own count."""
-        return (state.global_step + 1) % self._steps_an_epoch == 0
+        return bool((state.global_step + 1) % self._steps_an_epoch == 0)
 
     def _note_batch(self) -> None:
         assert self.agent is not None and self.accumulation is not None
