@@ -160,7 +160,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Accepts:
-    """Which degrees besides tp, pp and dp a job's script can be told."""
+    """Which degrees besides tp, pp and dp a job's script can be told, and which of these not."""
 
     #: virtual pipeline stages
     vpp: bool = False
@@ -174,6 +174,8 @@ class Accepts:
     uneven: bool = False
     #: data-parallel traffic behind backward and forward
     overlap: bool = False
+    #: it has no pipeline: pp stays 1
+    single_stage: bool = False
 
 
 NOTHING_MORE = Accepts()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synergy_launch.pytorch.mesh import plan_mesh as plan_mesh
     from synergy_launch.pytorch.training import SynergyTask as SynergyTask
 
-__all__ = ["SynergyTask"]
+__all__ = ["SynergyTask", "plan_mesh"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from synergy_launch.pytorch.training import SynergyTask
 
         return SynergyTask
+    if name == "plan_mesh":
+        from synergy_launch.pytorch.mesh import plan_mesh
+
+        return plan_mesh
     raise AttributeError(f"module 'synergy_launch' has no attribute {name!r}")

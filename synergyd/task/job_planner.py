@@ -225,7 +225,7 @@ class JobPlanner:
             micro_batch=directive.micro_batch,
             max_micro_batch=directive.max_micro_batch,
             tp=directive.tp,
-            pp=directive.pp,
+            pp=directive.pp or (1 if accepts.single_stage else None),
             vpp=None if accepts.vpp else present.vpp,
             cp=None if accepts.cp else present.cp,
             ep=None if accepts.ep else present.ep,

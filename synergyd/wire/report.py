@@ -104,7 +104,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     known = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
     return {
         "accepts": {
-            **{name: accepts.get(name) is True for name in ("vpp", "cp", "ep", "uneven", "overlap")},
+            **{name: accepts.get(name) is True for name in ("vpp", "cp", "ep", "uneven", "overlap", "single_stage")},
             "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",
         },
         "resharding": data.get("resharding") is True,

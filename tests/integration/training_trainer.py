@@ -1,12 +1,13 @@
 """A small GPT-2 with random weights under Hugging Face's Trainer and Synergy, for torchrun: `-m tests.integration.training_trainer`.
 
-Each rank writes which examples each of its steps has seen to OUTPUT/seen-RANK.jsonl.
+Each rank writes which examples each of its steps has seen to OUTPUT/seen-RANK.jsonl. Rank 0 answers in OUTPUT/answer.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from synergy_launch.huggingface.trainer import SynergyCallback, apply_plan, resume_from
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 SEQ = 16
 
@@ -33,6 +34,60 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": row, "labels": row}
 
 
+class AllStepsAlike(TrainerCallback):  # type: ignore[misc]  # no types where transformers is not installed
+    """Where the weights stay, each step's noise counts as much as the last one's."""
+
+    def __init__(self, ours: SynergyCallback) -> None:
+        self.ours = ours
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.learning_rate == 0 and self.ours.accumulation is not None:
+            self.ours.accumulation.noise.decay = 0.99999
+
+
+def gpt() -> Any:
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=256, n_positions=SEQ, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    )  # fmt: skip
+
+
+def by_hand(told: argparse.Namespace, ends: list[int]) -> torch.Tensor:
+    """The weights after plain AdamW steps on the examples that were seen, in batches that end with these of Trainer's steps."""
+    seen: dict[int, list[int]] = {}
+    for path in told.output.glob("seen-*.jsonl"):
+        for line in path.read_text().splitlines():
+            step, examples = json.loads(line)
+            seen[step] = seen.get(step, []) + examples
+    model, rows, began = gpt(), Rows(told.examples), 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
+    for end in ends:
+        batch = [rows[i]["input_ids"] for step in range(began + 1, end + 1) for i in seen[step]]
+        loss = model(input_ids=torch.stack(batch), labels=torch.stack(batch)).loss
+        (loss * (SEQ - 1) / SEQ).backward()  # Trainer divides by the labels, of which the model does not use the first
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        way = min((end - 1) / 4, (told.steps - end + 1) / (told.steps - 4))
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * way * math.sqrt(end - began)
+        optimizer.step()
+        optimizer.zero_grad()
+        began = end
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def noise_by_brute_force(examples: int) -> float:
+    """tr(covariance) / |mean|^2 of one gradient an example at the first weights, both unbiased."""
+    model, rows, found = gpt(), Rows(examples), []
+    for i in range(examples):
+        row = rows[i]["input_ids"][None]
+        gradients = torch.autograd.grad(model(input_ids=row, labels=row).loss, list(model.parameters()))
+        found.append(torch.cat([g.flatten().double() for g in gradients]))
+    each = torch.stack(found)
+    whole = float(each.mean(0).square().sum())
+    trace = (float(each.square().sum(1).mean()) - whole) * examples / (examples - 1)
+    return trace / (whole - trace / examples)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
@@ -43,20 +98,20 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, help="with apply_plan (default: without)")
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--save-steps", type=int, default=10_000)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--answer", choices=["weights", "noise"])
     told = parser.parse_args()
-    torch.manual_seed(1)
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=256, n_positions=SEQ, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    )  # fmt: skip
+    model = gpt()
     args = TrainingArguments(
-        output_dir=str(told.output), max_steps=told.steps, learning_rate=3e-3, warmup_steps=4, logging_steps=1,
+        output_dir=str(told.output), max_steps=told.steps, learning_rate=told.learning_rate, warmup_steps=4, logging_steps=1,
         per_device_train_batch_size=told.micro_batch, gradient_accumulation_steps=told.accumulation,
         use_cpu=not torch.cuda.is_available(),
         save_steps=told.save_steps, report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     if told.global_batch:
         args = apply_plan(args, global_batch=told.global_batch)
-    trainer = Trainer(model, args, train_dataset=Rows(told.examples), callbacks=[SynergyCallback()])
+    callback = SynergyCallback()
+    trainer = Trainer(model, args, train_dataset=Rows(told.examples), callbacks=[callback])
     seen = (told.output / f"seen-{os.environ.get('RANK', '0')}.jsonl").open("a")
 
     def note(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
@@ -64,7 +119,19 @@ def main() -> None:
         time.sleep(told.delay)
 
     model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.add_callback(AllStepsAlike(callback))
     trainer.train(resume_from_checkpoint=resume_from(told.output))
+    if not told.answer or args.process_index:
+        return
+    if told.answer == "noise":
+        assert callback.accumulation is not None
+        answer = [callback.accumulation.noise.value, noise_by_brute_force(told.examples)]
+    else:
+        log = Path(os.environ["SYNERGY_RUN_DIR"]).parent / "steps.jsonl"
+        expected = by_hand(told, [json.loads(line)["step"] for line in log.read_text().splitlines()])
+        # the mean: the gradient of a key's bias is nothing but rounding, which Adam blows up
+        answer = [float((torch.cat([p.detach().flatten() for p in model.parameters()]) - expected).abs().mean())]
+    (told.output / "answer.json").write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":

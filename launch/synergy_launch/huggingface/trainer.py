@@ -4,10 +4,10 @@
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[SynergyCallback()])
     trainer.train(resume_from_checkpoint=resume_from(args.output_dir))
 
-Trainer counts steps, its place in the data included: step n is on examples n * global batch and on, whatever the number
-of processes, but only while the global batch stays, its sampler does not look at the batch (group_by_length and
-batch_rebalance do) and dataloader_drop_last is off. So the batch that a run began with is kept over all resizes, and no
-noise scale is reported: with one Synergy would move it.
+Trainer counts steps, its place in the data included: step n is on examples n * batch and on, whatever the number of
+processes, but only while that batch stays, its sampler does not look at the batch (group_by_length and batch_rebalance
+do) and dataloader_drop_last is off. So the examples of one of Trainer's steps, the unit, are kept over all resizes. The
+batch moves in multiples of it (synergy_launch.huggingface.accumulation).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
+from synergy_launch.huggingface.accumulation import Accumulation, rounded, why_fixed
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, micro_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergyd.errors import UsageError
 from synergyd.rates import factors, usual_rule
 from synergyd.records import Plan
+
+RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 
 with exit_on_error(int(os.environ.get("RANK", "0") or 0)):
     try:
@@ -52,37 +55,47 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 
     def __init__(self, *, checkpoint_interval: int | None = 0, tokens_per_sample: int = 1) -> None:
         self.agent: Agent | None = None
+        self.accumulation: Accumulation | None = None  # None: the batch stays, and its noise is not measured
         self._interval, self._tokens_per_sample = checkpoint_interval, tokens_per_sample
-        self._batch = 0
+        self._unit = Plan()  # of one of Trainer's steps
+        self._steps_an_epoch = 0
         self._loss: float | None = None
         self._due: Boundary | None = None  # what is to be done when Trainer has saved
         self._began = 0.0
+        self._last = True  # whether the step under way is the last one of a batch
+        self._put_off = False  # a save that Trainer wanted inside a batch
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
             chosen, ranks = settings.plan, _ranks("train")
-            plan = _plan_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
-            agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)
+            unit = _unit_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
+            agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()
             self._store = TrainerCheckpoints(Path(args.output_dir).absolute(), ranks)
             newest = agent.find_in(self._store).checkpoint
-        self.agent, self._batch, self._due = agent, plan.global_batch, None
+        self.agent, self._unit, self._due = agent, unit, None
+        self._last, self._put_off = True, False
         logged = [entry["loss"] for entry in state.log_history if "loss" in entry]
         self._loss = float(logged[-1]) if logged else None
         step = state.global_step
+        meta = newest.meta if newest is not None and newest.step == step else {}
+        self._accumulate(args, meta, more)
         if newest is not None and newest.step != step:
             agent.note(f"{newest.path} is there, but training starts at step {step}: resume_from was not used")
-        if newest is not None and newest.step == step and newest.meta.get("batch", [self._batch])[0] != self._batch:
-            was = newest.meta["batch"][0]
-            agent.note(f"global batch {self._batch} after {was}: Trainer skips or repeats examples; use apply_plan")
-        elif newest is None and chosen is not None and chosen.global_batch != self._batch:
-            agent.note(f"global batch {self._batch} in place of the plan's {chosen.global_batch}: use apply_plan")
+        if meta and unit_in(meta, unit.global_batch) != unit.global_batch:
+            was = unit_in(meta, 0)
+            agent.note(
+                f"global batch {unit.global_batch} after {was}: Trainer skips or repeats examples; use apply_plan"
+            )
+        elif chosen is not None and chosen.global_batch != agent.plan.global_batch:
+            self._note_other_batch(args, chosen)
         agent.start(
             step,
-            save=lambda _: {"kind": "huggingface", "batch": [plan.global_batch, plan.micro_batch]},
+            save=lambda _: self._meta(),
             checkpoint_interval=self._interval,
-            tokens=step * self._batch * self._tokens_per_sample,
+            tokens=step * unit.global_batch * self._tokens_per_sample,
+            base_batch=unit.global_batch if self.accumulation is not None else None,
         )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
@@ -92,17 +105,38 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # another callback, or save_strategy best, prevented it: it is asked for again at the next step
         self._due = None
+        if self.accumulation is not None:
+            ends = state.global_step + 1 >= state.max_steps or self._epoch_ends(state)
+            self._last = ends or self.accumulation.steps_left <= 1
+            self.accumulation.begin(args, self._last)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.accumulation is not None:
+            self.accumulation.before_optimizer(args, self._last, self._epoch_ends(state))
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.accumulation is not None:
+            self.accumulation.after_optimizer()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        agent, step = self.agent, state.global_step
+        agent, step, unit = self.agent, state.global_step, self._unit.global_batch
         assert agent is not None, "on_train_begin comes first"
+        if not self._last:  # what is accumulated is in no checkpoint
+            self._put_off, control.should_save = self._put_off or control.should_save, False
+            return control
+        control.should_save, self._put_off = control.should_save or self._put_off, False
         boundary = agent.look(
             step,
             loss=self._loss,
-            tokens=step * self._batch * self._tokens_per_sample,
-            done=float(step * self._batch),
-            total=float(state.max_steps * self._batch),
+            tokens=step * unit * self._tokens_per_sample,
+            noise_scale=self.accumulation.noise.value if self.accumulation is not None else None,
+            done=float(step * unit),
+            total=float(state.max_steps * unit),
         )
+        changed = agent.take_batch(unit) if self.accumulation is not None else None
+        if changed is not None and self.accumulation is not None:
+            self.accumulation.follow(changed)
+            self._note_batch()
         last = step >= state.max_steps and args.save_strategy != "no"
         control.should_save = boundary.save or (not boundary.stop and (control.should_save or last))
         if control.should_save:
@@ -113,6 +147,8 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         due, self._due = self._due, None
+        if not self._last:
+            return  # another callback's, inside a batch: it is not sealed
         if self._store.sealed == state.global_step:
             self._store.again(state.global_step)
         if due is None:
@@ -121,8 +157,61 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             self._act(due, time.monotonic() - self._began)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.accumulation is not None:
+            self.accumulation.close()
         if self.agent is not None:
             self.agent.finish()
+
+    def _accumulate(self, args: Any, meta: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+        """What measures the noise and moves the batch, where apply_plan was called and this Trainer allows it."""
+        rule, agent, model = getattr(args, RULE, None), self.agent, shown.get("model")
+        assert agent is not None
+        self.accumulation = None
+        if rule is None or os.environ.get("SYNERGY_NOISE") == "0":
+            return
+        why = why_fixed(args, model, shown.get("train_dataloader"))
+        if why:
+            agent.note(f"the batch stays, and its noise is not measured: {why}")
+            return
+        loader: Any = shown["train_dataloader"]
+        settings, unit = agent.settings, self._unit
+        self._steps_an_epoch = -(-len(loader) // args.gradient_accumulation_steps)
+        plan = rounded(settings.plan, unit) if settings.plan is not None else unit
+        if settings.plan is None and settings.batch_range is not None and meta.get("batch"):
+            plan = rounded(replace(unit, global_batch=int(meta["batch"][0])), unit)  # the run's own choice
+        whole = self._steps_an_epoch * unit.global_batch == len(getattr(loader, "dataset", ()))
+        agent.plan = plan
+        agent.status.update(plan=asdict(plan))
+        made = Accumulation(model, shown["optimizer"], unit, plan, agent.ranks, rule, whole)
+        if meta.get("noise"):
+            made.noise.restore(dict(meta["noise"]))
+        self.accumulation = made
+        self._note_batch()
+
+    def _epoch_ends(self, state: Any) -> bool:
+        """With the step under way, by Trainer's own count."""
+        return bool((state.global_step + 1) % self._steps_an_epoch == 0)
+
+    def _note_batch(self) -> None:
+        assert self.agent is not None and self.accumulation is not None
+        words = self.accumulation.following.words(self.agent.plan.global_batch, self.accumulation.noise.value)
+        if words:
+            self.agent.note(words)
+
+    def _note_other_batch(self, args: Any, chosen: Plan) -> None:
+        assert self.agent is not None
+        given = f"global batch {self.agent.plan.global_batch} in place of the plan's {chosen.global_batch}"
+        if getattr(args, RULE, None) is None:
+            self.agent.note(f"{given}: use apply_plan")
+        elif self.accumulation is not None:
+            self.agent.note(f"{given}: the batch is a multiple of {self._unit.global_batch}")
+
+    def _meta(self) -> Mapping[str, Any]:
+        assert self.agent is not None
+        plan = self.agent.plan
+        noise = self.accumulation.noise.state() if self.accumulation is not None else None
+        batch = {"batch": [plan.global_batch, plan.micro_batch], "unit": self._unit.global_batch}
+        return {"kind": "huggingface", **batch, "noise": noise}
 
     def _act(self, boundary: Boundary, spent_s: float = 0.0) -> None:
         assert self.agent is not None
@@ -133,28 +222,26 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
     """TrainingArguments with the micro-batch and accumulation of Synergy's plan; to be called once, before Trainer.
 
-    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch itself
-    where there is no plan, in micro-batches of up to per_device_train_batch_size. At another one, which a plan may ask for
-    at a run's start, they follow: by `lr_rule` ("": the usual one of `optim`) and to as many examples. A run that goes on
-    keeps its batch. Ends with one line and code 2 where the batch can't be divided.
+    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch where there
+    is no plan, in micro-batches of up to per_device_train_batch_size. One of Trainer's steps has so many examples, and
+    the batch may be a multiple of it, from one step to the next: SynergyCallback then sets rate and decay for each step, by
+    `lr_rule` ("": the usual one of `optim`). Where the plan of a run's first start has a batch that is no multiple, that one is
+    the step's: the arguments follow, to as many examples, and it is kept. Ends with one line and code 2 where the step can't
+    be divided.
     """
     with exit_on_error(args.process_index):
         chosen, world = AgentSettings.from_environment().plan, args.world_size
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
         newest = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
-        kept = newest.meta.get("batch") if newest is not None else None
-        batch = (
-            int(kept[0])
-            if kept
-            else check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch
-            if chosen
-            else global_batch
-        )
+        asked = check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch if chosen else global_batch
+        batch = unit_in(newest.meta if newest is not None else {}, global_batch if asked % global_batch == 0 else asked)
         micro = micro_batch(batch, world, chosen.micro_batch if chosen else args.per_device_train_batch_size)
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
         name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
-        scale = factors(lr_rule or _usual(name), global_batch, batch)
+        rule = lr_rule or _usual(name)
+        scale = factors(rule, global_batch, batch)
+    setattr(args, RULE, rule)
     args.per_device_train_batch_size, args.gradient_accumulation_steps = plan.micro_batch, plan.micro_batches
     if batch != global_batch:
         args.learning_rate *= scale.rate
@@ -188,8 +275,14 @@ def _ranks(who: str) -> Collectives:
     return OneProcess()
 
 
-def _plan_of(args: Any, chosen: Plan) -> Plan:
-    """What Trainer runs with."""
+def unit_in(meta: Mapping[str, Any], default: int) -> int:
+    """The examples of one of Trainer's steps, as a checkpoint's metadata has them."""
+    batch = meta.get("batch")
+    return int(meta.get("unit") or (batch[0] if batch else default))
+
+
+def _unit_of(args: Any, chosen: Plan) -> Plan:
+    """One of Trainer's steps."""
     micro, dp = args.train_batch_size, args.world_size
     return replace(chosen, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
 

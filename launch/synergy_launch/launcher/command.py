@@ -24,6 +24,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
+from synergy_launch.launcher import no_adapter
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
@@ -125,6 +126,8 @@ def _run(
     trained = batch_arguments.read(Path(checkpoint)) if megatron and checkpoint else Trained()
     if megatron:
         batch_arguments.rule_of("")  # a wrong word ends the start, not the run at its first change
+    limits = options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", "")
+    plain = no_adapter.check(options.script[0], plan_file.plan if plan_file else None, limits)
     node = node_command(
         options.script,
         allocation,
@@ -137,7 +140,7 @@ def _run(
         # one compute thread a process unless the user asks for more: torchrun's own default, without its warning
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
         trained=trained,
-        batch_limits=options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", ""),
+        batch_limits=limits,
         version=megatron_arguments.version_beside(Path(options.script[0])),
         run=restarts.told.number if restarts else 0,
     )
@@ -147,7 +150,7 @@ def _run(
         click.echo(shlex.join(node.argv))
         return 0
     plan, _ = fit_plan(plan_file.plan if plan_file else None, allocation.world)
-    remarks = [remark]
+    remarks = [remark, plain if allocation.node_rank == 0 else ""]
     if megatron and checkpoint and allocation.node_rank == 0:
         remarks += _megatron_remarks(node, Path(checkpoint), trained, plan)
     for text in filter(None, (*remarks, *node.remarks)):

@@ -6,7 +6,8 @@ The launcher puts it before the script. When Megatron-LM's training loop begins,
 noise scale (script_noise.py), and it gets a batch that may move (script_batch.py): where that fails on one rank, it is done on none, or
 the others would wait for it. Where the job has a link arbiter its all-reduces are gated (links/gated_script.py). A fault in a hook turns
 that hook off; the script runs on.
-SYNERGY_NOISE=0 leaves the first two out.
+SYNERGY_NOISE=0 leaves the first two out. A run whose batch can't move takes its learning rates from its arguments at each start, not from
+the checkpoint (script_batch.follow_arguments).
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ def install() -> None:
     """Puts the hooks into every Megatron that this process imports from now on."""
     if os.environ.get(link_gate.ADDRESS):
         gated_script.install()
-    if os.environ.get("SYNERGY_NOISE") == "0":
-        return
-    run = ScriptRun()
+    run = ScriptRun(measures=os.environ.get("SYNERGY_NOISE") != "0")
     if TRAINING in sys.modules:
         run.watch_training(sys.modules[TRAINING])
     else:
@@ -51,7 +50,8 @@ def install() -> None:
 class ScriptRun:
     """One process of the run. The last rank, whose log the launcher reads, reports and hears the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: bool = True) -> None:
+        self._measures = measures
         self.noise: Any = None
         self.batch: Any = None  # MovingBatch, where the batch may move
         self._settings: Any = None
@@ -74,7 +74,11 @@ class ScriptRun:
         def train(*args: Any, **kwargs: Any) -> Any:
             if not self._followed:
                 self._followed = True
-                self._follow(module, lambda: list(inspect.signature(original).bind(*args, **kwargs).arguments.values()))
+                given = functools.partial(_values, original, args, kwargs)
+                if self._measures:
+                    self._follow(module, given)
+                if self.batch is None:
+                    self._follow_arguments(module, given)
             return original(*args, **kwargs)
 
         module.train = train  # type: ignore[attr-defined]
@@ -122,6 +126,14 @@ class ScriptRun:
         self._tells = self._tells and self.noise is not None
         if self._tells:
             self._safely(self._prepare)
+
+    def _follow_arguments(self, module: Any, arguments: Callable[[], list[Any]]) -> None:
+        """On every rank alike: nothing is agreed on."""
+        try:
+            _, _, optimizer, scheduler, *_ = arguments()
+            script_batch.follow_arguments(module.get_args(), optimizer, scheduler)
+        except Exception as error:  # this Megatron may differ inside from the known ones
+            gated_script.say("the checkpoint's learning rates stay", error)
 
     def _measured(self, model: Any) -> Any:
         """What measures these chunks; None where they are not all Megatron's DistributedDataParallel."""
@@ -263,6 +275,11 @@ class ScriptRun:
             self._note = (
                 f"{self._folder}: the batch can't be noted ({error.strerror}): the run may end too early or late"
             )
+
+
+def _values(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments in the function's own order."""
+    return list(inspect.signature(function).bind(*args, **kwargs).arguments.values())
 
 
 def _say(error: Exception) -> None:

@@ -95,7 +95,7 @@ class MovingBatch:
         # the launcher's stood for an end that is known better here
         self._exit_interval = args.exit_interval if length.exit_interval is None else length.exit_interval or None
         self._rates = {name: getattr(scheduler, name) for name in (*_RATES, *_DECAYS)}
-        self._groups = [self._of_arguments(group) for group in optimizer.param_groups]
+        self._groups = [_rates_of(args, group) for group in optimizer.param_groups]
         scheduler.step(0)
         #: whether iterations have had different batches
         self.moved = int(args.consumed_train_samples) != self._iteration * self.base
@@ -169,16 +169,6 @@ class MovingBatch:
         more = 1 if rest >= self._unit * self._multiple else 0
         self._args.train_iters = self._iteration + whole + more
 
-    def _of_arguments(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's param groups bring the rates of the batch that it was written at: the arguments' are this batch's."""
-        args = self._args
-        if group.get("default_config", True) and not group.get("is_decoupled_lr"):
-            known = {"max_lr": args.lr, "min_lr": args.min_lr}
-        else:
-            known = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
-        of_arguments = {name: value for name, value in known.items() if name in group and value is not None}
-        return {name: group[name] for name in (*_RATES, *_DECAYS) if name in group} | of_arguments
-
     def _set_rates(self) -> None:
         scale = factors(batch_arguments.rule_of(self._args.optimizer), self.base, self.batch)
         decay = scale.decoupled_decay if self._args.optimizer == "adam" else 1.0
@@ -188,6 +178,28 @@ class MovingBatch:
         for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update({name: value * by[name] for name, value in kept.items()})
         self._scheduler.step(0)
+
+
+def follow_arguments(args: Any, optimizer: Any, scheduler: Any) -> None:
+    """For a run whose batch stays until it is started again: each start's --lr and --min-lr hold, where its scheduler takes them.
+
+    Megatron's scheduler goes by the param groups' own rates, and those come from the checkpoint.
+    """
+    if not getattr(args, "override_opt_param_scheduler", False):
+        return
+    for group in optimizer.param_groups:
+        group.update(_rates_of(args, group))
+    scheduler.step(0)
+
+
+def _rates_of(args: Any, group: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's param groups bring the rates of the batch that it was written at: the arguments' are this batch's."""
+    if group.get("default_config", True) and not group.get("is_decoupled_lr"):
+        known = {"max_lr": args.lr, "min_lr": args.min_lr}
+    else:
+        known = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
+    of_arguments = {name: value for name, value in known.items() if name in group and value is not None}
+    return {name: group[name] for name in (*_RATES, *_DECAYS) if name in group} | of_arguments
 
 
 def keep_history(folder: Path, iteration: int, batch: int) -> None:

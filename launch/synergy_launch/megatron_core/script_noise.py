@@ -5,8 +5,8 @@ Two squared norms of each measured step, of a sample of the gradient (synergy_la
 | a step has | small batch | seen |
 |---|---|---|
 | two or more micro-batches | one micro-batch of one replica, of the first few | when its gradient has been added to main_grad |
-| one micro-batch, several replicas | one replica | just before Megatron's gradient reduction |
-| one micro-batch, one replica | the step | two steps one after the other |
+| one micro-batch or none that shows its own gradient, several replicas | one replica | just before Megatron's gradient reduction |
+| one micro-batch or none that shows its own gradient, one replica | the step | two steps one after the other |
 
 The large batch is the step itself: main_grad after the reduction, of which a rank of the distributed optimizer holds a slice.
 With context parallelism a replica's gradient is the sum over its cp ranks, so the samples are summed there first. Parameters that
@@ -211,7 +211,7 @@ class ScriptNoise:
             return Mode.MICRO
         if self._degrees.dp > 1:
             return Mode.REPLICA
-        return Mode.PAIR if micro_batches == 1 else Mode.NONE
+        return Mode.PAIR
 
     def _prepare(self) -> None:
         if not self._nodes:

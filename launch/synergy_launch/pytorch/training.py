@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
@@ -49,9 +50,10 @@ from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
+from synergy_launch.pytorch.mesh import degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergyd.records import ModelSpec, Plan
 
 _COPY_SHARE = 0.5  # of the host's free memory, for copies of the state while it is written
 
@@ -68,7 +70,8 @@ class SynergyTask:
     steps, 0: on request and at the end, None: as often as loses least; between them training goes on while one is written
     from a copy in host memory, unless SYNERGY_BACKGROUND_SAVES=0. `scheduler` is kept with the optimizer and stepped once for every
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
-    one. `tokens_per_sample` turns samples into the tokens that are reported.
+    one. `tokens_per_sample` turns samples into the tokens that are reported. `mesh` is plan_mesh()'s, of a model that is
+    cut over its dimension tp; with `model_spec` the scheduler knows what a tp costs, and chooses it.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.
@@ -91,6 +94,8 @@ class SynergyTask:
         lr_rule: str = "",
         count: str = "",
         batch_range: tuple[int, int] | None = None,
+        mesh: DeviceMesh | None = None,
+        model_spec: ModelSpec | None = None,
     ) -> None:
         self.model, self.optimizer, self.scheduler, self.seed, self.clip = model, optimizer, scheduler, seed, clip
         self.scaler = scaler
@@ -103,7 +108,11 @@ class SynergyTask:
                 settings = replace(settings, batch_range=batch_range)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
-            self.plan = _plan(settings.plan, dist.get_world_size() if together else 1, global_batch, micro_batch)
+            if mesh is not None:  # its tp moves, and it has no pipeline
+                settings = replace(settings, accepts={**(settings.accepts or {}), "single_stage": True})
+            dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
+            self.plan = _plan(settings.plan, dp, tp, global_batch, micro_batch)
+            self._dp_rank = (dist.get_rank() if together else 0) // tp
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
             self.agent.install_signals()
@@ -123,7 +132,8 @@ class SynergyTask:
             save=self._save,
             stage=self._stage,
             checkpoint_interval=checkpoint_interval,
-            resharding=False,
+            resharding=mesh is not None,
+            model=model_spec,
             tokens=self.samples * tokens_per_sample,
             base_batch=self.following.base,
             peers=0,
@@ -160,7 +170,7 @@ class SynergyTask:
         order = SampleOrder(len(dataset), self.seed)
         while not self.following.finished(steps):
             plan = self.plan
-            indices = RankIndices(order, plan, self.ranks.rank, self.samples)
+            indices = RankIndices(order, plan, self._dp_rank, self.samples)
             ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
             # what was loaded ahead for one batch is of no use to the next
             while self.plan is plan and not self.following.finished(steps):
@@ -199,7 +209,7 @@ class SynergyTask:
             self.scaler.unscale_(self.optimizer)
         else:
             mean, sums = self._norms.take(losses)
-        loss_all, small, big = self.ranks.total([mean / self.plan.dp, sums.small, sums.big])
+        loss_all, small, big = self.ranks.total([mean / self.ranks.world, sums.small, sums.big])
         self.noise.update(small, big, sums.b_small, sums.b_big)
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -305,15 +315,18 @@ class SynergyTask:
         load_random(checkpoint.path, self.ranks)
 
 
-def _plan(chosen: Plan | None, world: int, global_batch: int, micro_batch: int | None) -> Plan:
+def _plan(chosen: Plan | None, dp: int, tp: int, global_batch: int, micro_batch: int | None) -> Plan:
     if chosen is not None:
-        if chosen.tp != 1 or chosen.pp != 1:
+        if tp == 1 and (chosen.tp != 1 or chosen.pp != 1):
             what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
             raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
-        return check_degrees(chosen, (), "SYNERGY_PLAN_JSON")
-    return check_plan(
-        Plan(dp=world, global_batch=global_batch, micro_batch=micro_batch or max(1, global_batch // world)), world
-    )
+        check_degrees(chosen, ("tp",), "SYNERGY_PLAN_JSON")
+        if (chosen.dp, chosen.tp) != (dp, tp):
+            what = f"its mesh has dp={dp} tp={tp}, the plan dp={chosen.dp} tp={chosen.tp}"
+            raise UsageError("SynergyTask: mesh", what, "plan_mesh() makes the plan's")
+        return chosen
+    micro = micro_batch or max(1, global_batch // dp)
+    return check_plan(Plan(dp=dp, tp=tp, global_batch=global_batch, micro_batch=micro), dp * tp)
 
 
 def _with_batch(plan: Plan, batch: Any) -> Plan:

@@ -9,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergyd.job_report import Report
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Node, Plan, Profile, Shape
+from synergyd.records import (
+    Accepts,
+    Cell,
+    Cluster,
+    Directive,
+    Job,
+    JobState,
+    Measurement,
+    ModelSpec,
+    Node,
+    Plan,
+    Profile,
+    Shape,
+)
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import update_profile
 from synergyd.task.model.hardware import figures
@@ -101,6 +114,19 @@ def test_without_a_checkpoint_that_reshards_only_dp_moves() -> None:
     assert len({c.plan.pp for c in task(job(reshard=True), Profile(), GPT, present).cells(MIXED)}) > 1
     said_no = task(job(reshard=False), Profile(resharding=True), GPT, present).cells(MIXED)
     assert {c.plan.pp for c in said_no} == {2}
+
+
+def test_a_mesh_without_a_pipeline_moves_its_tp_alone() -> None:
+    """As SynergyTask reports it for a mesh (dp, tp)."""
+    profile = Profile(model=GPT, resharding=True, accepts=Accepts(single_stage=True))
+    found = task(job(), profile, None, Plan(dp=16, micro_batch=1, global_batch=64)).cells(MIXED)
+    assert {c.plan.pp for c in found} == {1}
+    fixed = task(job(tp=4), profile, None, Plan(dp=16, micro_batch=1, global_batch=64)).cells(MIXED)
+    assert fixed and {c.plan.tp for c in fixed} == {4}
+    # a model too large for one GPU
+    large = load_model("gpt3-13b")
+    split = task(job(), replace(profile, model=large), None, Plan(dp=1, tp=16, global_batch=64)).cells(MIXED)
+    assert split and {c.plan.pp for c in split} == {1} and min(c.plan.tp for c in split) > 1
 
 
 def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:

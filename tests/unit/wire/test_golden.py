@@ -115,7 +115,7 @@ def test_report() -> None:
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
         '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,"plan":' + compact(PLAN_JSON)
         + ',"resharding":true,"model":' + compact(MODEL_JSON) + ',"note":"note","accepts":{"vpp":true,"cp":false,"ep":true,'
-        '"precision":"fp8","uneven":false,"overlap":false},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
+        '"precision":"fp8","uneven":false,"overlap":false,"single_stage":false},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
         '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},"trained_s":640.5,'
         '"first_step_s":9.0,"checkpoint_s":4.5,"checkpoint_bytes":1000000,"slow_times":[1.25],"idle_s":600.0,"silent":false,'
         '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64}'
@@ -177,7 +177,7 @@ LIFE = JobLifecycle(
             f'{{"speed": 0.9, "memory": 1.1, "samples": 17, "noise_scale": "inf", "resharding": true, "model": {MODEL_JSON}, '
             f'"global_batch": 64, "measured": [{{"plan": {PLAN_JSON}, "shape": {{"gpu_type": "a100", "nodes": 1, '
             '"gpus_per_node": 8}, "step_s": 1.25, "samples": 1}], "accepts": {"vpp": true, "cp": false, "ep": true, '
-            '"precision": "fp8", "uneven": false, "overlap": false}}',
+            '"precision": "fp8", "uneven": false, "overlap": false, "single_stage": false}}',
         ),
     ],
 )  # fmt: skip

@@ -63,6 +63,8 @@ class Playing:
     def step(self, save: bool = False) -> None:
         self.control.should_save = False
         self._call("on_step_begin")
+        self._call("on_pre_optimizer_step")
+        self._call("on_optimizer_step")
         self.state.global_step += 1
         self.control.should_save = save
         self._call("on_step_end")
@@ -100,18 +102,27 @@ def test_without_a_plan_the_batch_is_the_script_s(hf: Any, tmp_path: Path) -> No
     assert (args.learning_rate, args.max_steps, args.warmup_steps) == (1e-3, 100, 10)
 
 
-def test_a_plan_s_batch_takes_rate_decay_and_steps_with_it(
+def test_a_plan_s_batch_that_is_a_multiple_leaves_trainer_s_step(
     hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan(monkeypatch, global_batch=64, micro_batch=4)
     args = hf.apply_plan(arguments(tmp_path), global_batch=16)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 4)
+    assert (args.learning_rate, args.weight_decay, args.max_steps, args.warmup_steps) == (1e-3, 0.1, 100, 10)
+
+
+def test_another_batch_of_the_plan_s_takes_rate_decay_and_steps_with_it(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, global_batch=64, micro_batch=4)
+    args = hf.apply_plan(arguments(tmp_path), global_batch=256)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 16)
-    assert (args.learning_rate, args.weight_decay) == (pytest.approx(2e-3), pytest.approx(0.2))
-    assert (args.max_steps, args.warmup_steps) == (25, 3)
-    linear = hf.apply_plan(arguments(tmp_path, max_steps=-1, warmup_steps=0.1), global_batch=16, lr_rule="linear")
-    assert linear.learning_rate == pytest.approx(4e-3)
+    assert (args.learning_rate, args.weight_decay) == (pytest.approx(5e-4), pytest.approx(0.05))
+    assert (args.max_steps, args.warmup_steps) == (400, 40)
+    linear = hf.apply_plan(arguments(tmp_path, max_steps=-1, warmup_steps=0.1), global_batch=256, lr_rule="linear")
+    assert linear.learning_rate == pytest.approx(2.5e-4)
     assert (linear.max_steps, linear.warmup_steps) == (-1, 0.1)
-    unknown = hf.apply_plan(arguments(tmp_path, optim="lomo"), global_batch=16)
+    unknown = hf.apply_plan(arguments(tmp_path, optim="lomo"), global_batch=256)
     assert (unknown.learning_rate, unknown.weight_decay) == (1e-3, 0.1)
 
 
@@ -228,3 +239,101 @@ def test_a_plan_that_was_not_applied_is_told_of(
     Playing(tmp_path, hf.SynergyCallback(), arguments(tmp_path))
     assert status(run_dir)["note"] == "global batch 8 in place of the plan's 16: use apply_plan"
     assert status(run_dir)["plan"]["global_batch"] == 8
+
+
+class Loader:
+    """Of 12 micro-batches a process and epoch."""
+
+    dataset = range(96)
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"fp16": True}, "fp16 scales the gradients"),
+        ({"fsdp": "full_shard"}, "only DDP and one device"),
+        ({"deepspeed": "ds.json"}, "only DDP and one device"),
+        ({"save_strategy": "best"}, "the best checkpoint"),
+        ({"load_best_model_at_end": True}, "the best checkpoint"),
+        ({}, ""),
+    ],
+)
+def test_where_the_batch_can_not_move_it_is_said(hf: Any, tmp_path: Path, more: Any, why: str) -> None:
+    said = hf.why_fixed(arguments(tmp_path, **more), object(), Loader())
+    assert said.startswith(why) and bool(said) == bool(why)
+    assert hf.why_fixed(arguments(tmp_path), object(), iter([])) == "the length of the data is not known"
+
+
+class Gradient:
+    """Plays one parameter's gradients: each of Trainer's steps adds 1."""
+
+    def __init__(self, hf: Any, optimizer: Any, model: Any) -> None:
+        self.parameter = next(model.parameters())
+        self.steps: list[tuple[float, float]] = []  # (gradient, rate) that the optimizer has seen
+        real = optimizer.step
+
+        def step() -> None:
+            if self.parameter.grad is not None:
+                self.steps.append((float(self.parameter.grad), float(optimizer.param_groups[0]["lr"])))
+            real()
+
+        optimizer.step = step
+
+
+def test_a_batch_takes_several_of_trainer_s_steps(
+    hf: Any, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 16, then of 24, in steps of 8; the epoch ends after 12 steps, the run after 14."""
+    import torch
+
+    plan(monkeypatch, global_batch=16, micro_batch=8)
+    args = hf.apply_plan(arguments(tmp_path, max_steps=14, max_grad_norm=0.0, learning_rate=1.0), global_batch=8)
+    args.train_batch_size = args.per_device_train_batch_size
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    played = Gradient(hf, optimizer, model)
+    playing = object.__new__(Playing)
+    playing.callback, playing.args, playing.against = hf.SynergyCallback(), args, False
+    playing.state = SimpleNamespace(global_step=0, max_steps=14, log_history=[])
+    playing.control = SimpleNamespace(should_save=False)
+    playing._call("on_train_begin", model=model, optimizer=optimizer, train_dataloader=Loader())
+    saved = []
+    for number in range(1, 15):
+        playing._call("on_step_begin")
+        (model(torch.ones(1, 1)).sum() * number).backward()
+        playing._call("on_pre_optimizer_step")
+        optimizer.step()
+        playing._call("on_optimizer_step")
+        assert optimizer.param_groups[0]["lr"] == 1.0
+        model.zero_grad()
+        playing.state.global_step = number
+        playing.control.should_save = number in (3, 13)
+        playing._call("on_step_end")
+        if playing.control.should_save:
+            saved.append(number)
+            playing.save()
+        if number == 3:
+            (run_dir / "batch").write_text('{"global_batch": 31, "micro_batch": 2}')
+    ends = [2, 4, 7, 10, 12, 14]
+    assert [s for s, _ in played.steps] == [1.5, 3.5, 6.0, 9.0, 11.5, 13.5]
+    rates = [2**0.5, 2**0.5, 3**0.5, 3**0.5, 2**0.5, 2**0.5]
+    assert [rate for _, rate in played.steps] == pytest.approx(rates)
+    log = [json.loads(line) for line in (run_dir.parent / "steps.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in log] == ends and saved == [4, 14]
+    assert [entry["global_batch"] for entry in log] == [16, 16, 24, 24, 24, 24]
+    now = status(run_dir)
+    assert (now["done"], now["total"], now["rebatching"]) == (112, 112, True) and now["plan"]["micro_batch"] == 8
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "MEGATRON_LM", "XLA", "FSDP"])
+def test_accelerate_with_gradients_of_its_own_is_one_line(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from synergy_launch.huggingface import AcceleratedTask
+
+    with pytest.raises(SystemExit) as end:
+        AcceleratedTask(SimpleNamespace(distributed_type=kind, is_fsdp2=False), None, None, global_batch=8)
+    assert end.value.code == 2
+    said = f"synergy: AcceleratedTask: can't take Accelerate with {kind}; use DDP, FSDP2 or one process\n"
+    assert capsys.readouterr().err == said

@@ -112,6 +112,21 @@ def test_where_another_rank_can_not_measure_this_one_does_not(monkeypatch: pytes
     assert megatron.groups == [{"max_lr": 5.0, "min_lr": 5.0, "lr": 5.0, "weight_decay": 0.1}]
 
 
+@pytest.mark.parametrize("measures", [False, True])
+@pytest.mark.parametrize(("override", "rate"), [(True, 1e-3), (False, 5.0)])
+def test_a_batch_that_stays_takes_the_rates_of_the_arguments(
+    monkeypatch: pytest.MonkeyPatch, measures: bool, override: bool, rate: float
+) -> None:
+    """Not those that the checkpoint's param groups bring: Synergy changes --lr with the batch at a restart."""
+    others(monkeypatch, 1, 0, 0)
+    megatron = Megatron(monkeypatch)
+    megatron.run._measures = measures
+    megatron.args.override_opt_param_scheduler = override
+    assert megatron.train([DistributedDataParallel()]) == "trained"
+    assert megatron.run.batch is None and (megatron.run.noise is not None) == measures
+    assert megatron.groups[0]["max_lr"] == rate
+
+
 def test_where_another_rank_can_not_move_its_batch_this_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     others(monkeypatch, 1, 0, 0)
     monkeypatch.setenv("SYNERGY_MEGATRON_RUN", '{"samples": 80, "exit_interval": 0}')
@@ -154,6 +169,29 @@ def made(
     noise = ScriptNoise(Degrees(dp=dp, cp=cp, tp=1), size, ended=lambda: ended.append("ended"))
     noise.add(chunk)
     return noise, ended
+
+
+@pytest.mark.parametrize(
+    ("dp", "micro_batches", "delayed", "mode"),
+    [(1, 4, True, Mode.PAIR), (2, 4, True, Mode.REPLICA), (1, 1, True, Mode.PAIR), (1, 4, False, Mode.MICRO)],
+)
+def test_ranks_agree_on_a_batch_with_delayed_weight_gradients_too(
+    monkeypatch: pytest.MonkeyPatch, dp: int, micro_batches: int, delayed: bool, mode: Mode
+) -> None:
+    """At the end of every measured step; without one a proposed batch would never arrive."""
+    chunk = DistributedDataParallel()
+    chunk.ddp_config.delay_wgrad_compute = delayed
+    heard: list[int] = []
+    noise = ScriptNoise(
+        Degrees(dp=dp, cp=1, tp=1), lambda: StepSize(micro_batches, 1), propose=lambda: 16, agree=heard.append
+    )
+    noise.add(chunk)
+    monkeypatch.setattr(script_noise, "total", lambda values: list(values))
+    monkeypatch.setattr(script_noise, "_device", lambda: torch.device("cpu"))
+    chunk.zero_grad_buffer()
+    assert noise._mode is mode
+    chunk.finish_grad_sync()
+    assert heard == [16]
 
 
 @pytest.mark.parametrize(

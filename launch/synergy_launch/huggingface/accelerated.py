@@ -1,0 +1,59 @@
+"""Synergy in a loop of Hugging Face Accelerate: SynergyTask with what the accelerator has prepared.
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    with AcceleratedTask(accelerator, model, optimizer, scheduler=scheduler, global_batch=64, checkpoint="/shared/run1") as task:
+        for batch in task.batches(dataset, steps=1000):
+            task.step(model(**batch).loss)
+
+`task.batches` stands for the prepared data loader, whose place depends on the number of processes; `task.step` for
+accelerator.accumulate, accelerator.backward and the steps of optimizer and scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from synergy_launch.agent.user_errors import exit_on_error
+from synergy_launch.pytorch.training import SynergyTask
+from synergyd.errors import UsageError
+
+
+class AcceleratedTask(SynergyTask):
+    """As SynergyTask; the scaler is the accelerator's. Batches come on its device.
+
+    DeepSpeed, Megatron-LM, XLA and the first FSDP end with one line and exit code 2: their gradients and checkpoints are
+    not PyTorch's own.
+    """
+
+    def __init__(
+        self, accelerator: Any, model: Any, optimizer: Any, *, scheduler: Any = None, **arguments: Any
+    ) -> None:
+        kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+        with exit_on_error(int(os.environ.get("RANK", "0") or 0)):
+            if kind in ("DEEPSPEED", "MEGATRON_LM", "XLA") or (kind == "FSDP" and not accelerator.is_fsdp2):
+                raise UsageError(
+                    "AcceleratedTask", f"can't take Accelerate with {kind}", "use DDP, FSDP2 or one process"
+                )
+        # Accelerate's own wrappers step by its count of micro-batches
+        bare = getattr(optimizer, "optimizer", optimizer), getattr(scheduler, "scheduler", scheduler)
+        super().__init__(model, bare[0], scheduler=bare[1], scaler=accelerator.scaler, **arguments)
+        self._device = accelerator.device
+
+    def batches(self, dataset: Any, steps: int, **more: Any) -> Iterator[Any]:
+        """As SynergyTask.batches, on the accelerator's device."""
+        for batch in super().batches(dataset, steps, **more):
+            yield _on(self._device, batch)
+
+
+def _on(device: Any, batch: Any) -> Any:
+    """All tensors of nested mappings and sequences."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: _on(device, value) for name, value in batch.items()}
+    return [_on(device, value) for value in batch] if isinstance(batch, (list, tuple)) else batch

@@ -1,0 +1,41 @@
+"""Training scripts of frameworks that Synergy has no adapter for: they run as plain jobs, and what can't go is said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+
+_READ_BYTES = 1 << 18
+_IMPORTS = re.compile(
+    rb"^[ \t]*(?:import|from)[ \t]+(deepspeed|lightning|pytorch_lightning|torchtitan)\b", re.MULTILINE
+)
+_OURS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+synergy_launch\b", re.MULTILINE)
+
+
+def framework_of(script: str) -> str:
+    """The framework that the file `script` imports and Synergy has no adapter for; "" for a script with an adapter, or a module."""
+    if script.startswith("module:"):
+        return "torchtitan" if script.startswith("module:torchtitan.") else ""
+    try:
+        with Path(script).open("rb") as file:
+            text = file.read(_READ_BYTES)
+    except OSError:
+        return ""
+    found = _IMPORTS.search(text)
+    return found[1].decode() if found and not _OURS.search(text) else ""
+
+
+def check(script: str, plan: Plan | None, batch_limits: str) -> str:
+    """What the user should know, "" if nothing. Raises UsageError where a batch range was asked for that the script can't follow."""
+    framework = framework_of(script)
+    if not framework:
+        return ""
+    if batch_limits:
+        what = f"{batch_limits}: {script} imports {framework}, whose batch Synergy can't move"
+        raise UsageError("--global-batch", what, "leave it out, or use SynergyTask")
+    said = f"{script} imports {framework}, which has no adapter: the job keeps its size and its batch"
+    degrees = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if plan and getattr(plan, name) > 1]
+    return f"{said}; {' '.join(degrees)} of its plan is not applied" if degrees else said

@@ -1,0 +1,57 @@
+"""The FSDP2 and tensor-parallel template with SynergyTask: a run whose mesh (dp, tp) changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import training_ranks
+from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of
+from tests.integration.training_ranks import Call
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
+SMALL = ["--hidden", "32", "--layers", "2", "--seq", "32", "--lr", "3e-3", "--checkpoint", "/unused"]
+
+
+def train(folder: Path, run_dir: Path, tp: int, dp: int, steps: int, checkpoint: Path) -> None:
+    environment = {
+        "SYNERGY_RUN_DIR": str(run_dir),
+        "SYNERGY_CHECKPOINT_DIR": str(checkpoint),
+        "SYNERGY_PLAN_JSON": json.dumps({"tp": tp, "dp": dp, "global_batch": 8, "micro_batch": 2}),
+    }
+    call = Call("example", "synergy_launch.examples.fsdp_tp", ["--steps", str(steps), *SMALL])
+    training_ranks.run(folder, tp * dp, call, environment=environment)
+
+
+def test_the_mesh_changes_from_1_to_2_to_4_to_2_ranks_as_if_left_alone(tmp_path: Path) -> None:
+    resized, alone = make_run_dir(tmp_path / "resized"), make_run_dir(tmp_path / "alone")
+    for tp, dp, steps in [(1, 1, 3), (2, 1, 6), (2, 2, 9), (1, 2, 12)]:
+        train(tmp_path / str(steps), resized, tp, dp, steps, tmp_path / "checkpoints")
+    train(tmp_path / "left", alone, 1, 1, 12, tmp_path / "other")
+    log, reference = log_of(resized), log_of(alone)
+    assert [(entry["tp"], entry["dp"]) for entry in log] == [(1, 1)] * 3 + [(2, 1)] * 3 + [(2, 2)] * 3 + [(1, 2)] * 3
+    differences = [abs(a["loss"] - b["loss"]) for a, b in zip(log, reference, strict=True)]
+    print(differences, log[0]["loss"], log[-1]["loss"])
+    assert max(differences) < 1e-5 and log[-1]["loss"] < log[0]["loss"] - 0.2
+    status: dict[str, Any] = status_of(resized)
+    assert status["state"] == "done" and status["resharding"] and status["accepts"] == {"single_stage": True}
+    assert (status["model"]["heads"], status["model"]["gated"]) == (4, True)
+    assert status["noise_scale"] == pytest.approx(status_of(alone)["noise_scale"], rel=0.5)  # other pairs of batches
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"tp": 1, "pp": 2}, "SYNERGY_PLAN_JSON: pp=2 was given to a script that can't split itself so"),
+        ({"tp": 2, "dp": 2}, "SYNERGY_PLAN_JSON: tp=2 pp=1 dp=2 needs 4 processes, there are 2"),
+    ],
+)
+def test_a_plan_that_it_cannot_take_is_one_line(tmp_path: Path, plan: dict[str, int], said: str) -> None:
+    environment = {"SYNERGY_PLAN_JSON": json.dumps({"global_batch": 4, **plan})}
+    call = Call("example", "synergy_launch.examples.fsdp_tp", ["--steps", "1", *SMALL])
+    _, output = training_ranks.run(tmp_path, 2, call, environment=environment, code=2)
+    lines = [line for line in output.splitlines() if line]
+    assert len(lines) == 1 and lines[0].startswith(f"synergy: {said}")
