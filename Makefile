@@ -47,7 +47,7 @@ coverage: venv
 check: venv lint fast
 
 fast:
-	$(BIN)/python -m pytest tests/unit -q -n 2 -m "not slurm and not postgres and not training"
+	$(BIN)/python -m pytest tests/unit -q -n 2 -m "not slow and not slurm and not postgres and not training"
 
 lint:
 	$(BIN)/ruff check .

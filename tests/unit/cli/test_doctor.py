@@ -120,6 +120,7 @@ def test_a_port_is_looked_for_on_each_slurmctld_s_host(put: Put, tmp_path: Path)
         assert "127.0.0.1 or 127.0.0.3" in found["ReportPort"].right
 
 
+@pytest.mark.slow
 def test_a_torch_in_this_folder_is_not_run(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As root in /tmp, where anybody may have put it."""
     put("python3", f'exec {sys.executable} "$@"')

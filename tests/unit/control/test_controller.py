@@ -267,6 +267,7 @@ def test_validate_finds_what_may_never_be() -> None:
         assert controller.validate() != "", change
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # 72 s of processor time: a busy machine gives it a part of one core
 def test_ten_thousand_random_histories() -> None:
     """Observations, reports, decisions, faults and restarts of the daemon, in any order (controller_world.py asserts)."""

@@ -74,6 +74,7 @@ def test_the_picture_names_the_states_of_the_code_and_no_others() -> None:
     assert sorted(explained) == sorted(ResizeState)
 
 
+@pytest.mark.slow
 def test_the_picture_has_the_ways_that_a_resize_takes() -> None:
     """The search finds what the module's own account of itself says, and nothing leaves GONE."""
     found = states.transitions()

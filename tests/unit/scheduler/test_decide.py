@@ -335,6 +335,7 @@ def epochs(draw: st.DrawFn) -> tuple[Snapshot, dict[int, Cells]]:
     return snapshot(nodes, jobs), offers
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=80, deadline=None)
 @given(epochs(), st.booleans())
 def test_every_epoch_is_sound(epoch: tuple[Snapshot, dict[int, Cells]], stops: bool) -> None:

@@ -14,6 +14,8 @@ from synergyd.settings import Settings
 from synergyd.task.job_planner import JobPlanner
 from tests.unit.scheduler.cluster_play import GPU, LIAR, START_S, Play, Played, Tale, played, truth
 
+pytestmark = pytest.mark.slow
+
 JOBS = 8
 EPOCHS = 18  # three hours, nearly all that an honest job needs
 MOST = 1.10  # of what honesty gets

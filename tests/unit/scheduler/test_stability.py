@@ -73,6 +73,7 @@ def test_learning_that_wavers_by_two_per_cent_resizes_hardly_anyone(policy: Poli
     assert sum(counts) <= len(world.jobs) and sum(counts[-10:]) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(POLICIES))
 def test_same_input_same_answer_and_a_small_change_moves_few(seed: int, policy: Policy) -> None:

@@ -18,6 +18,8 @@ from synergyd.sim.traces.generate import generate
 from synergyd.sim.world import World, results_in_order
 from tests.unit.sim.builders import job, scenario
 
+pytestmark = pytest.mark.slow
+
 USUAL = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
 SLOW = Costs(first_start_s=260.0, checkpoint_s=60.0, requeue_s=2.0, start_s=250.0)
 

@@ -121,6 +121,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert simulate(given, "synergy").jobs == simulate(given, "synergy").jobs
 
 
+@pytest.mark.slow
 def test_every_policy_finishes_every_job() -> None:
     given = scenario(*[job(7.0 * i, (1, 2, 4)[i % 3], 3000.0) for i in range(6)], nodes=2, costs=COSTS)
     for name in policies():

@@ -15,6 +15,8 @@ from synergyd.sim.records import Costs, Placed, Scenario, SimulatedRun, TraceJob
 from synergyd.sim.scaling_truth import ScalingTruth
 from synergyd.sim.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 _NODES, _GPUS, _WIDE = 4, 8, 16
 _COSTS = Costs()
 # those that leave for it write a checkpoint and are requeued; one that started just before it was due may run for five restart costs

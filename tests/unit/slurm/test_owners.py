@@ -19,6 +19,7 @@ MALLORY, ANN = 65534, 1
 SIZE = {"NumNodes": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs commands as other users")
 def test_commands_that_their_owner_stops_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("/tmp") / tmp_path.name  # where the owner can read it

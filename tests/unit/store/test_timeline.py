@@ -81,6 +81,7 @@ def test_a_copy_put_in_the_databases_place_is_read_from_its_begin(tmp_path: Path
         assert held(line, 1) == [(400, 100, 2)]
 
 
+@pytest.mark.slow
 def test_a_day_is_kept_and_no_more(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/s.db", create=True) as store:
         history = QueueHistory()

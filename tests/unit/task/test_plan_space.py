@@ -57,6 +57,7 @@ def divides(model: ModelSpec, shape: Shape, plan: Plan) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "gpu", "shape"),
     [

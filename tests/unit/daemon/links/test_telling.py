@@ -203,6 +203,7 @@ print(launch.__file__, sorted(n for n in sys.modules if n.startswith("launch")),
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("as_package", "as_module"), [(False, False), (True, True)])
 def test_a_script_finds_a_launch_of_its_own(tmp_path: Path, as_package: bool, as_module: bool) -> None:
     """Beside it, under the name that Synergy's package had before 0.2.0."""

@@ -78,6 +78,7 @@ def test_a_notice_is_posted_once_with_its_signature(store: Store, server: HookSe
     assert len(server.taken) == 1
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_away_is_tried_less_and_less_often_and_given_up_after_a_day(
     store: Store, server: HookServer
 ) -> None:

@@ -57,6 +57,7 @@ def test_every_column_is_seen(shape: tuple[int, ...]) -> None:
         assert len(set(columns.tolist())) == shape[-1]
 
 
+@pytest.mark.slow
 def test_the_noise_scale_of_a_large_gradient_is_right_from_a_sample_of_it() -> None:
     """Gradients of a mean that differs from layer to layer, and noise: S / |G|^2 as the two steps' pair gives it."""
     torch.manual_seed(1)

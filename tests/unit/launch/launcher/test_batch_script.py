@@ -228,6 +228,7 @@ WIDE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", WIDE)
 def test_a_script_at_the_bound_is_read_and_rendered_in_linear_time(piece: str) -> None:
     """Ten such scripts of 64 kB: about a second."""
@@ -252,6 +253,7 @@ def test_what_is_rendered_is_bounded() -> None:
         render(ScriptRequest(job_name="x", command=("t.py", "'" * 300_000), shape=Shape("", 1, 1)))
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="ab1- '\"\\#$`\t\r\x0b\u2028é", max_size=20))
 @settings(max_examples=2000, deadline=None)
 def test_words_are_split_as_shlex_splits_them(line: str) -> None:

@@ -20,6 +20,7 @@ from tests.unit.scheduler.policies.test_exact import check, problems
 PRICES = SynergyPolicy(exact_columns=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(problems(full=False))
 def test_sound_and_bounded_on_sick_nodes(problem: Problem) -> None:

@@ -61,6 +61,7 @@ def check(full: Instance, found: LagrangianSolution) -> None:
     assert found.upper_bound >= found.objective
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(instances())
 def test_few_jobs_are_solved_to_the_proven_optimum(full: Instance) -> None:
@@ -71,6 +72,7 @@ def test_few_jobs_are_solved_to_the_proven_optimum(full: Instance) -> None:
     assert found.objective == pytest.approx(best, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(instances(jobs=90), st.integers(0, 2**32))
 def test_the_bound_holds_warm_and_cold(full: Instance, seed: int) -> None:
@@ -146,6 +148,7 @@ def test_hand_worked() -> None:
     assert (found.choice.tolist(), found.objective, found.optimal) == ([0, 2, -1], 8.0, True)
 
 
+@pytest.mark.slow
 def test_many_clones_and_many_jobs_reach_the_gap() -> None:
     rng = np.random.default_rng(7)
     gpus = np.array([1, 2, 4, 8, 1, 2, 4, 8, 16])

@@ -264,6 +264,7 @@ def directives(draw: st.DrawFn) -> Directive:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(directive=directives(), rest=st.text(max_size=20))
 def test_stamp_reads_back(directive: Directive, rest: str) -> None:

@@ -78,6 +78,7 @@ def test_a_row_that_is_scored_is_never_fitted(tmp_path: Path, monkeypatch: pytes
     assert seen == [{"760M"}, {"1.3B"}] and len(signed) == 5
 
 
+@pytest.mark.slow
 def test_other_sizes_teach_a_level(tmp_path: Path) -> None:
     optima = [one for one in arena_rows.read_optima(folder(tmp_path, 1.4)) if one.shape.gpu_type == "a40"]
     known = arena_rows.space([one for one in optima if one.family == "bert"], {})

@@ -275,6 +275,7 @@ def test_what_is_not_scored_is_left_out(predictor: Predictor) -> None:
 # the file
 
 
+@pytest.mark.slow
 def test_a_profile_comes_back_as_it_was(tmp_path: Path, predictor: Predictor) -> None:
     path = tmp_path / "x.profile"
     write_atomically(path, profile_text(predictor))
@@ -317,6 +318,7 @@ KEYS = (
 )
 
 
+@pytest.mark.slow
 def test_a_profile_comes_over_the_built_in_figures(tmp_path: Path) -> None:
     """In the daemon by the setting Profile, and in `synergyctl plan` by --profile."""
     path = tmp_path / "cluster.profile"
@@ -346,6 +348,7 @@ def test_a_profile_comes_over_the_built_in_figures(tmp_path: Path) -> None:
         Forecast(Settings(profile=tmp_path / "missing"))
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path: Path) -> None:
     rows, out = tmp_path / "r.csv", tmp_path / "p.json"
     rows.write_text(CSV, encoding="utf-8")
