@@ -15,6 +15,8 @@ from synergyd.scheduler.solver.reduced_milp import milp_over
 from synergyd.scheduler.solver.smoothed_dual import reduced_core, smooth
 from tests.benchmarks.allocate import FAMILIES, built, changed, generate
 
+# the solver's own limit is of wall-clock time: a busy machine would fall short of the gap
+AMPLE = Effort(time_limit_s=60.0)
 KINDS = ("log", "linear", "whole", "clones", "rigid", "odd")
 
 
@@ -65,7 +67,7 @@ def check(full: Instance, found: LagrangianSolution) -> None:
 @settings(max_examples=150, deadline=None)
 @given(instances())
 def test_few_jobs_are_solved_to_the_proven_optimum(full: Instance) -> None:
-    found = solve(full)
+    found = solve(full, effort=AMPLE)
     check(full, found)
     best = reference(full)
     assert found.optimal and found.gap <= 1e-9
@@ -87,11 +89,16 @@ def test_the_bound_holds_warm_and_cold(full: Instance, seed: int) -> None:
         prices=quick.prices * rng.uniform(0.0, 9.0),
         temperature=max(quick.temperature, 1e-3),
     )
-    for found in (quick, solve(full), solve(full, warm=quick), solve(full, warm=start)):
+    for found in (
+        quick,
+        solve(full, effort=AMPLE),
+        solve(full, warm=quick, effort=AMPLE),
+        solve(full, warm=start, effort=AMPLE),
+    ):
         check(full, found)
         assert found.objective <= best + 1e-6 * max(1.0, best)
         assert found.upper_bound >= best - 1e-6 * max(1.0, best)
-    assert solve(full).objective >= best * (1 - 1.1e-4) - 1e-6
+    assert solve(full, effort=AMPLE).objective >= best * (1 - 1.1e-4) - 1e-6
     proven = solve(full, effort=Effort(exact=True, time_limit_s=20))
     assert proven.optimal and proven.objective == pytest.approx(best, rel=1e-6, abs=1e-6)
 
@@ -144,7 +151,7 @@ def test_gradient_and_hessian_are_those_of_the_smoothed_dual() -> None:
 def test_hand_worked() -> None:
     # 4 GPUs: job 0 gains 3 with one, 4 with two; job 1 5 with three; job 2 2 with one. Best: 3 + 5 = 8.
     full = instance([0, 2, 3, 4], [0, 0, 0, 0], [1, 2, 3, 1], [3.0, 4.0, 5.0, 2.0], [4])
-    found = solve(full)
+    found = solve(full, effort=AMPLE)
     assert (found.choice.tolist(), found.objective, found.optimal) == ([0, 2, -1], 8.0, True)
 
 
@@ -156,17 +163,17 @@ def test_many_clones_and_many_jobs_reach_the_gap() -> None:
     kind = [0, 0, 0, 0, 1, 1, 1, 1, 2]
     n = 500
     clones = instance(np.arange(n + 1) * 9, np.tile(kind, n), np.tile(gpus, n), np.tile(worth, n), [200, 170, 130])
-    found = solve(clones)
+    found = solve(clones, effort=AMPLE)
     check(clones, found)
     assert found.gap <= 5e-4
     utility = np.repeat(rng.uniform(0.5, 2, 3000), 9) * np.tile(worth, 3000) * rng.uniform(0.8, 1.2, 27000)
     many = instance(np.arange(3001) * 9, np.tile(kind, 3000), np.tile(gpus, 3000), utility, [1200, 1100, 900])
-    cold = solve(many)
-    warm = solve(many, warm=cold)
+    cold = solve(many, effort=AMPLE)
+    warm = solve(many, warm=cold, effort=AMPLE)
     for answer in (cold, warm):
         check(many, answer)
         assert answer.gap <= 1e-4
-    assert np.array_equal(solve(many).choice, cold.choice)
+    assert np.array_equal(solve(many, effort=AMPLE).choice, cold.choice)
 
 
 def test_an_earlier_choice_that_is_better_is_kept() -> None:
@@ -197,7 +204,7 @@ def test_arrays_that_do_not_fit_are_one_line(arrays: tuple[list[float], ...], wo
     [([0], [], [], [], []), ([0], [], [], [], [4]), ([0, 0, 0], [], [], [], [4]), ([0, 1], [0], [9], [1.0], [4])],
 )
 def test_nothing_to_choose(arrays: tuple[list[float], ...]) -> None:
-    found = solve(instance(*arrays))
+    found = solve(instance(*arrays), effort=AMPLE)
     assert (found.choice >= 0).sum() == 0 and found.objective == 0 and found.optimal
 
 
@@ -214,5 +221,5 @@ def test_every_family_of_the_benchmark_reaches_its_gap(family: str) -> None:
 
 def test_scarce_rigid_jobs_find_their_prices() -> None:
     # Twenty times as many GPUs asked for as there are: the first Newton step overshoots to prices of zero.
-    found = solve(built(generate("rigid", 10_000, 10_240, 3)))
+    found = solve(built(generate("rigid", 10_000, 10_240, 3)), effort=AMPLE)
     assert found.gap <= 1e-4
