@@ -120,8 +120,8 @@ class AllocationSettings:
             number(0, 1, "0 (none) to 1, such as 0.3"),
             "The most of the GPUs that jobs with guaranteed=yes ask for together. Such a job starts before ordinary ones, never "
             "has less than the goodput that is predicted at the size it asked for, and is not stopped. One beyond the share counts "
-            "as an ordinary job until others have ended. The user whose jobs have least of the share comes first. 0: guaranteed= counts "
-            "for nothing.",
+            "as an ordinary job until others have ended. A job that has what it asked for keeps it; then comes the user whose jobs have "
+            "least of the share. 0: guaranteed= counts for nothing.",
         ),
     )
     guaranteed_price: float = field(

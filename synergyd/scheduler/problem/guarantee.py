@@ -1,21 +1,33 @@
 """Jobs with guaranteed=yes: at least the goodput of the size asked for, whenever they run. Pure.
 
 Such a job has no Cell with less, is due at once while it waits (due_jobs.py), and is not stopped. The admin's GuaranteedShare bounds
-what all of them ask for: first comes the user whose guarantees count for the fewest GPUs, and of a user's jobs the one submitted first, so
-that nobody takes the whole share while others ask for it. Beyond it a job counts as an ordinary one.
+what all of them ask for. First come the jobs that have what they asked for, since a guarantee lasts, then the user whose guarantees count
+for the fewest GPUs, and of a user's jobs the one submitted first. Beyond it a job counts as an ordinary one.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from synergyd.records import Job
 from synergyd.scheduler.problem.records import JobRequest
 
 _TOLERANCE = 0.97  # of the goodput: what measured steps vary by (throughput.NOISE) is no reason for a restart
 _WHY = "guaranteed=yes keeps the goodput of the size asked for"
+
+
+class _Claim(NamedTuple):
+    """What a job asks of the share."""
+
+    waits: bool  # for what it asked for
+    uid: int
+    submit_s: float  # on any clock
+    job_id: int
+    gpus: int
 
 
 def with_guarantees(
@@ -26,14 +38,14 @@ def with_guarantees(
     Of `jobs` (`ages_s` by job id) those that hold GPUs and that nobody touches now count in the share like the others: they have what
     they asked for. `gpus`: what can be handed out, their own not among it."""
     claims = [
-        (one.uid, -one.age_s, one.job_id, one.gpus(one.asked))
+        _Claim(not _has(one), one.uid, -one.age_s, one.job_id, one.gpus(one.asked))
         for one in requests
         if one.guaranteed and one.asked is not None
     ]
     asking = {one.job_id for one in requests}
     for job in jobs:
         if job.directive is not None and job.directive.guaranteed and job.node_names and job.job_id not in asking:
-            claims.append((job.uid, -ages_s[job.job_id], job.job_id, job.asked.gpus))
+            claims.append(_Claim(False, job.uid, -ages_s[job.job_id], job.job_id, job.asked.gpus))
             gpus += job.shape.gpus
     kept = _within(claims, share * gpus)
     return tuple(
@@ -42,22 +54,36 @@ def with_guarantees(
     )
 
 
-def _within(claims: Sequence[tuple[int, float, int, int]], left: float) -> set[int]:
-    """Ids of the jobs whose claims (uid, when it was submitted, job id, GPUs) count within `left` GPUs."""
-    of_user: dict[int, list[tuple[float, int, int]]] = {}
-    for uid, submit, job_id, asked in sorted(claims, reverse=True):
-        of_user.setdefault(uid, []).append((submit, job_id, asked))  # the first one last
-    turns = [(0, own[-1], uid) for uid, own in of_user.items()]  # (GPUs that count already, next claim, uid)
+def _has(job: JobRequest) -> bool:
+    """Whether it runs with the goodput of the size asked for."""
+    if job.current is None or job.asked is None:
+        return False
+    return job.cells[job.current].goodput >= _TOLERANCE * job.cells[job.asked].goodput
+
+
+def _within(claims: Iterable[_Claim], left: float) -> set[int]:
+    """Ids of the jobs whose claims count within `left` GPUs."""
+    kept, had = set[int](), Counter[int]()  # had: by uid, GPUs that count
+    of_user: dict[int, deque[_Claim]] = {}
+    for claim in sorted(claims, key=lambda c: (c.waits, c.submit_s, c.job_id)):
+        if claim.waits:
+            of_user.setdefault(claim.uid, deque()).append(claim)
+        elif claim.gpus <= left:
+            left -= claim.gpus
+            had[claim.uid] += claim.gpus
+            kept.add(claim.job_id)
+    turns = [(had[uid], own[0].submit_s, own[0].job_id, uid) for uid, own in of_user.items()]
     heapify(turns)
-    kept = set()
     while turns:
-        had, (_, job_id, asked), uid = heappop(turns)
-        of_user[uid].pop()
-        if asked <= left:
-            left, had = left - asked, had + asked
+        _, _, job_id, uid = heappop(turns)
+        claim = of_user[uid].popleft()
+        if claim.gpus <= left:
+            left -= claim.gpus
+            had[uid] += claim.gpus
             kept.add(job_id)
         if of_user[uid]:
-            heappush(turns, (had, of_user[uid][-1], uid))
+            following = of_user[uid][0]
+            heappush(turns, (had[uid], following.submit_s, following.job_id, uid))
     return kept
 
 

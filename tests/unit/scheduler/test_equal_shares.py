@@ -92,13 +92,23 @@ def counted(jobs: list[Job], share: float, ages_s: dict[int, float]) -> dict[int
 
 def test_no_user_takes_the_whole_guaranteed_share_while_others_ask_for_it() -> None:
     """Of 8 GPUs all may be guaranteed; Eve asked for them first, with two jobs of 4, and Ann asks for 4."""
-    eves = [job(i, 4, ("n0",), 4, uid=EVE, user="eve", directive=SURE) for i in (1, 2)]
+    eves = [job(i, 4, uid=EVE, user="eve", directive=SURE) for i in (1, 2)]
     anns = job(3, 4, uid=ANN, directive=SURE)
     found = counted([*eves, anns], 1.0, {1: 9000.0, 2: 8000.0, 3: 100.0})
-    assert "does not count" not in found[1].why and "does not count" in found[2].why
-    assert found[3].action is Action.START and found[3].cell is not None and found[3].cell.shape.gpus == 4
-    # nobody else asks: they keep it
+    assert ["does not count" in found[i].why for i in (1, 2, 3)] == [False, True, False]
+    # nobody else asks: both are hers
     assert not any("does not count" in one.why for one in counted(eves, 1.0, {1: 9000.0, 2: 8000.0}).values())
+
+
+def test_a_guarantee_lasts_as_long_as_its_job() -> None:
+    """A user who comes later takes no guarantee from those who run with it, but gets the next that is free."""
+    eves = [job(i, 4, ("n0",), 4, uid=EVE, user="eve", directive=SURE) for i in (1, 2)]
+    anns, next_one = job(3, 4, uid=ANN, directive=SURE), job(4, 4, uid=EVE, user="eve", directive=SURE)
+    ages = {1: 9000.0, 2: 8000.0, 3: 100.0, 4: 7000.0}
+    found = counted([*eves, anns, next_one], 1.0, ages)
+    assert ["does not count" in found[i].why for i in (1, 2, 3, 4)] == [False, False, True, True]
+    found = counted([eves[0], anns, next_one], 1.0, ages)
+    assert ["does not count" in found[i].why for i in (1, 3, 4)] == [False, False, True]
 
 
 def test_a_guarantee_that_can_never_count_takes_nothing_from_the_users_next() -> None:
