@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.records import Action, Decision, Directive, Job
+from synergyd.records import Decision, Directive, Job
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.equal_shares import job_parts
 from synergyd.scheduler.problem.finish_time_fairness import equal_share
