@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { fixed, h, num, percent, plainTable, setText, span } from "./dom.js";
 
-export const POLICIES = ["synergy", "exact", "fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "optimus", "pollux", "sia", "crius"];
+export const POLICIES = ["synergy", "exact", "fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "optimus", "pollux", "sia", "crius", "dally"];
 export const SETTINGS = [
   ["Fairness", "-2"], ["Objective", "goodput"], ["ShortFirst", "0"], ["FairnessBound", "2"], ["DeadlineShare", "1"],
   ["Deadlines", "yes"], ["RestartShare", "0.1"], ["Preemption", "no"], ["MaxGrowth", "2"], ["Epoch", "60"],
