@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,7 +43,8 @@ class GradientNorms:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._sharded = any(isinstance(p, DTensor) for p in self._parameters)
         # reading every element of every micro-batch's gradient took 5 % of a step of a 1B model on an H100
-        self._weights = [_weight(p) for p in self._parameters]
+        world = dist.get_world_size() if self._sharded and dist.is_initialized() else 1
+        self._weights = [_weight(p, world) for p in self._parameters]
         self._places = GradientSample([_local(p) for p in self._parameters], self._weights)
         self._small: list[torch.Tensor] = []  # norms
         self._numbers: list[int] = []  # of whose parameters
@@ -134,12 +136,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _weight(parameter: torch.Tensor) -> float:
-    """What each rank's part counts in the sum over all ranks: those that hold the same one share it."""
+def _weight(parameter: torch.Tensor, world: int) -> float:
+    """What each rank's part counts in the sum over `world` ranks: those that hold the same one share it, on the parameter's mesh or not."""
     if not isinstance(parameter, DTensor):
-        return 1.0
+        return 1.0 / world
     sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
-    return 1.0 / math.prod(size for placement, size in sizes if placement.is_replicate())
+    return math.prod(size for placement, size in sizes if not placement.is_replicate()) / world
 
 
 def _read(*values: torch.Tensor) -> list[float]:
