@@ -51,9 +51,15 @@ class GradientNorms:
         self._before: _Kept | None = None
         self._step, self._every = 0, every(sum(p.numel() for p in self._parameters))
         self.follow(plan)
+        self._handles: list[Any] = []
         if not self._sharded:
             for number, parameter in enumerate(self._parameters):
-                parameter.register_hook(partial(self._seen, number))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_hook(partial(self._seen, number)))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Nothing is looked at any more."""
+        for handle in self._handles:
+            handle.remove()
 
     def follow(self, plan: Plan) -> None:
         """From the next step on the run has this plan."""
