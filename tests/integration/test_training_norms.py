@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
     ("kind", "tp", "dp", "batch", "micro"),
     [
         ("ddp", 1, 2, 8, 2),
-        ("fsdp", 1, 2, 8, 1),
+        ("fsdp", 1, 2, 12, 1),
         ("fsdp", 1, 2, 4, 2),  # a step is one micro-batch: two steps are compared
         ("mesh", 2, 2, 8, 2),
         ("mesh", 2, 1, 4, 4),

@@ -13,6 +13,7 @@ SPEC = ModelSpec(
     "test", layers=1, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, seq=16, gated=True, tied_embeddings=False
 )
 STEPS = 2
+LOOKED_AT = 4  # small batches of a step: of FSDP2 the first, the steps of DDP have no more
 Step = tuple[float, float, float, float]  # |g_small|^2, |g_big|^2, small and big batch
 
 
@@ -43,7 +44,7 @@ def norms(kind: str, batch: int, micro: int) -> tuple[list[Step], list[Step]]:
             task.step(_loss(model, rows))
         dp = task.plan.dp
     small = micro if kind == "ddp" else micro * dp
-    return found, _by_hand(text, batch, small, all_small=kind == "ddp") if os.environ["RANK"] == "0" else []  # type: ignore[return-value]
+    return found, _by_hand(text, batch, small) if os.environ["RANK"] == "0" else []  # type: ignore[return-value]
 
 
 def _parallel(model: Any, kind: str, mesh: Any) -> Any:
@@ -81,9 +82,8 @@ def _loss(model: Any, rows: Any) -> Any:
     return torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-def _by_hand(text: TextWindows, batch: int, small: int, *, all_small: bool) -> list[Step]:
-    """By one process with the whole model. `all_small`: the mean over all small batches of a step, else its first one; where a step
-    is no more than one, two steps are compared."""
+def _by_hand(text: TextWindows, batch: int, small: int) -> list[Step]:
+    """By one process with the whole model, the first small batches of a step; where a step is no more than one, two steps are compared."""
     import torch
     from synergy_launch.examples.fsdp_tp import Gpt
 
@@ -99,7 +99,6 @@ def _by_hand(text: TextWindows, batch: int, small: int, *, all_small: bool) -> l
         return [(0.0, 0.0, 0.0, 0.0), pair]
     steps = []
     for start in range(0, STEPS * batch, batch):
-        firsts = range(start, start + batch, small) if all_small else [start]
-        found = [square(first, small) for first in firsts]
+        found = [square(first, small) for first in range(start, start + batch, small)[:LOOKED_AT]]
         steps.append((sum(found) / len(found), square(start, batch), float(small), float(batch)))
     return steps
