@@ -69,8 +69,8 @@ NO_LOSSES = LossTrend()
 def follow(trend: LossTrend, step: int, loss: float | None, batch: int, step_worth: float) -> LossTrend:
     """The trend once `loss` of `step`, a step of `batch`, is known; each step is worth `step_worth` examples of progress.
 
-    A loss that is not told, not finite, or of a step that is known changes nothing. After a restart from an older checkpoint the
-    progress is that of the step.
+    A loss that is not told, not finite, or of a step that is known changes nothing. One that is the newest again is no point: a run
+    that logs every so many steps tells it until the next. After a restart from an older checkpoint the progress is that of the step.
     """
     if step == trend.step or batch < 1 or loss is None or not math.isfinite(loss):
         return trend
@@ -78,15 +78,16 @@ def follow(trend: LossTrend, step: int, loss: float | None, batch: int, step_wor
     if progress < trend.progress:
         trend = _from(trend, progress)
     trend = replace(trend, step=step, progress=progress)
-    point = (progress, loss)
+    newest = (trend.before + trend.trial)[-1:]
+    points = () if newest and newest[0][1] == loss else ((progress, loss),)
     if batch <= trend.good or not trend.good:
-        kept = (*trend.before, point)[-_MOST:]
+        kept = (*trend.before, *points)[-_MOST:]
         return replace(trend, batch=batch, good=max(trend.good, batch), before=kept, trial=(), worse=None)
-    if trend.worse is not None:
+    if trend.worse is not None or not points:
         return replace(trend, batch=batch)
     if len(trend.before) < _LEAST:  # nothing to compare with
-        return replace(trend, batch=batch, good=batch, before=(*trend.before, point))
-    trend = replace(trend, batch=batch, trial=(*trend.trial, point))
+        return replace(trend, batch=batch, good=batch, before=(*trend.before, *points))
+    trend = replace(trend, batch=batch, trial=(*trend.trial, *points))
     if (worse := _judged(trend)) is not None:
         return replace(trend, worse=worse)
     if len(trend.trial) < len(trend.before):

@@ -81,7 +81,7 @@ def test_a_job_without_losses_and_too_few_of_them() -> None:
         trend = follow(trend, step, None if step % 2 else math.nan, 64 if step < 50 else 256, 64.0)
     assert trend == NO_LOSSES
     for step in range(40):
-        trend = follow(trend, step, 2.0 if step < 10 else 9.0, 64 if step < 10 else 256, 64.0)
+        trend = follow(trend, step, (2.0 if step < 10 else 9.0) + 0.01 * (step % 2), 64 if step < 10 else 256, 64.0)
     assert trend.worse is None and trend.good == 256
 
 
@@ -89,7 +89,7 @@ def test_what_was_good_becomes_what_the_next_change_is_compared_with() -> None:
     trend = trained(1, CURVES["flat"], 0.0, lambda n: 0.0)
     assert (trend.good, trend.batch, trend.worse) == (256, 256, None)
     for step in range(trend.step + 1, trend.step + 25):
-        trend = follow(trend, step, 4.0, 1024, 128.0)
+        trend = follow(trend, step, 4.0 + 0.01 * (step % 2), 1024, 128.0)
     assert trend.worse is not None and (trend.worse.batch, trend.worse.good) == (1024, 256)
     back = follow(trend, trend.step + 1, 2.0, 256, 128.0)
     assert back.worse is None and back.trial == ()
@@ -100,7 +100,7 @@ def test_a_batch_that_was_taken_back_in_time_leaves_no_trial() -> None:
     for step in range(60):
         trend = follow(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
     for step in range(60, 64):
-        trend = follow(trend, step, 9.0, 256, 64.0)
+        trend = follow(trend, step, 9.0 + 0.01 * step, 256, 64.0)
     for step in range(64, 90):
         trend = follow(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
     assert trend.worse is None and trend.trial == () and trend.good == 64
@@ -109,7 +109,7 @@ def test_a_batch_that_was_taken_back_in_time_leaves_no_trial() -> None:
 def test_steps_that_are_done_again_take_the_place_of_those_before() -> None:
     trend = NO_LOSSES
     for step in range(40):
-        trend = follow(trend, step, 2.0, 64, 64.0)
+        trend = follow(trend, step, 2.0 + 0.01 * (step % 2), 64, 64.0)
     trend = follow(trend, 19, 2.5, 64, 64.0)
     assert trend.progress == 19 * 64 and len(trend.before) == 20 and trend.before[-1] == (19 * 64, 2.5)
     assert follow(trend, 19, 7.0, 64, 64.0) == trend  # the same step reported again
@@ -121,3 +121,19 @@ def test_highest_lies_between_the_trend_and_its_end() -> None:
     far = highest(points, 60.0)
     assert 4 - 0.1 * 20 < far < points[-1][1] + 0.05
     assert highest(points, 600.0) == far  # no trend is believed for long
+
+
+@pytest.mark.parametrize("curve", ["power", "flat"])
+def test_a_loss_that_is_told_again_until_the_next_is_one(curve: str) -> None:
+    """As Trainer logs one: the reports in between bring no news, and their number makes no rise of it."""
+    alarms, grown = 0, 0
+    for seed in range(20):
+        rng, trend = random.Random(seed), NO_LOSSES
+        for step in range(3000):
+            batch, worth = (64, 64.0) if step < 1800 else (256, 128.0)
+            if step % 30 == 0:
+                loss = CURVES[curve]((step + 30) / 1800) + rng.gauss(0, 0.03)
+            trend = follow(trend, step, loss, batch, worth)
+            alarms += trend.worse is not None
+        grown += trend.progress == 1799 * 64 + 1200 * 128
+    assert (alarms, grown) == (0, 20)

@@ -63,6 +63,10 @@ class GradientSample:
         norm: torch.Tensor = torch.linalg.vector_norm(part, dtype=torch.float32)
         return norm
 
+    def part(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        """A copy of tensor `number`'s sampled elements, in single precision."""
+        return tensor.detach().reshape(-1)[:: self.strides[number]].to(torch.float32, copy=True)
+
     def square(self, norms: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
         """Weighted sum of squares of what `norm` gave for the tensors `numbers`: estimates the gradient's squared norm."""
         values, key = torch.stack(list(norms)).square(), tuple(numbers)

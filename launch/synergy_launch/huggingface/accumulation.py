@@ -53,7 +53,7 @@ class Accumulation:
         self._plan, self._norms = plan, GradientNorms(model, plan)
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._steps = 0  # of Trainer's, in the batch that is under way
-        self._clip = 0.0
+        self._clip: float | None = None  # Trainer's own bound, while its arguments have none
         self._rates = contextlib.ExitStack()
         self._ddp: DistributedDataParallel | None = None
         self._search = torch.nn.modules.module.register_module_forward_pre_hook(self._entered)
@@ -79,7 +79,8 @@ class Accumulation:
 
     def before_optimizer(self, args: Any, last: bool, epoch_ends: bool) -> None:
         """The gradient is complete; `Accumulation.after_optimizer` comes next."""
-        args.max_grad_norm = self._clip
+        clip = args.max_grad_norm = self._clip or 0.0
+        self._clip = None
         self._steps += 1
         if not last:
             self._kept = [(p, p.grad) for p in self._parameters if p.grad is not None]
@@ -97,15 +98,20 @@ class Accumulation:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if steps > 1 and gradients:
             torch._foreach_mul_(gradients, 1 / steps)
-        if self._clip and self._clip > 0:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        if clip > 0:
+            torch.nn.utils.clip_grad_norm_(self._parameters, clip)
         self._rates.enter_context(at_batch(self._optimizer.param_groups, self.following, batch, self.noise.value))
 
     def after_optimizer(self) -> None:
         """The tuned rates return: Trainer's schedule goes on from them."""
         self._rates.close()
 
-    def close(self) -> None:
+    def close(self, args: Any) -> None:
+        """Training has ended, maybe inside a step: model and arguments are as before."""
+        if self._clip is not None:
+            args.max_grad_norm, self._clip = self._clip, None
+        self._rates.close()
+        self._norms.close()
         self._search.remove()
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:

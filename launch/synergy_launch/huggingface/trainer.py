@@ -158,7 +158,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.accumulation is not None:
-            self.accumulation.close()
+            self.accumulation.close(args)
         if self.agent is not None:
             self.agent.finish()
 
@@ -166,6 +166,8 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         """What measures the noise and moves the batch, where apply_plan was called and this Trainer allows it."""
         rule, agent, model = getattr(args, RULE, None), self.agent, shown.get("model")
         assert agent is not None
+        if self.accumulation is not None:  # of a train() that an error has ended
+            self.accumulation.close(args)
         self.accumulation = None
         if rule is None or os.environ.get("SYNERGY_NOISE") == "0":
             return

@@ -50,6 +50,6 @@ def test_progress_of_a_larger_batch_is_what_its_examples_are_worth() -> None:
     """At a noise scale of 64 a step of 64 is worth half of its examples, one of 192 a quarter: 1.5 times as much."""
     trend = NO_LOSSES
     for step, batch in enumerate([64, 64, 192, 192]):
-        trend = after_loss(trend, Report(7, 0, step, loss=1.0, plan=Plan(global_batch=batch)), 64.0)
+        trend = after_loss(trend, Report(7, 0, step, loss=1.0 + step, plan=Plan(global_batch=batch)), 64.0)
     at = [progress for progress, _ in trend.before]
     assert (at[3] - at[2]) / (at[1] - at[0]) == pytest.approx(1.5)

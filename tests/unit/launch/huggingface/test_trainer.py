@@ -337,3 +337,36 @@ def test_accelerate_with_gradients_of_its_own_is_one_line(kind: str, capsys: pyt
     assert end.value.code == 2
     said = f"synergy: AcceleratedTask: can't take Accelerate with {kind}; use DDP, FSDP2 or one process\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_train_that_an_error_ended_leaves_arguments_and_model_as_they_were(
+    hf: Any, tmp_path: Path, run_dir: Path
+) -> None:
+    """The next one, such as Trainer's with half the micro-batch, clips, and looks at each gradient once."""
+    import torch
+
+    args = hf.apply_plan(arguments(tmp_path, max_grad_norm=0.5), global_batch=8)
+    args.train_batch_size = args.per_device_train_batch_size
+    model = torch.nn.Linear(1, 1, bias=False)
+    shown = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
+        "train_dataloader": Loader(),
+    }
+    playing = object.__new__(Playing)
+    playing.callback, playing.args = hf.SynergyCallback(), args
+    playing.state = SimpleNamespace(global_step=0, max_steps=14, log_history=[])
+    playing.control = SimpleNamespace(should_save=False)
+    playing._call("on_train_begin", **shown)
+    playing._call("on_step_begin")
+    assert args.max_grad_norm == 0.0  # and the step runs out of memory
+    playing._call("on_train_begin", **shown)
+    assert args.max_grad_norm == 0.5
+    assert len(next(model.parameters())._backward_hooks or {}) == 1
+    playing._call("on_step_begin")
+    (model(torch.ones(1, 1)).sum() * 3).backward()
+    playing._call("on_pre_optimizer_step")
+    (gradient,) = [float(p.grad) for p in model.parameters() if p.grad is not None]
+    assert gradient == pytest.approx(0.5, rel=1e-4) and args.max_grad_norm == 0.5
+    playing._call("on_train_end")
+    assert not next(model.parameters())._backward_hooks

@@ -1,0 +1,104 @@
+"""The norms that SynergyTask takes from a step, and the same by hand; executed in the ranks of training_ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from synergy_launch.examples.text import TextWindows
+
+from synergyd.records import ModelSpec
+
+SPEC = ModelSpec(
+    "test", layers=1, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, seq=16, gated=True, tied_embeddings=False
+)
+STEPS = 2
+LOOKED_AT = 4  # small batches of a step: of FSDP2 the first, the steps of DDP have no more
+Step = tuple[float, float, float, float]  # |g_small|^2, |g_big|^2, small and big batch
+
+
+def norms(kind: str, batch: int, micro: int) -> tuple[list[Step], list[Step]]:
+    """(taken, by hand) of STEPS steps with weights that stay. `kind`: ddp, fsdp; mesh as the template cuts its model; loose: its
+    norms are on no dimension tp; tensor: loose, and no FSDP2."""
+    import torch
+    import torch.distributed as dist
+    from synergy_launch import SynergyTask, plan_mesh
+    from synergy_launch.examples.fsdp_tp import Gpt
+
+    dist.init_process_group("gloo")
+    mesh = plan_mesh("cpu") if kind not in ("ddp", "fsdp") else None
+    torch.manual_seed(0)
+    model = _parallel(Gpt(SPEC), kind, mesh)
+    text, found = TextWindows(SPEC.seq), []
+    with SynergyTask(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), global_batch=batch, micro_batch=micro, mesh=mesh, lr_rule="none"
+    ) as task:  # fmt: skip
+        update = task.noise.update
+
+        def taken(*step: float) -> float | None:
+            found.append(step)
+            return update(*step)
+
+        task.noise.update = taken  # type: ignore[method-assign, assignment]
+        for rows in task.batches(text, STEPS, collate=_rows):
+            task.step(_loss(model, rows))
+        dp = task.plan.dp
+    small = micro if kind == "ddp" else micro * dp
+    return found, _by_hand(text, batch, small) if os.environ["RANK"] == "0" else []  # type: ignore[return-value]
+
+
+def _parallel(model: Any, kind: str, mesh: Any) -> Any:
+    from synergy_launch.examples.fsdp_tp import parallelize
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.nn.parallel import DistributedDataParallel
+
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        fully_shard(model)
+    elif kind == "mesh":
+        parallelize(model, mesh)
+    else:
+        first, last = ColwiseParallel, RowwiseParallel
+        parts = {f"attention.{name}": first() for name in ("query", "key", "value")}
+        parts |= {"attention.output": last(), "mlp.gate": first(), "mlp.up": first(), "mlp.down": last()}  # type: ignore[dict-item]
+        for block in model.blocks:
+            parallelize_module(block, mesh["tp"], parts)  # type: ignore[arg-type]
+        if kind == "loose":
+            fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
+def _rows(items: list[bytes]) -> Any:
+    import torch
+
+    return torch.tensor([list(item) for item in items])
+
+
+def _loss(model: Any, rows: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def _by_hand(text: TextWindows, batch: int, small: int) -> list[Step]:
+    """By one process with the whole model, the first small batches of a step; where a step is no more than one, two steps are compared."""
+    import torch
+    from synergy_launch.examples.fsdp_tp import Gpt
+
+    torch.manual_seed(0)
+    model = Gpt(SPEC)
+
+    def square(first: int, count: int) -> float:
+        loss = _loss(model, _rows([text.sample(number) for number in range(first, first + count)]))
+        return sum(float(g.double().square().sum()) for g in torch.autograd.grad(loss, list(model.parameters())))
+
+    if small == batch:
+        pair = (square(0, batch) + square(batch, batch)) / 2, square(0, 2 * batch), float(batch), 2.0 * batch
+        return [(0.0, 0.0, 0.0, 0.0), pair]
+    steps = []
+    for start in range(0, STEPS * batch, batch):
+        found = [square(first, small) for first in range(start, start + batch, small)[:LOOKED_AT]]
+        steps.append((sum(found) / len(found), square(start, batch), float(small), float(batch)))
+    return steps
