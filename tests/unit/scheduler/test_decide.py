@@ -303,7 +303,7 @@ def test_fifo_serves_in_order_at_the_size_asked_for() -> None:
 
 
 def test_unknown_policy_is_one_line() -> None:
-    with pytest.raises(UsageError, match="no policy is called 'best'; one of: backfill, crius, exact, fifo, "):
+    with pytest.raises(UsageError, match="no policy is called 'best'; one of: backfill, crius, dally, exact, fifo, "):
         decide(snapshot([node("n0")], []), Settings(policy="best"), {}, {})
 
 
