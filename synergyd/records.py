@@ -14,6 +14,7 @@ from functools import cached_property
 
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.restarts import RestartTimes
+from synergyd.shared_links import Sharing
 
 
 class JobState(StrEnum):
@@ -390,28 +391,6 @@ class Alternative:
     cell: Cell
     #: in words
     why_not: str
-
-
-@dataclass(frozen=True)
-class SharedLink:
-    """A link that a job shares."""
-
-    #: `nic:NODE`: a node's own, `leaf:NAME`: a leaf switch's uplink
-    link: str
-    #: the other jobs on it
-    jobs: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """What the links that a job shares cost it."""
-
-    #: expected step time over that with its links to itself
-    slowdown: float
-    #: the link that it waits for most
-    worst: str
-    #: all that it shares
-    links: tuple[SharedLink, ...]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from synergyd.links.model import Topology
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.records import Action, Cell, Decision, SharedLink, Sharing
+from synergyd.records import Action, Cell, Decision
+from synergyd.shared_links import SharedLink, Sharing
 from synergyd.words import job_words
 
 _LEAST_SHOWN = 1.005  # smaller slowdowns are not shown

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sentence, sharings, traffic_of
 from synergyd.links.slowdown import Traffic
-from synergyd.records import Action, Cell, Decision, Plan, Sharing, Snapshot
+from synergyd.records import Action, Cell, Decision, Plan, Snapshot
 from synergyd.restarts import JobRestarts, RestartCost
-from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
 from synergyd.scheduler.bad_nodes import words as bad_node_words
 from synergyd.scheduler.cut_short import around_reservations
 from synergyd.scheduler.delayed_starts import DALLY, NOT_DELAYED, DelayedStarts, with_delays
-from synergyd.scheduler.due_jobs import DueProblem, due_problem, missing
+from synergyd.scheduler.due_jobs import DueProblem
+from synergyd.scheduler.epoch_answer import EpochAnswer, solve, solve_due, weigh_bad_nodes
 from synergyd.scheduler.explain import ExplanationContext, explain
 from synergyd.scheduler.exploration import explore, start_as_asked, trial_words
 from synergyd.scheduler.give_back import GivenBack, as_resize, give_back
 from synergyd.scheduler.layout import laid_out
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps, within_caps
 from synergyd.scheduler.placement.link_aware import place_link_aware
-from synergyd.scheduler.placement.make_placeable import make_placeable
-from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.preemption import stoppable, without_stopping, without_wasteful_stops
+from synergyd.scheduler.preemption import stoppable
 from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import (
@@ -34,7 +32,6 @@ from synergyd.scheduler.problem.gpu_limits import (
     SlurmLimits,
     usage_limits,
     with_own_limits,
-    within_limits,
 )
 from synergyd.scheduler.problem.guarantee import guarantee_words, with_guarantees
 from synergyd.scheduler.problem.node_limits import NodeLimits
@@ -48,40 +45,21 @@ from synergyd.scheduler.problem.priorities import (
     without_partial_nodes,
 )
 from synergyd.scheduler.problem.records import (
-    Allocation,
     JobRequest,
     NodeCapacity,
-    Objective,
     Policy,
     Problem,
     Progress,
 )
 from synergyd.scheduler.problem.room_rows import room_rows
-from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
-from synergyd.scheduler.solver.greedy import fill, greedy, greedy_on_nodes
 from synergyd.scheduler.spares import with_spares
 from synergyd.scheduler.turn import with_turns
 from synergyd.scheduler.wake import leak_words, with_wakes
 from synergyd.settings import Settings
+from synergyd.shared_links import Sharing
 
 _UNKNOWN = Progress()
-# Share of the jobs without a place in a round from which on no further round is tried where CPUs and memory count: one Cell
-# banned at a time converges slower than the last resort, which places each job as it takes it (epoch benchmark, 1000 jobs,
-# --room scarce: objective -2158 after one round, -2236 after four).
-_MANY = 0.02
-_ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal bans the Cell for this epoch
-
-
-@dataclass(frozen=True)
-class EpochAnswer:
-    """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed. `away`: by index of
-    the job, the Cells that it did not get because of links that it would share."""
-
-    problem: Problem
-    allocation: Allocation
-    placement: Placement
-    away: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 def decide(
@@ -138,13 +116,11 @@ def decide(
     spared = with_spares(snapshot, sorted_jobs, settings, slurm_limits)
     snapshot, sorted_jobs = spared.snapshot, list(spared.jobs)
     given, held_jobs = GivenBack(snapshot, given.plans, {**given.left, **spared.left}), spared.named(held_jobs)
-    requests = tuple(job for job in sorted_jobs if isinstance(job, JobRequest))
+    requests = with_own_limits(tuple(job for job in sorted_jobs if isinstance(job, JobRequest)), slurm_limits)
     pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
-    requests = with_own_limits(requests, slurm_limits)
     problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, ages)
-    problem = replace(problem, delays=delays)
-    solved, due = solve_due(problem, policy, objective_of(settings))
+    solved, due = solve_due(replace(problem, delays=delays), policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared, delayed = _linked(answer, policy, settings, outside)
     told = _Told(answer, policy, fairness, shared, tried, problem.nodes, delayed)
@@ -273,82 +249,6 @@ def _problem(
     return problem, fairness
 
 
-def solve_due(problem: Problem, policy: Policy, terms: Objective) -> tuple[EpochAnswer, DueProblem]:
-    """`solve` with the waiting jobs that are due first. Where one of them finds no place all the same, nodes are kept for it."""
-    if policy.rule or policy.sizes_fixed:
-        return solve(problem, policy), DueProblem(problem)
-    due = due_problem(problem, terms)
-    answer = solve(due.problem, policy)
-    if unplaced := missing(due, answer.allocation):
-        due = due_problem(problem, terms, unplaced)
-        answer = solve(due.problem, policy)
-    return answer, due
-
-
-def solve(problem: Problem, policy: Policy) -> EpochAnswer:
-    """Allocates and places until every allocated job has nodes.
-
-    The packability rows make the first round succeed, unless sizes do not divide each other, Cells span nodes in part, or
-    features and partitions overlap. Then the refused Cells are banned and the rest is solved again. After the last round the
-    jobs that can be placed are, and the GPUs left over go to waiting jobs. Without preemption a job that the policy would
-    stop keeps its Cell.
-    """
-    counts_room = any(node.room is not None for node in problem.nodes)
-    for _ in range(_ROUNDS):
-        if policy.preempts:
-            allocation = policy.allocate(problem) if problem.may_stop else without_stopping(policy, problem)
-        else:
-            allocation = without_wasteful_stops(policy, problem)
-        allocation = within_limits(problem, allocation)
-        placement = place(problem.nodes, requests_of(problem, allocation), problem.spanned)
-        if not placement.failed:
-            # of a problem from which Cells were banned, not of the one that was asked
-            proven = allocation.optimal and not any(job.banned for job in problem.jobs)
-            return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
-        if problem.room and len(placement.failed) > _ROUNDS and not (policy.rule or policy.sizes_fixed):
-            return _placed_by_turns(problem, allocation)
-        if len(placement.failed) > _MANY * len(problem.jobs) and len(placement.failed) > _ROUNDS and counts_room:
-            break
-        jobs = []
-        for job, choice in zip(problem.jobs, allocation.choice, strict=True):
-            refused = job.job_id in placement.failed and choice is not None
-            jobs.append(replace(job, banned=job.banned | {choice}) if refused and choice is not None else job)
-        problem = replace(problem, jobs=tuple(jobs))
-    attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
-    # by objective: to shrink jobs for one that can't be placed gains nothing
-    for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
-        placement = place(problem.nodes, requests_of(problem, attempt), problem.spanned)
-        if not placement.failed:
-            return EpochAnswer(problem, attempt, placement)
-    pairs = zip(problem.jobs, attempt.choice, strict=True)
-    attempt = allocation_of(problem, [job.current if job.job_id in placement.failed else c for job, c in pairs])
-    return EpochAnswer(problem, attempt, replace(placement, failed={}))
-
-
-def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
-    """Where CPUs or memory are scarce: what of `allocated` can be placed, or jobs placed one by one as they are chosen, whichever is
-    worth more. One Cell banned at a time would converge slower."""
-    repaired = _most_of(problem, allocated)
-    placement = place(problem.nodes, requests_of(problem, repaired), problem.spanned)
-    by_turns, nodes = greedy_on_nodes(problem)
-    if placement.failed or by_turns.objective > repaired.objective:
-        return EpochAnswer(problem, by_turns, nodes)
-    return EpochAnswer(problem, repaired, placement)
-
-
-def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> EpochAnswer:
-    """`answer` to `problem`; where it brings jobs to bad nodes, and all are worth more without those nodes, the answer without."""
-    by_rule = policy.sizes_fixed or policy.rule
-    if by_rule or not newly_on_bad(answer.problem, answer.allocation, answer.placement):
-        return answer
-    spared = solve(without_bad_nodes(problem), policy)
-    answers = [(a.problem, a.allocation, a.placement) for a in (answer, spared)]
-    if worth(*answers[1]) <= worth(*answers[0]):
-        return answer
-    # the nodes as they are, for what is decided after this
-    return replace(spared, problem=replace(spared.problem, nodes=problem.nodes))
-
-
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
     """The answer with shared links weighed (link_aware.py). Where that gives a job a Cell of fewer GPUs, the GPUs that it leaves
     are allocated once more, and the better of the two answers is taken."""
@@ -376,13 +276,6 @@ def _traffic(answer: EpochAnswer, topology: Topology) -> list[Traffic]:
         sends = traffic_of(job_id, cell, answer.placement.nodes[job_id], topology)
         senders += [] if sends is None else [sends]
     return senders
-
-
-def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
-    """`allocated` without the Cells that can't be placed; waiting jobs start on the GPUs left over."""
-    kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
-    placement = place(problem.nodes, requests_of(problem, kept), problem.spanned)
-    return kept if placement.failed else fill(problem, kept, placement.nodes)
 
 
 def _untouched(job_id: int, left: UntouchedJob, shared: Sharing | None) -> Decision:

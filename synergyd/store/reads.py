@@ -22,9 +22,9 @@ from synergyd.records import (
     Measurement,
     ModelSpec,
     Profile,
-    Sharing,
 )
 from synergyd.restarts import RestartTimes
+from synergyd.shared_links import Sharing
 from synergyd.steering import Steering
 from synergyd.store.records import (
     EpochRecord,

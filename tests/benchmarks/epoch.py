@@ -25,7 +25,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import synergyd.scheduler.decide as deciding
+import synergyd.scheduler.epoch_answer as solving
 import synergyd.scheduler.placement.place as place_module
 from synergyd.daemon.forecast import Forecast
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
@@ -161,13 +161,13 @@ def epoch(world: World, forecast: Forecast, settings: Settings) -> dict[str, Any
         failed += len(placed.failed)
         return placed
 
-    vars(deciding)["place"] = place  # as `decide` looks it up
+    vars(solving)["place"] = place  # as `solve` looks it up
     try:
         begin, wall = time.process_time(), time.perf_counter()
         decisions = decide(world_now, settings, cells, why, world.plans, ages)
         end, wall = time.process_time(), time.perf_counter() - wall
     finally:
-        vars(deciding)["place"] = plain
+        vars(solving)["place"] = plain
     told = world.carry_out(decisions)
     return {
         "table_ms": (table - start) * 1e3,

@@ -14,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 BASE = (
-    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.records synergyd.job_report "
-    "synergyd.words synergyd.steering synergyd.usage synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages "
-    "synergyd.link_names synergyd.loss_trend synergyd.setting synergyd.settings_allocation synergyd.settings"
+    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.shared_links "
+    "synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage synergyd.notice synergyd.masking "
+    "synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.loss_trend synergyd.setting synergyd.settings_allocation "
+    "synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -35,7 +36,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.constraint", ""),
     ("synergyd.node_needs", ""),
     ("synergyd.restarts", ""),
-    ("synergyd.records", "synergyd.node_needs synergyd.restarts"),
+    ("synergyd.shared_links", ""),
+    ("synergyd.records", "synergyd.node_needs synergyd.restarts synergyd.shared_links"),
     ("synergyd.job_report", "synergyd.records"),
     ("synergyd.words", "synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),

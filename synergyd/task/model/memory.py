@@ -9,7 +9,7 @@ import numpy as np
 
 from synergyd.records import ModelSpec
 from synergyd.task.model.alignment import not_fused
-from synergyd.task.model.arrays import FULL, OPERATORS, SELECTIVE, Bools, Floats, PlanArrays
+from synergyd.task.model.arrays import FULL, OPERATORS, SELECTIVE, Bools, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GIB, GpuFigures
 from synergyd.task.model.stages import layers_at_ends
@@ -63,36 +63,17 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
 def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
     """`peak_memory` of one model, or of one model, GPU type and plan a row (see step_time.step_parts); of the last stage
     instead of the fullest one where `last` is True."""
-    s, h, f, vocab = model.seq, model.hidden, model.ffn, model.vocab
-    t, p, v = plans.tp, plans.pp, plans.vpp
+    h, t, p, v = model.hidden, plans.tp, plans.pp, plans.vpp
     ranks = plans.shard
     half = _HALF[plans.precision]
-    tokens = plans.micro_batch * s / plans.cp
+    tokens = plans.micro_batch * model.seq / plans.cp
     per_stage = np.ceil(model.layers / p)
     first_layers, last_layers = layers_at_ends(model.layers, p, model.mtp)
     # multi-token prediction's layers are the last stage's
     first_layers, last_layers = first_layers + np.where(p == 1, model.mtp, 0), last_layers + model.mtp
     spread = np.where(plans.sequence_parallel, t, 1)
 
-    # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
-    wide = (1 - model.moe_share) * model.dense_ffn + model.moe_share * (f * model.top_k + model.shared_ffn)
-    inner = half * tokens * (2 * h + 2 * model.query + 4 * model.kv + 2 * model.gates * wide) / t
-    outer = half * tokens * h * 10 / spread
-    if np.any(model.kv_lora > 0):  # the core's output is not as wide as h, and the latent widths are kept too
-        latent = 2 * (model.value - h) / t + 2 * (model.q_lora + model.kv_lora + model.rope) / spread
-        inner = inner + np.where(model.kv_lora > 0, half * tokens * latent, 0.0)
-    kept_scores = np.where(gpu.flash & ~not_fused(model, plans), gpu.scores_kept, 1.0)
-    scores = kept_scores * half * 5 * tokens * s * model.heads / t
-    whole = outer + inner + scores
-    full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
-    boundary = half * 2 * tokens * h / spread
-    kept = np.where(full, boundary, np.where(selective, outer + inner, whole))
-    working = np.where(full, whole, np.where(selective, scores, 0.0))
-    if operators.any():
-        # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
-        gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * wide) / t + 4 * h / spread
-        kept = np.where(operators, boundary + half * tokens * (2 * model.value / t + gemms / 2), kept)
-        working = np.where(operators, whole, working)
+    kept, working = _of_a_layer(model, gpu, plans, tokens, spread)
     m = plans.micro_batches
     in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
@@ -109,7 +90,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
 
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
-    loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * vocab) / t
+    loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
     scale = gpu.activation_scale
     first_activations = scale * (in_flight * first_layers * kept + working)
     last_activations = scale * (in_flight_last * last_layers * kept + working)
@@ -144,3 +125,29 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
         logits=np.where(use_last, last_logits, first_logits),
         other=gpu.fragmentation * live + gpu.base_gib * GIB,
     )
+
+
+def _of_a_layer(model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats, spread: Ints) -> tuple[Floats, Floats]:
+    """(kept for the backward pass of a micro-batch, used while it is recomputed): bytes of one layer's activations. `tokens` a rank,
+    `spread`: tensor ranks over which what is outside of tensor parallelism is split."""
+    h, t, half = model.hidden, plans.tp, _HALF[plans.precision]
+    # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
+    wide = (1 - model.moe_share) * model.dense_ffn + model.moe_share * (model.ffn * model.top_k + model.shared_ffn)
+    inner = half * tokens * (2 * h + 2 * model.query + 4 * model.kv + 2 * model.gates * wide) / t
+    outer = half * tokens * h * 10 / spread
+    if np.any(model.kv_lora > 0):  # the core's output is not as wide as h, and the latent widths are kept too
+        latent = 2 * (model.value - h) / t + 2 * (model.q_lora + model.kv_lora + model.rope) / spread
+        inner = inner + np.where(model.kv_lora > 0, half * tokens * latent, 0.0)
+    kept_scores = np.where(gpu.flash & ~not_fused(model, plans), gpu.scores_kept, 1.0)
+    scores = kept_scores * half * 5 * tokens * model.seq * model.heads / t
+    whole = outer + inner + scores
+    full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
+    boundary = half * 2 * tokens * h / spread
+    kept = np.where(full, boundary, np.where(selective, outer + inner, whole))
+    working = np.where(full, whole, np.where(selective, scores, 0.0))
+    if operators.any():
+        # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
+        gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * wide) / t + 4 * h / spread
+        kept = np.where(operators, boundary + half * tokens * (2 * model.value / t + gemms / 2), kept)
+        working = np.where(operators, whole, working)
+    return kept, working

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from synergyd.pipeline_stages import stage_layers
 from synergyd.task.model.arrays import Floats, Ints
 
 
 def layers_at_ends(layers: Floats | int, pp: Ints, mtp: Floats | int = 0) -> tuple[Floats, Floats]:
-    """Layers of the first and the last stage, each (N,); as many as the others have where no layout is known (rows measured elsewhere)."""
-    rows = np.stack(np.broadcast_arrays(np.asarray(layers, dtype=np.float64), pp, np.asarray(mtp, dtype=np.float64)))
-    # plans of one search differ in few of these
-    kinds, which = np.unique(rows, axis=1, return_inverse=True)
-    ends = []
-    for count, stages, further in kinds.T.astype(np.int64).tolist():
-        found = stage_layers(count, stages, further)
-        ends.append((found.first, found.last) if found else (-(-count // stages),) * 2)
-    first, last = np.array(ends, dtype=np.float64).reshape(-1, 2)[which.reshape(-1)].T
-    return first, last
+    """Layers of the first and the last stage, each (N,), by the rule of `stage_layers`; as many as the others have where no layout is
+    known (rows measured elsewhere)."""
+    all_, pp, further = np.broadcast_arrays(np.asarray(layers, np.int64), pp, np.asarray(mtp, np.int64))
+    most = -(-all_ // pp)
+    left = all_ - most * (pp - 2)
+    uneven = (all_ % pp != 0) & (pp >= 3) & (left >= 2) & (left <= 2 * most)
+    half = left // 2
+    last = half - np.minimum(further, np.minimum(half - 1, most - (left - half)))
+    first = np.where(uneven, left - last, most)
+    return first.astype(np.float64), np.where(uneven, last, most).astype(np.float64)

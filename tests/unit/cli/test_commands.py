@@ -16,8 +16,9 @@ from synergyd.cli.shared.context import Context, guarded
 from synergyd.cli.synergyctl import VERBS, cli
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.job_report import Report
-from synergyd.records import CALLED, NAMED, Action, Alternative, Cell, Decision, Plan, Shape, SharedLink, Sharing
+from synergyd.records import CALLED, NAMED, Action, Alternative, Cell, Decision, Plan, Shape
 from synergyd.settings import Settings
+from synergyd.shared_links import SharedLink, Sharing
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
 

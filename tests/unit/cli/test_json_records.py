@@ -24,10 +24,9 @@ from synergyd.records import (
     JobState,
     Plan,
     Shape,
-    SharedLink,
-    Sharing,
     Snapshot,
 )
+from synergyd.shared_links import SharedLink, Sharing
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
 from synergyd.views import status

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from synergyd.errors import UsageError
 from synergyd.job_report import Report
-from synergyd.records import Alternative, Cell, Measurement, ModelSpec, Plan, Profile, Shape, SharedLink, Sharing
+from synergyd.records import Alternative, Cell, Measurement, ModelSpec, Plan, Profile, Shape
+from synergyd.shared_links import SharedLink, Sharing
 from synergyd.wire import link_protocol, plan_file, report
 from synergyd.wire.codec import decode, encode
 from synergyd.wire.hostlist import MAX_NAMES, expand

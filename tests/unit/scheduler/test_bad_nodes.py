@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from synergyd.records import Action, Cell, Decision, Job, Node, Snapshot
-from synergyd.scheduler.decide import decide, solve, weigh_bad_nodes
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.epoch_answer import solve, weigh_bad_nodes
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.settings import Settings

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from synergyd.records import Action, Cell, Decision, Job, Node, Plan, Shape, Snapshot
-from synergyd.scheduler.decide import EpochAnswer, _Told, decide
+from synergyd.scheduler.decide import _Told, decide
+from synergyd.scheduler.epoch_answer import EpochAnswer
 from synergyd.scheduler.exploration import start_as_asked, trial_worth
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement

@@ -8,8 +8,8 @@ import pytest
 
 from synergyd.node_needs import NodeNeeds, Room
 from synergyd.records import Action, Node, Shape
-from synergyd.scheduler import decide
-from synergyd.scheduler.decide import solve
+from synergyd.scheduler import epoch_answer
+from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
 from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
@@ -111,7 +111,7 @@ def test_the_exact_program_knows_them_too() -> None:
 def test_whatever_can_not_be_repaired_every_job_with_a_cell_has_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, policy = scarce(120, 20), SynergyPolicy(exact_columns=0)
     # a repair that places nothing of what it keeps
-    monkeypatch.setattr(decide, "_most_of", lambda _, allocated: replace(allocated, objective=1e9))
+    monkeypatch.setattr(epoch_answer, "_most_of", lambda _, allocated: replace(allocated, objective=1e9))
     found = solve(problem, policy)
     assert {problem.jobs[i].job_id for i, _, _ in found.allocation.taken(problem)} == found.placement.nodes.keys()
     assert found.allocation.objective < 1e9

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd.records import Action, Cell, Decision, Job, JobState
-from synergyd.scheduler.decide import decide, solve
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.problem.priorities import without_partial_nodes

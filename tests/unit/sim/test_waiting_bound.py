@@ -55,7 +55,7 @@ def due_since(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, float]]:
                 found.setdefault(job.job_id, problem.now_s)
         return due_problem(problem, *args)
 
-    monkeypatch.setattr("synergyd.scheduler.decide.due_problem", watched)
+    monkeypatch.setattr("synergyd.scheduler.epoch_answer.due_problem", watched)
     yield found
 
 

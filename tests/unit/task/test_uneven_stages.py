@@ -46,12 +46,13 @@ def test_layouts(layers: int, pp: int, expected: StageLayers | None) -> None:
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 3))
 def test_every_layer_is_somewhere_and_no_end_has_more_than_the_middle(layers: int, pp: int, mtp: int) -> None:
     found = stage_layers(layers, pp, mtp)
+    first, last = layers_at_ends(layers, np.array([pp]), mtp)
     if found is None:
         assert layers % pp
+        assert first[0] == last[0] == layers // pp + 1
         return
     assert found.first + found.last + found.middle * (pp - 2) == layers if pp > 1 else found.middle == layers
     assert 1 <= found.last <= found.first <= found.middle
-    first, last = layers_at_ends(layers, np.array([pp]), mtp)
     assert (first[0], last[0]) == (found.first, found.last)
 
 

@@ -26,9 +26,8 @@ from synergyd.records import (
     Plan,
     Profile,
     Shape,
-    SharedLink,
-    Sharing,
 )
+from synergyd.shared_links import SharedLink, Sharing
 from synergyd.slurm.directives.directive import directive_words, parse_script, read_stamp
 from synergyd.wire import admin_comment, codec, plan_file, report
 from synergyd.wire.admin_comment import AdminCommentStamp

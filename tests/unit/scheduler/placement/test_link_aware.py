@@ -15,7 +15,7 @@ import pytest
 from synergyd.links.model import TEN_GBE, Topology, topology_of
 from synergyd.links.sharing import expected, lines, sentence, sharings, slowdowns_of, traffic_of
 from synergyd.links.slowdown import Traffic
-from synergyd.records import Action, Cell, Job, JobState, Shape, SharedLink, Sharing
+from synergyd.records import Action, Cell, Job, JobState, Shape
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.link_aware import LinkAwareAnswer, place_link_aware
@@ -23,6 +23,7 @@ from synergyd.scheduler.placement.place import PlacementRequest, place, requests
 from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.utility import allocation, value, value_terms
 from synergyd.settings import Settings
+from synergyd.shared_links import SharedLink, Sharing
 from synergyd.wire.codec import decode, encode
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
 

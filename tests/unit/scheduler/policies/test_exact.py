@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd.scheduler.decide import solve
+from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.policies.exact import ExactPolicy

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from synergyd.scheduler.decide import solve
+from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.policies.exact import ExactPolicy
 from synergyd.scheduler.policies.synergy import SynergyPolicy
