@@ -188,6 +188,7 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     )
     assert admin_comment.decode(slurm.comments[1]) == admin_comment.AdminCommentStamp(
         (("checkpoint", "/scratch/a b"),),
+        own_batch=True,
         asked=KNOWN.asked,
         cpus_per_node=8,
         plan=PLAN,
