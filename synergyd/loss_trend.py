@@ -69,8 +69,9 @@ NO_LOSSES = LossTrend()
 def follow(trend: LossTrend, step: int, loss: float | None, batch: int, step_worth: float) -> LossTrend:
     """The trend once `loss` of `step`, a step of `batch`, is known; each step is worth `step_worth` examples of progress.
 
-    A loss that is not told, not finite, or of a step that is known changes nothing. After a restart from an older checkpoint the
-    progress is that of the step.
+    A loss that is not told, not finite, or of a step that is known changes nothing. One that equals the one before is no new one: a
+    program that logs every 500 steps tells the same for all of them. After a restart from an older checkpoint the progress is that of
+    the step.
     """
     if step == trend.step or batch < 1 or loss is None or not math.isfinite(loss):
         return trend
@@ -78,15 +79,18 @@ def follow(trend: LossTrend, step: int, loss: float | None, batch: int, step_wor
     if progress < trend.progress:
         trend = _from(trend, progress)
     trend = replace(trend, step=step, progress=progress)
-    point = (progress, loss)
+    newest = (trend.trial or trend.before)[-1:]
+    fresh = () if newest and newest[0][1] == loss else ((progress, loss),)
     if batch <= trend.good or not trend.good:
-        kept = (*trend.before, point)[-_MOST:]
+        kept = (*trend.before, *fresh)[-_MOST:]
         return replace(trend, batch=batch, good=max(trend.good, batch), before=kept, trial=(), worse=None)
     if trend.worse is not None:
         return replace(trend, batch=batch)
     if len(trend.before) < _LEAST:  # nothing to compare with
-        return replace(trend, batch=batch, good=batch, before=(*trend.before, point))
-    trend = replace(trend, batch=batch, trial=(*trend.trial, point))
+        return replace(trend, batch=batch, good=batch, before=(*trend.before, *fresh))
+    trend = replace(trend, batch=batch, trial=(*trend.trial, *fresh))
+    if not fresh:
+        return trend
     if (worse := _judged(trend)) is not None:
         return replace(trend, worse=worse)
     if len(trend.trial) < len(trend.before):
@@ -112,7 +116,8 @@ def _judged(trend: LossTrend) -> Worse | None:
     fitted = _means(trend.before, size)
     last = _means(trend.trial[-_BLOCKS * size :], size)
     expected = [highest(fitted, at) for at, _ in last]
-    if any(loss <= most for (_, loss), most in zip(last, expected, strict=True)):
+    # neither is so of a prediction that is no number
+    if not all(loss > most for (_, loss), most in zip(last, expected, strict=True)):
         return None
     return Worse(batch=trend.batch, good=trend.good, loss=last[-1][1], expected=expected[-1])
 
@@ -165,9 +170,10 @@ def _fit(times: Sequence[float], losses: Sequence[float], tau: float) -> _Fit | 
     """Least squares of level + slope (shape - mean). None for a curve that would rise: only a straight line may."""
     shapes = [_shape(t, tau) for t in times]
     mean, level = sum(shapes) / len(shapes), sum(losses) / len(losses)
-    square = sum((s - mean) ** 2 for s in shapes)
+    square = sum((s - mean) * (s - mean) for s in shapes)
     slope = sum((s - mean) * (y - level) for s, y in zip(shapes, losses, strict=True)) / square if square else 0.0
     if slope < 0 and not math.isinf(tau):
         return None
-    error = sum((y - level - slope * (s - mean)) ** 2 for s, y in zip(shapes, losses, strict=True))
+    rest = [y - level - slope * (s - mean) for s, y in zip(shapes, losses, strict=True)]
+    error = sum(r * r for r in rest)  # of absurd losses a power would raise OverflowError
     return error, level, slope, tau, mean, square
