@@ -113,7 +113,8 @@ def _judged(trend: LossTrend) -> Worse | None:
     fitted = _means(trend.before, size)
     last = _means(trend.trial[-_BLOCKS * size :], size)
     expected = [highest(fitted, at) for at, _ in last]
-    if any(loss <= most for (_, loss), most in zip(last, expected, strict=True)):
+    # neither is so of a prediction that is no number
+    if not all(loss > most for (_, loss), most in zip(last, expected, strict=True)):
         return None
     return Worse(batch=trend.batch, good=trend.good, loss=last[-1][1], expected=expected[-1])
 
@@ -166,9 +167,10 @@ def _fit(times: Sequence[float], losses: Sequence[float], tau: float) -> _Fit | 
     """Least squares of level + slope (shape - mean). None for a curve that would rise: only a straight line may."""
     shapes = [_shape(t, tau) for t in times]
     mean, level = sum(shapes) / len(shapes), sum(losses) / len(losses)
-    square = sum((s - mean) ** 2 for s in shapes)
+    square = sum((s - mean) * (s - mean) for s in shapes)
     slope = sum((s - mean) * (y - level) for s, y in zip(shapes, losses, strict=True)) / square if square else 0.0
     if slope < 0 and not math.isinf(tau):
         return None
-    error = sum((y - level - slope * (s - mean)) ** 2 for s, y in zip(shapes, losses, strict=True))
+    rest = [y - level - slope * (s - mean) for s, y in zip(shapes, losses, strict=True)]
+    error = sum(r * r for r in rest)  # of absurd losses a power would raise OverflowError
     return error, level, slope, tau, mean, square

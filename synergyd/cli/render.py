@@ -40,6 +40,7 @@ def render(context: Context, name: str) -> None:
                 nodes=decision.node_names,
                 checkpoint=(directive.checkpoint if directive else None) or "",
                 why=decision.why,
+                own_batch=directive is not None and not (directive.global_batch or directive.adapt),
             )
         ),
         nl=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synergyd.control.resize.events import Reported
 from synergyd.control.tracked import Tracked
 from synergyd.records import Profile
-from synergyd.task.batch_range import after_loss
+from synergyd.task.batch_range import after_loss, may_move
 from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 
@@ -15,7 +15,8 @@ def learn(tracked: Tracked, event: Reported, shared: SharedProfiles) -> dict[str
     profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
     for report in event.reports:
         profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
-        tracked.losses = after_loss(tracked.losses, report, profile.noise_scale)
+        if tracked.job is not None and may_move(tracked.job.directive):
+            tracked.losses = after_loss(tracked.losses, report, profile.noise_scale)
     tracked.profile = profile
     learnt = {f"job:{tracked.lifecycle.job_id}": profile}
     return learnt if tracked.job is None else learnt | shared.learn(tracked.job, profile)

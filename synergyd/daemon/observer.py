@@ -177,6 +177,8 @@ class Observer:
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
                 job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap, self.settings.adapt_batch)
+                if job.directive is not None and job.directive.adapt and job.batches != known.batches:
+                    self.registry.known[job_id] = replace(known, batches=job.batches)
                 restart_s = controller.restarts.cost(tracked, job).mean_s + controller.times.restart_delay_s
                 job = in_time(
                     job,

@@ -120,6 +120,8 @@ class Actuator:
                 plan=target.plan,
                 nodes=target.nodes,
                 checkpoint=folder,
+                own_batch=known.keeps_batch(target.plan),
+                asked=known.asked,
             )
             shown = render(request)
         except UsageError:
@@ -135,7 +137,8 @@ class Actuator:
 
     def _told(self, job_id: int, known: Known, plan: Plan | None) -> plan_file.PlanFile:
         folder = (known.directive.checkpoint if known.directive else None) or ""
-        return plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links, known.asked)
+        own_batch = known.keeps_batch(plan)
+        return plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links, known.asked, own_batch)
 
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
@@ -244,6 +247,7 @@ class Actuator:
             own_tasks=known.own_tasks,
             nodelist=known.nodelist,
             plan=plan,
+            own_batch=known.keeps_batch(plan),
             note=known.note,
             report=self.report,
             by=os.getuid(),

@@ -34,9 +34,18 @@ def batch_range(directive: Directive, base: int | None, cap: int, factor: float)
     return given[0], max(given[0], min(given[1], cap or given[1]))
 
 
+def may_move(directive: Directive | None) -> bool:
+    """Can Synergy ever move the batch of a job with this directive? Another batch of any other job is its script's own doing."""
+    if directive is None:
+        return False
+    low, high = directive.global_batch or (0, 0)
+    return directive.adapt or low < high
+
+
 def after_loss(trend: LossTrend, report: Report, noise_scale: float | None) -> LossTrend:
-    """The trend of the job's loss after a report. Its progress is in examples at a batch of 1."""
-    if report.plan is None:
+    """The trend of the job's loss after a report. Its progress is in examples at a batch of 1, which are not known without the noise
+    scale; the batch does not move without it."""
+    if report.plan is None or noise_scale is None:
         return trend
     batch = report.plan.global_batch
     return follow(trend, report.step, report.loss, batch, worth(1.0, batch, noise_scale))

@@ -46,6 +46,8 @@ class AdminCommentStamp:
     #: --nodelist of the sbatch line
     nodelist: tuple[str, ...] = ()
     plan: Plan | None = None
+    #: nobody chose the plan's global batch: the script keeps its own
+    own_batch: bool = False
     #: an operator's own AdminComment, percent-encoded by the plugin
     note: str = ""
     #: host:port that takes reports
@@ -84,6 +86,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
         own.append(f"plan={plan_text(stamp.plan)}")
+    if stamp.own_batch:
+        own.append("batch=own")
     if stamp.note:
         own.append(f"note={stamp.note}")
     if stamp.report:
@@ -136,6 +140,7 @@ def decode(text: str) -> AdminCommentStamp | None:
         own_tasks=count("tasks"),
         nodelist=tuple(x for x in matching("nodes", _NODES, "names of nodes").split(",") if x),
         plan=plan,
+        own_batch=fields.get("batch") == "own",
         note=fields.get("note", ""),
         report=matching("report", _ADDRESS, "HOST:PORT"),
         by=int(by) if by else None,

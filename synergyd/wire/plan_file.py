@@ -27,6 +27,7 @@ class PlanFile:
     `links` = host:port of the link arbiter ("" = ask none).
 
     `by` is the daemon's uid, whose signed answers the launcher believes besides root's. `asked` is the size of the sbatch line.
+    `own_batch`: nobody chose the plan's global batch, which is a guess: the script keeps its own.
     """
 
     job_id: int
@@ -36,6 +37,7 @@ class PlanFile:
     by: int | None = None
     links: str = ""
     asked: Shape | None = None
+    own_batch: bool = False
 
 
 def plan_path(state_dir: Path, job_id: int) -> Path:
@@ -112,4 +114,4 @@ def from_admin_comment(text: str, job_id: int) -> PlanFile | None:
     checkpoint = dict(stamp.directive).get("checkpoint") or ""
     if stamp.plan is None and not stamp.report and not checkpoint:
         return None
-    return PlanFile(job_id, stamp.plan, stamp.report, checkpoint, stamp.by, stamp.links, stamp.asked)
+    return PlanFile(job_id, stamp.plan, stamp.report, checkpoint, stamp.by, stamp.links, stamp.asked, stamp.own_batch)

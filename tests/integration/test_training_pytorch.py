@@ -20,11 +20,13 @@ from tests.paths import ROOT, python_path
 pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
 
-def ddp(folder: Path, dp: int, steps: int, checkpoint: Path, run_dir: Path, code: int = 0) -> str:
+def ddp(folder: Path, dp: int, steps: int, checkpoint: Path, run_dir: Path, code: int = 0, own: bool = False) -> str:
+    """`own`: its plan's batch was chosen by nobody."""
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_CHECKPOINT_DIR": str(checkpoint),
-        "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": 8, "micro_batch": 1}),
+        "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": 8 * dp if own else 8, "micro_batch": 1}),
+        "SYNERGY_OWN_BATCH": "1" if own else "",
     }
     arguments = ["--steps", str(steps), "--hidden", "32", "--layers", "2", "--seq", "32", "--checkpoint", "/unused"]
     arguments += ["--global-batch", "8"]
@@ -52,7 +54,7 @@ def make_run_dir(folder: Path) -> Path:
 def test_ddp_goes_on_from_1_to_2_to_4_ranks_as_if_left_alone(tmp_path: Path) -> None:
     resized, alone = make_run_dir(tmp_path / "resized"), make_run_dir(tmp_path / "alone")
     for dp, steps in [(1, 4), (2, 7), (4, 10)]:
-        ddp(tmp_path / f"dp{dp}", dp, steps, tmp_path / "checkpoints", resized)
+        ddp(tmp_path / f"dp{dp}", dp, steps, tmp_path / "checkpoints", resized, own=dp == 2)
     ddp(tmp_path / "left", 1, 10, tmp_path / "other", alone)
     log, reference = log_of(resized), log_of(alone)
     assert [entry["step"] for entry in log] == list(range(1, 11))

@@ -76,7 +76,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch"),
     (
         "synergy_launch.megatron_lm",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire "
+        "synergy_launch.agent",
     ),
     (
         "synergy_launch.launcher",

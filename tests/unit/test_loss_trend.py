@@ -106,6 +106,28 @@ def test_a_batch_that_was_taken_back_in_time_leaves_no_trial() -> None:
     assert trend.worse is None and trend.trial == () and trend.good == 64
 
 
+def test_a_loss_that_is_told_again_for_later_steps_is_no_new_one() -> None:
+    """Hugging Face's Trainer logs one mean for many steps: without it those before the change would seem to be without noise."""
+    trend, rng = NO_LOSSES, random.Random(3)
+    for step in range(0, 4000, 10):
+        if step % 100 == 0:
+            loss = 2.0 + rng.gauss(0, 0.05)
+        trend = follow(trend, step, loss, 64 if step < 2600 else 256, 64.0)
+        assert trend.worse is None, step
+    assert len(trend.before) + len(trend.trial) == 40 and trend.good == 64
+    assert trend.trial[0][0] == 2600 * 64.0, "the first step that it was told of"
+
+
+@pytest.mark.parametrize("absurd", [1e300, -1e300, 1.7e308])
+def test_absurd_losses_raise_nothing_and_count_as_no_harm(absurd: float) -> None:
+    trend = NO_LOSSES
+    for step in range(120):
+        loss = absurd * (1 + step % 3) / 4 if step < 60 else 2.0 + 0.01 * (step % 3)
+        trend = follow(trend, step * 10**9, loss, 64 if step < 60 else 256, 2.0**40)
+        assert trend.worse is None or trend.worse.loss > trend.worse.expected
+    assert len(trend.before) <= 96 and len(trend.trial) <= 96
+
+
 def test_steps_that_are_done_again_take_the_place_of_those_before() -> None:
     trend = NO_LOSSES
     for step in range(40):

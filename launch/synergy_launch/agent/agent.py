@@ -7,6 +7,7 @@ same step boundary. It talks to the launcher through the environment, signals an
 |---|---|
 | SYNERGY_RUN_DIR | folder of status.json and of checkpoint-request (an integer that grows by one per request) |
 | SYNERGY_PLAN_JSON | the Plan; absent: all ranks are data parallel |
+| SYNERGY_OWN_BATCH | 1: nobody chose the plan's global batch |
 | SYNERGY_RESTARTS | incarnation number |
 | SYNERGY_CHECKPOINT_DIR | where checkpoints live, before the script's own argument |
 | SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |

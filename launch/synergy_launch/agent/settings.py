@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from synergyd.errors import UsageError
 from synergyd.records import Plan
 
 DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
+OWN_BATCH = "SYNERGY_OWN_BATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class AgentSettings:
 
     run_dir: Path | None = None
     plan: Plan | None = None
+    own_batch: bool = False  # nobody chose the plan's global batch: the script keeps its own (see at_own_batch)
     restarts: int = 0
     checkpoint_dir: Path | None = None
     step_log: Path | None = None
@@ -54,6 +56,7 @@ class AgentSettings:
         return cls(
             run_dir=run_dir,
             plan=parse_plan(text, world) if text else None,
+            own_batch=env.get(OWN_BATCH) == "1" and bool(text),
             restarts=number_of(env, "SYNERGY_RESTARTS", int, 0),
             checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
             step_log=step_log,
@@ -100,6 +103,20 @@ def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
         what = f"global batch {plan.global_batch} can't be cut into micro-batches of {plan.micro_batch} on dp={plan.dp}"
         raise UsageError(where, what, "global_batch must be a multiple of dp * micro_batch")
     return plan
+
+
+def micro_batch(batch: int, dp: int, most: int) -> int | None:
+    """The largest micro-batch up to `most` in which `dp` replicas do `batch` sequences exactly; None: they can't."""
+    each, rest = divmod(batch, dp)
+    return None if rest or not each else next(m for m in range(min(most, each), 0, -1) if each % m == 0)
+
+
+def at_own_batch(plan: Plan, batch: int, where: str) -> Plan:
+    """`plan` with the script's own global batch. Raises UsageError where its replicas can't share that out."""
+    micro = micro_batch(batch, plan.dp, plan.micro_batch)
+    if micro is None:
+        raise UsageError(where, f"global batch {batch} can't be shared out to dp={plan.dp}", "a multiple of dp")
+    return replace(plan, global_batch=batch, micro_batch=micro)
 
 
 def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Plan:

@@ -15,7 +15,7 @@ import sys
 import time
 
 from synergy_launch.agent.agent import Agent
-from synergy_launch.agent.settings import AgentSettings, check_plan
+from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.learning_rate import Schedule
 from synergy_launch.examples.arguments import common_arguments
@@ -52,6 +52,8 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     plan = settings.plan or check_plan(
         Plan(dp=settings.world, micro_batch=args.micro_batch, global_batch=args.global_batch), settings.world
     )
+    if settings.own_batch:
+        plan = at_own_batch(plan, args.global_batch, "--global-batch")
     # Imported here: wrong settings are reported without waiting for torch.
     from synergy_launch.examples.text import TextWindows
     from synergy_launch.megatron_core.training import MegatronRun, start_process_group

@@ -91,12 +91,6 @@ class TrainerCheckpoints(Checkpoints):
         self.sealed = step
 
 
-def micro_batch(batch: int, dp: int, most: int) -> int | None:
-    """The largest micro-batch up to `most` in which `dp` replicas do `batch` sequences exactly; None: they can't."""
-    each, rest = divmod(batch, dp)
-    return None if rest or not each else next(m for m in range(min(most, each), 0, -1) if each % m == 0)
-
-
 def _unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
     step = _step_of(folder)
     try:

@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
-from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, micro_batch
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.huggingface.accumulation import Accumulation, rounded, why_fixed
-from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, micro_batch
+from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergyd.errors import UsageError
 from synergyd.rates import factors, usual_rule
@@ -88,7 +88,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             agent.note(
                 f"global batch {unit.global_batch} after {was}: Trainer skips or repeats examples; use apply_plan"
             )
-        elif chosen is not None and chosen.global_batch != agent.plan.global_batch:
+        elif chosen is not None and not settings.own_batch and chosen.global_batch != agent.plan.global_batch:
             self._note_other_batch(args, chosen)
         agent.start(
             step,
@@ -178,8 +178,9 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         loader: Any = shown["train_dataloader"]
         settings, unit = agent.settings, self._unit
         self._steps_an_epoch = -(-len(loader) // args.gradient_accumulation_steps)
-        plan = rounded(settings.plan, unit) if settings.plan is not None else unit
-        if settings.plan is None and settings.batch_range is not None and meta.get("batch"):
+        chosen = None if settings.own_batch else settings.plan
+        plan = rounded(chosen, unit) if chosen is not None else unit
+        if chosen is None and settings.batch_range is not None and meta.get("batch"):
             plan = rounded(replace(unit, global_batch=int(meta["batch"][0])), unit)  # the run's own choice
         whole = self._steps_an_epoch * unit.global_batch == len(getattr(loader, "dataset", ()))
         agent.plan = plan
@@ -224,19 +225,21 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
     """TrainingArguments with the micro-batch and accumulation of Synergy's plan; to be called once, before Trainer.
 
-    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch where there
-    is no plan, in micro-batches of up to per_device_train_batch_size. One of Trainer's steps has so many examples, and
+    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch where no
+    plan has chosen one, in micro-batches of up to per_device_train_batch_size. One of Trainer's steps has so many examples, and
     the batch may be a multiple of it, from one step to the next: SynergyCallback then sets rate and decay for each step, by
     `lr_rule` ("": the usual one of `optim`). Where the plan of a run's first start has a batch that is no multiple, that one is
     the step's: the arguments follow, to as many examples, and it is kept. Ends with one line and code 2 where the step can't
     be divided.
     """
     with exit_on_error(args.process_index):
-        chosen, world = AgentSettings.from_environment().plan, args.world_size
+        settings, world = AgentSettings.from_environment(), args.world_size
+        chosen = settings.plan
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
         newest = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
         asked = check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch if chosen else global_batch
+        asked = global_batch if settings.own_batch else asked
         batch = unit_in(newest.meta if newest is not None else {}, global_batch if asked % global_batch == 0 else asked)
         micro = micro_batch(batch, world, chosen.micro_batch if chosen else args.per_device_train_batch_size)
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")

@@ -12,7 +12,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from synergy_launch.agent.settings import OWN_BATCH
 from synergy_launch.megatron_lm import arguments as megatron_arguments
+from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Plan, Shape
 
@@ -43,6 +45,8 @@ class ScriptRequest:
     nodes: tuple[str, ...] = ()
     checkpoint: str = ""
     style: str = "auto"
+    own_batch: bool = False  # nobody chose the plan's batch: the script keeps its own
+    asked: Shape | None = None  # the size of the sbatch line, where `own_batch`
     why: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -57,13 +61,16 @@ def render(request: ScriptRequest) -> str:
             raise UsageError("environment", f"{name!r} is no variable's name", "letters, digits and _")
     plan, shape = request.plan, request.shape
     arguments = list(request.command[1:])
-    if plan and (
-        request.style == "megatron" or (request.style == "auto" and megatron_arguments.is_megatron(arguments))
-    ):
-        arguments = megatron_arguments.with_plan(arguments, plan, request.checkpoint)
+    megatron = request.style == "megatron" or (request.style == "auto" and megatron_arguments.is_megatron(arguments))
+    if plan and megatron and request.own_batch:
+        plan, _ = at_own_batch(plan, arguments, request.asked)
+    if plan and megatron:
+        arguments = megatron_arguments.with_plan(arguments, plan, request.checkpoint, own_batch=request.own_batch)
     environment = dict(request.environment)
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        if request.own_batch and not megatron:
+            environment[OWN_BATCH] = "1"
         if megatron_arguments.needs_one_connection(plan, arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if request.checkpoint:
@@ -79,9 +86,10 @@ def render(request: ScriptRequest) -> str:
         out.append(f"#SBATCH --nodelist={shlex.quote(one_line(','.join(request.nodes), 100_000))}")
     out.append("#SBATCH --requeue --open-mode=append")
     if plan:
+        batch = "of the script" if request.own_batch and not megatron else plan.global_batch
         more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
-                   f"global batch {plan.global_batch}, recompute {plan.recompute}")  # fmt: skip
+                   f"global batch {batch}, recompute {plan.recompute}")  # fmt: skip
     if request.why:
         out.append(f"# why: {one_line(request.why)}")
     out += ["set -euo pipefail", ""]

@@ -31,7 +31,7 @@ from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
-from synergy_launch.launcher.start import NodeCommand, fit_plan, is_megatron, node_command
+from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command, plan_of_run
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm import options as megatron_options
@@ -149,7 +149,7 @@ def _run(
             click.echo(f"{key}={shlex.quote(value)} \\")
         click.echo(shlex.join(node.argv))
         return 0
-    plan, _ = fit_plan(plan_file.plan if plan_file else None, allocation.world)
+    plan, _ = plan_of_run(plan_file, options.script, allocation.world, options.style)
     remarks = [remark, plain if allocation.node_rank == 0 else ""]
     if megatron and checkpoint and allocation.node_rank == 0:
         remarks += _megatron_remarks(node, Path(checkpoint), trained, plan)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from synergy_launch.agent.settings import DAEMON_CHOOSES
+from synergy_launch.agent.settings import DAEMON_CHOOSES, OWN_BATCH
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
+from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.records import NOTHING_MORE, Plan
 from synergyd.wire.plan_file import PlanFile
 
@@ -53,6 +54,17 @@ def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
     return None, f"plan was for {plan.gpus} GPUs, there are {world}: the script's own degrees are used"
 
 
+def plan_of_run(
+    given: PlanFile | None, script: Sequence[str], world: int, style: str = "auto"
+) -> tuple[Plan | None, str]:
+    """The plan that `world` GPUs run `script` with, at the script's own batch where that is known here; and a remark."""
+    plan, remark = fit_plan(given.plan if given else None, world)
+    if plan is None or given is None or not given.own_batch or not is_megatron(style, script[1:]):
+        return plan, remark
+    plan, other = at_own_batch(plan, script[1:], given.asked)
+    return plan, "; ".join(filter(None, (remark, other)))
+
+
 def is_megatron(style: str, arguments: Sequence[str]) -> bool:
     """Whether the script takes its degrees as Megatron-LM's arguments."""
     return style == "megatron" or (style == "auto" and megatron_arguments.is_megatron(arguments))
@@ -80,13 +92,14 @@ def node_command(
     `script`: its path, or `module:` and its name, and its arguments. `trained`: where a Megatron-LM checkpoint stands;
     `version`: Megatron-LM's own. `run`: which one of this incarnation.
     """
-    plan, remark = fit_plan(plan_file.plan if plan_file else None, allocation.world)
+    plan, remark = plan_of_run(plan_file, script, allocation.world, style)
+    own_batch = plan_file is not None and plan_file.own_batch
     checkpoint = checkpoint or (plan_file.checkpoint if plan_file else "")
     name, arguments = script[0], list(script[1:])
     may_overlap = megatron_arguments.known_to_overlap(name, arguments)
     capabilities = accepts(arguments, version, may_overlap) if style in ("auto", "megatron") else NOTHING_MORE
     if plan and is_megatron(style, arguments):
-        arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version, may_overlap)
+        arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version, may_overlap, own_batch)
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_RESTARTS": str(allocation.restarts),
@@ -99,6 +112,8 @@ def node_command(
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
     if plan:
         environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        if own_batch and not is_megatron(style, script[1:]):
+            environment[OWN_BATCH] = "1"
         if megatron_arguments.needs_one_connection(plan, arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if plan_file and plan_file.links and len(allocation.nodes) > 1:

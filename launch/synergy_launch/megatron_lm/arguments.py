@@ -8,6 +8,7 @@ from pathlib import Path
 
 from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
 from synergy_launch.megatron_lm.options import drop, has, number, values
+from synergy_launch.megatron_lm.own_batch import RAMP
 from synergyd.pipeline_stages import stage_layers
 from synergyd.records import Plan
 from synergyd.wire.plan import MAX_NUMBER
@@ -15,7 +16,7 @@ from synergyd.wire.plan import MAX_NUMBER
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
 _FLAGS_WITH_VALUE = (
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--ckpt-format", "--rampup-batch-size",
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--ckpt-format",
 )  # fmt: skip
 _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
@@ -49,6 +50,7 @@ def with_plan(
     trained: Trained = NOTHING_YET,
     version: tuple[int, int] = NEWEST,
     may_overlap: bool = True,
+    own_batch: bool = False,
 ) -> list[str]:
     """`arguments` with the plan's degrees and what a later reshard needs; all else as the user wrote it.
 
@@ -57,9 +59,10 @@ def with_plan(
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
     shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (batch_arguments);
     `trained` is where the checkpoint stands. An older `version` gets no option that it does not know. Data-parallel traffic is hidden
-    behind compute where the script can; without `may_overlap` that stays as the user wrote it.
+    behind compute where the script can; without `may_overlap` that stays as the user wrote it. `own_batch`: the plan's batch is the
+    user's own, and so is its ramp.
     """
-    rest = _without(with_batch(arguments, plan.global_batch, trained))
+    rest = _without(with_batch(arguments, plan.global_batch, trained), own_batch)
     padded = number(arguments, "--make-vocab-size-divisible-by", 128)
     padded *= number(arguments, "--tensor-model-parallel-size", 1)
     out = [
@@ -248,5 +251,6 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
     return out
 
 
-def _without(arguments: Sequence[str]) -> list[str]:
-    return [a for a in drop(list(arguments), _FLAGS_WITH_VALUE) if a not in _FLAGS]
+def _without(arguments: Sequence[str], keeps_ramp: bool) -> list[str]:
+    names = (*_FLAGS_WITH_VALUE, *(() if keeps_ramp else (RAMP,)))
+    return [a for a in drop(list(arguments), names) if a not in _FLAGS]

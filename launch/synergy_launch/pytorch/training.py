@@ -39,7 +39,7 @@ from synergy_launch.agent.background_save import Staged
 from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.host_memory import free_bytes
-from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan
+from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
@@ -111,7 +111,7 @@ class SynergyTask:
             if mesh is not None:  # its tp moves, and it has no pipeline
                 settings = replace(settings, accepts={**(settings.accepts or {}), "single_stage": True})
             dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
-            self.plan = _plan(settings.plan, dp, tp, global_batch, micro_batch)
+            self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
             self._dp_rank = (dist.get_rank() if together else 0) // tp
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
@@ -315,7 +315,8 @@ class SynergyTask:
         load_random(checkpoint.path, self.ranks)
 
 
-def _plan(chosen: Plan | None, dp: int, tp: int, global_batch: int, micro_batch: int | None) -> Plan:
+def _plan(settings: AgentSettings, dp: int, tp: int, global_batch: int, micro_batch: int | None) -> Plan:
+    chosen = settings.plan
     if chosen is not None:
         if tp == 1 and (chosen.tp != 1 or chosen.pp != 1):
             what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
@@ -324,7 +325,7 @@ def _plan(chosen: Plan | None, dp: int, tp: int, global_batch: int, micro_batch:
         if (chosen.dp, chosen.tp) != (dp, tp):
             what = f"its mesh has dp={dp} tp={tp}, the plan dp={chosen.dp} tp={chosen.tp}"
             raise UsageError("SynergyTask: mesh", what, "plan_mesh() makes the plan's")
-        return chosen
+        return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
     micro = micro_batch or max(1, global_batch // dp)
     return check_plan(Plan(dp=dp, tp=tp, global_batch=global_batch, micro_batch=micro), dp * tp)
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.control.power_up import RESUME_TIMEOUT_S
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape
 from synergyd.slurm.parsed.job_forms import shown_name
 from synergyd.slurm.parsed.needs import MORE_NODES, beyond_placing, needs_of, open_partitions, room_of
 from synergyd.slurm.parsed.node_states import offered
@@ -46,6 +46,15 @@ class Known:
         None  # the plugin put off its start, which may come from then on; None: it did not, or no more
     )
     leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
+    batches: tuple[int, int] | None = None  # Job.batches as it was last found, of a job with adapt=yes
+
+    def keeps_batch(self, plan: Plan | None) -> bool:
+        """Is the global batch of `plan` nobody's choice, so that the script keeps its own?"""
+        if plan is None or self.directive is None or self.directive.global_batch:
+            return False
+        if not self.directive.adapt or self.batches is None:
+            return True
+        return not self.batches[0] <= plan.global_batch <= self.batches[1]
 
 
 def state_of(row: JobRow) -> JobState:

@@ -19,7 +19,9 @@ def test_a_waiting_job_starts_with_a_plan(site: Site) -> None:
     assert decided.action is Action.START and decided.cell is not None
     assert site.life(1).state is ResizeState.RELEASED
     found = plan_file.read(plan_file.plan_path(site.folder, 1), 1)
-    assert found == plan_file.PlanFile(1, decided.cell.plan, "ctl:7321", "/ckpt", os.getuid(), asked=Shape("", 1, 2))
+    assert found == plan_file.PlanFile(
+        1, decided.cell.plan, "ctl:7321", "/ckpt", os.getuid(), asked=Shape("", 1, 2), own_batch=found.own_batch
+    )
     site.tick()
     assert (site.life(1).state, site.slurm.jobs[1].state) == (ResizeState.RUNNING, "RUNNING")
     assert site.slurm.jobs[1].node_names == decided.node_names

@@ -169,8 +169,10 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     first = slurm.calls[0]
     assert first[:3] == ["update", "1", "StartTime=now+900"], "parked before its size is touched"
     assert len(first) == 4 and "asked=a100,1,2" in first[3], "and stamped with its own size"
-    comment = "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1 report=ctl:7321"
-    comment += f" by={os.getuid()}"
+    comment = (
+        "synergy:1 checkpoint=/scratch/a%20b | asked=a100,1,2 cpus=8 plan=tp:2,pp:1,dp:2,mb:1,gb:8,rc:none,sp:0,zs:1"
+    )
+    comment += f" batch=own report=ctl:7321 by={os.getuid()}"
     assert fields(slurm) == {
         "StartTime": "now+900",
         "NumTasks": "2",
@@ -181,9 +183,12 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
         "AdminComment": comment,
     }
     given = plan_file.read(plan_file.plan_path(tmp_path, 1), 1)
-    assert given == plan_file.PlanFile(1, PLAN, "ctl:7321", "/scratch/a b", os.getuid(), asked=Shape("a100", 1, 2))
+    assert given == plan_file.PlanFile(
+        1, PLAN, "ctl:7321", "/scratch/a b", os.getuid(), asked=Shape("a100", 1, 2), own_batch=True
+    )
     assert admin_comment.decode(slurm.comments[1]) == admin_comment.AdminCommentStamp(
         (("checkpoint", "/scratch/a b"),),
+        own_batch=True,
         asked=KNOWN.asked,
         cpus_per_node=8,
         plan=PLAN,
@@ -371,3 +376,29 @@ def test_a_time_limit_is_raised_to_what_was_asked_for_alone(
     slurm, actuator = make(tmp_path, time_limit_s=now_s)
     assert isinstance(actuator.carry_out(Park(1, 900.0, grant)), CarriedOut)
     assert fields(slurm).get("TimeLimit") == written
+
+
+@pytest.mark.parametrize(
+    ("directive", "batches", "own"),
+    [
+        (Directive(), None, True),
+        (Directive(), (8, 8), True),  # as it was reported: the script's own all the same
+        (Directive(global_batch=(8, 8)), None, False),
+        (Directive(global_batch=(4, 64)), None, False),
+        (Directive(adapt=True), None, True),
+        (Directive(adapt=True), (4, 16), False),
+        (Directive(adapt=True), (16, 64), True),  # it was planned before the script's own was known
+        (Directive(adapt=True, global_batch=(8, 8)), None, False),
+    ],
+)
+def test_a_batch_that_nobody_chose_is_said_to_be_the_scripts_own(
+    tmp_path: Path, directive: Directive, batches: tuple[int, int] | None, own: bool
+) -> None:
+    slurm, actuator = make(tmp_path)
+    known = replace(actuator.known[1], directive=directive, batches=batches)
+    actuator = replace(actuator, known={1: known})
+    assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
+    assert plan_file.read(plan_file.plan_path(tmp_path, 1), 1).own_batch is own
+    assert (" batch=own " in fields(slurm)["AdminComment"]) is own
+    told = plan_file.from_admin_comment(fields(slurm)["AdminComment"], 1)
+    assert told is not None and told.own_batch is own

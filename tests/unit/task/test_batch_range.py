@@ -7,7 +7,7 @@ import pytest
 from synergyd.job_report import Report
 from synergyd.loss_trend import NO_LOSSES
 from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
-from synergyd.task.batch_range import after_loss, batch_range, with_range
+from synergyd.task.batch_range import after_loss, batch_range, may_move, with_range
 from synergyd.task.plan_limits import MAX_BATCH
 
 SHAPE = Shape("a100", 1, 8)
@@ -53,3 +53,16 @@ def test_progress_of_a_larger_batch_is_what_its_examples_are_worth() -> None:
         trend = after_loss(trend, Report(7, 0, step, loss=1.0 + step, plan=Plan(global_batch=batch)), 64.0)
     at = [progress for progress, _ in trend.before]
     assert (at[3] - at[2]) / (at[1] - at[0]) == pytest.approx(1.5)
+
+
+def test_losses_count_once_the_worth_of_a_step_is_known() -> None:
+    """Without a noise scale a step is worth 1 whatever its batch: the same trend would have two units of progress."""
+    report = Report(7, 0, 3, loss=1.0, plan=Plan(global_batch=64))
+    assert after_loss(NO_LOSSES, report, None) == NO_LOSSES
+    assert after_loss(NO_LOSSES, report, 64.0).before == ((0.0, 1.0),)
+
+
+def test_whose_batch_may_move() -> None:
+    assert [may_move(d) for d in (None, Directive(), Directive(global_batch=(8, 8)))] == [False] * 3
+    assert may_move(Directive(adapt=True)) and may_move(Directive(global_batch=(8, 16)))
+    assert may_move(Directive(adapt=True, global_batch=(8, 8)))

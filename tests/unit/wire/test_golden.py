@@ -74,6 +74,10 @@ def compact(text: str) -> str:
             " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1",
         ),
         (
+            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4), "own_batch": True},
+            " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 batch=own",
+        ),
+        (
             {"asked": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
              "note": "ticket%207%20%7C", "by": 64030, "links": "ctl:7322", "throttle": 3},
             " | asked=a100,2,8 cpus=16 tasks=32 throttle=3 plan=tp:2,pp:2,dp:4,mb:2,gb:64,rc:full,sp:1,zs:0,vp:2,cp:2,ep:4,pr:fp8 "
@@ -92,15 +96,20 @@ def test_admin_comment(own: dict[str, Any], rest: str) -> None:
 def test_plan_file(tmp_path: Path) -> None:
     text = (
         '{"asked": {"gpu_type": "a100", "gpus_per_node": 8, "nodes": 2}, "by": 64030, '
-        '"checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "plan": {"cp": 2, '
+        '"checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "own_batch": true, "plan": {"cp": 2, '
         '"dp": 4, "ep": 4, "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
         '"sequence_parallel": true, "tp": 2, "vpp": 2, "zero_stage": 0}, "report": "ctl:7321"}\n'
     )
-    told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322", Shape("a100", 2, 8))
+    told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322", Shape("a100", 2, 8), own_batch=True)
     path = plan_file.write(told, tmp_path)
     assert path.read_text() == text and plan_file.read(path, 7) == told
-    bare = '{"asked": null, "by": null, "checkpoint": "", "format": 1, "job_id": 7, "links": "", "plan": null, "report": ""}\n'
+    bare = (
+        '{"asked": null, "by": null, "checkpoint": "", "format": 1, "job_id": 7, "links": "", "own_batch": false, '
+        '"plan": null, "report": ""}\n'
+    )
     assert plan_file.write(PlanFile(7), tmp_path).read_text() == bare and plan_file.read(path, 7) == PlanFile(7)
+    path.write_text(text.replace('"own_batch": true, ', ""))
+    assert plan_file.read(path, 7) == replace(told, own_batch=False), "as an older daemon wrote it"
 
 
 def test_report() -> None:

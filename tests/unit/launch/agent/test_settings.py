@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, parse_plan
+from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan, parse_plan
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan
@@ -71,3 +71,10 @@ def test_a_script_refuses_degrees_that_it_cannot_take() -> None:
         check_degrees(replace(plan, vpp=2), ("tp", "pp"))
     with pytest.raises(UsageError, match=r"tp=2 .* can change dp only"):
         check_degrees(plan, ())
+
+
+def test_a_plan_at_the_scripts_own_batch() -> None:
+    plan = Plan(dp=4, micro_batch=8, global_batch=256)
+    assert at_own_batch(plan, 24, "here") == Plan(dp=4, micro_batch=6, global_batch=24)
+    with pytest.raises(UsageError, match="here: global batch 6 can't be shared out to dp=4"):
+        at_own_batch(plan, 6, "here")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from synergy_launch.agent.checkpoint import CheckpointError
 from synergy_launch.agent.collectives import OneProcess
-from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, latest_good, micro_batch
+from synergy_launch.agent.settings import micro_batch
+from synergy_launch.huggingface.checkpoints import TrainerCheckpoints, latest_good
 
 from tests.unit.test_layering import ROOT
 

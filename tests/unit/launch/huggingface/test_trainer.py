@@ -23,7 +23,7 @@ def hf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     stand_in.TrainerCallback = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", stand_in)
     monkeypatch.delitem(sys.modules, "synergy_launch.huggingface.trainer", raising=False)
-    for name in ("SYNERGY_PLAN_JSON", "SYNERGY_RUN_DIR", "RANK", "WORLD_SIZE"):
+    for name in ("SYNERGY_PLAN_JSON", "SYNERGY_OWN_BATCH", "SYNERGY_RUN_DIR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
     yield importlib.import_module("synergy_launch.huggingface.trainer")
@@ -109,6 +109,21 @@ def test_a_plan_s_batch_that_is_a_multiple_leaves_trainer_s_step(
     args = hf.apply_plan(arguments(tmp_path), global_batch=16)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 4)
     assert (args.learning_rate, args.weight_decay, args.max_steps, args.warmup_steps) == (1e-3, 0.1, 100, 10)
+
+
+def test_a_batch_that_nobody_chose_leaves_the_script_s(
+    hf: Any, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the batch can't move between steps (fp16 here) it would have stayed an invented one."""
+    plan(monkeypatch, global_batch=64, micro_batch=8)
+    monkeypatch.setenv("SYNERGY_OWN_BATCH", "1")
+    args = hf.apply_plan(arguments(tmp_path, fp16=True), global_batch=12)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (6, 2)
+    assert (args.learning_rate, args.weight_decay, args.max_steps, args.warmup_steps) == (1e-3, 0.1, 100, 10)
+    playing = Playing(tmp_path, hf.SynergyCallback(), args)
+    playing.step()
+    told = status(run_dir)
+    assert told["plan"]["global_batch"] == 12 and "in place of the plan" not in told["note"]
 
 
 def test_another_batch_of_the_plan_s_takes_rate_decay_and_steps_with_it(

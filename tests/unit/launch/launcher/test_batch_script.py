@@ -276,3 +276,13 @@ def test_numbers_that_python_refuses_to_read_count_as_not_said() -> None:
 if __name__ == "__main__":
     for golden, made in REQUESTS.items():
         (GOLDEN / f"{golden}.sh").write_text(render(made))
+
+
+def test_a_batch_that_nobody_chose_is_the_scripts_own() -> None:
+    plan = Plan(dp=4, micro_batch=4, global_batch=64)
+    shape = Shape("", 1, 4)
+    words = ("pretrain_gpt.py", "--num-layers", "2", "--micro-batch-size", "1", "--global-batch-size", "24")
+    text = render(ScriptRequest(job_name="a", command=words, shape=shape, plan=plan, own_batch=True))
+    assert "--global-batch-size 24" in text and "micro-batch 3, global batch 24" in text
+    other = render(ScriptRequest(job_name="a", command=("t.py",), shape=shape, plan=plan, own_batch=True))
+    assert "export SYNERGY_OWN_BATCH=1" in other and "global batch of the script" in other

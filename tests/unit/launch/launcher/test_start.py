@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.start import NodeCommand, fit_plan, node_command
+from synergy_launch.launcher.start import NodeCommand, fit_plan, node_command, plan_of_run
 
-from synergyd.records import Plan
+from synergyd.records import Plan, Shape
 from synergyd.wire.plan_file import PlanFile
 
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=4, global_batch=16)
@@ -132,3 +132,64 @@ def test_node_command_megatron_by_its_arguments_or_by_word() -> None:
     assert "--pipeline-model-parallel-size" in start(["t.py"], given=given, style="megatron").argv
     misfit = start(megatron, given=PlanFile(9, replace(PLAN, tp=3, dp=1)))
     assert misfit.argv[-5:] == tuple(megatron) and "own degrees" in misfit.remarks[0]
+
+
+MEGATRON = ["pretrain_gpt.py", "--num-layers", "8", "--num-attention-heads", "8", "--seq-length", "32"]
+ASSUMED = Plan(tp=2, pp=2, dp=2, micro_batch=4, global_batch=64)
+
+
+def option(made: NodeCommand, name: str) -> str:
+    return made.argv[made.argv.index(name) + 1]
+
+
+@pytest.mark.parametrize("own", [["--global-batch-size", "24", "--micro-batch-size", "1"], ["--micro-batch-size", "3"]])
+def test_a_megatron_script_keeps_its_own_batch(own: list[str]) -> None:
+    """Without --global-batch-size it is what Megatron-LM makes of the GPUs of the sbatch line: 16 x 3 / tp."""
+    script = [*MEGATRON, *own, "--tensor-model-parallel-size", "2", "--train-iters", "100", "--lr", "1e-4"]
+    given = PlanFile(9, ASSUMED, asked=Shape("a100", 2, 8), own_batch=True)
+    made = start(script, given=given)
+    assert option(made, "--global-batch-size") == "24" and option(made, "--micro-batch-size") == "4"
+    assert option(made, "--pipeline-model-parallel-size") == "2", "its degrees are Synergy's"
+    assert option(made, "--train-iters") == "100" and option(made, "--lr") == "1e-4"
+    plan = AgentSettings.from_environment({**made.environment, "WORLD_SIZE": "8", "SYNERGY_RUN_DIR": ""}).plan
+    assert plan == replace(ASSUMED, global_batch=24)
+    assert plan_of_run(given, script, 8)[0] == plan, "what the launcher reports"
+    assert option(start(script, given=replace(given, own_batch=False)), "--global-batch-size") == "64"
+
+
+def test_a_megatron_script_keeps_its_own_ramp() -> None:
+    script = [*MEGATRON, "--micro-batch-size", "1", "--global-batch-size", "48", "--rampup-batch-size", "8", "4", "900"]
+    made = start(script, given=PlanFile(9, ASSUMED, own_batch=True))
+    at = made.argv.index("--rampup-batch-size")
+    assert made.argv[at : at + 4] == ("--rampup-batch-size", "8", "4", "900")
+    assert option(made, "--micro-batch-size") == "2", "8, 4 and 48 are multiples of dp 2 x 2"
+    chosen = start(script, given=PlanFile(9, ASSUMED))
+    assert "--rampup-batch-size" not in chosen.argv
+
+
+@pytest.mark.parametrize("own", [["--global-batch-size", "5"], []])
+def test_a_megatron_script_whose_own_batch_does_not_divide_keeps_its_degrees(own: list[str]) -> None:
+    script = [*MEGATRON, "--micro-batch-size", "1", *own]
+    made = start(script, given=PlanFile(9, ASSUMED, own_batch=True))
+    assert made.argv[-len(script) + 1 :] == tuple(script[1:]) and "SYNERGY_PLAN_JSON" not in made.environment
+    assert "its own degrees are used" in made.remarks[0]
+
+
+def test_virtual_stages_go_where_the_own_batch_does_not_divide_into_them() -> None:
+    plan = replace(ASSUMED, vpp=2)
+    own = [*MEGATRON, "--micro-batch-size", "1", "--global-batch-size", "6"]
+    made = start(own, given=PlanFile(9, plan, own_batch=True))
+    assert not any("virtual" in word for word in made.argv) and option(made, "--micro-batch-size") == "3"
+    own[-1] = "24"
+    made = start(own, given=PlanFile(9, plan, own_batch=True))
+    assert option(made, "--num-layers-per-virtual-pipeline-stage") == "2" and option(made, "--micro-batch-size") == "3"
+
+
+def test_another_script_is_told_that_the_batch_is_its_own() -> None:
+    made = start(["t.py"], given=PlanFile(9, ASSUMED, own_batch=True))
+    settings = AgentSettings.from_environment({**made.environment, "WORLD_SIZE": "8", "SYNERGY_RUN_DIR": ""})
+    assert settings.plan == ASSUMED and settings.own_batch
+    plain = start(["t.py"], given=PlanFile(9, ASSUMED)).environment
+    assert "SYNERGY_OWN_BATCH" not in plain
+    assert not AgentSettings.from_environment({**plain, "WORLD_SIZE": "8", "SYNERGY_RUN_DIR": ""}).own_batch
+    assert not AgentSettings.from_environment({"SYNERGY_OWN_BATCH": "1"}).own_batch, "there is no plan"
