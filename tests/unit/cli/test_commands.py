@@ -34,7 +34,7 @@ PROGRAMS = {
 def program(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SYNERGY", "_SYNERGY"))}
     return subprocess.run([sys.executable, "-m", PROGRAMS[name], *words], cwd=ROOT, env={**kept, **environment}, capture_output=True,
-                          text=True, timeout=30)  # fmt: skip
+                          text=True, timeout=120)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -279,6 +279,19 @@ def test_no_slurm_conf_is_one_line_from_both_commands(tmp_path: Path) -> None:
     for name, words in (("synergyctl", ["status"]), ("synergyd", ["--once"]), ("synergyctl", ["config", "check"])):
         done = program(name, *words, SLURM_CONF=str(tmp_path / "missing.conf"), PATH="/nowhere")
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "missing.conf" in done.stderr
+
+
+def test_a_wrong_slurm_conf_is_told_before_the_solver_is_loaded(tmp_path: Path) -> None:
+    started = "import sys\nfrom synergyd.cli.synergyd import main\ntry:\n    main()\nfinally:\n    print('scipy' in sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", started, "--once"],
+        cwd=ROOT,
+        env={**os.environ, "SLURM_CONF": str(tmp_path / "missing.conf")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (told.returncode, told.stdout) == (2, "False\n")
 
 
 def test_conf_of_the_command_line_reaches_every_verb(tmp_path: Path) -> None:
