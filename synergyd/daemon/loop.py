@@ -177,7 +177,7 @@ class Daemon:
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
         self._take_reports()
-        for event in self.observer.queue_events():
+        for event in self.observer.queue_events(self.controller.in_transit):
             self._run(event)
         self._run(NodesRead(self.observer.may_take_jobs))
         kept = store.remembered

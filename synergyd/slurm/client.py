@@ -108,8 +108,8 @@ class SlurmWriter(Protocol):
         """Ends a pending job's hold, whoever set it."""
         ...
 
-    def requeue(self, job: int | str) -> None:
-        """Ends the running job and puts it back into the queue."""
+    def requeue(self, job: int | str, *, failed: bool = False) -> None:
+        """Ends the running job and puts it back into the queue. `failed`: one that has ended, instead."""
         ...
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:

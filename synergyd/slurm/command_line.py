@@ -263,9 +263,9 @@ class CommandLine(Commands):
     def release(self, job: int | str) -> None:
         self._write("scontrol", "release", _named(job))
 
-    def requeue(self, job: int | str) -> None:
+    def requeue(self, job: int | str, *, failed: bool = False) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
-        self._write("scontrol", "requeue", "incomplete", _named(job))
+        self._write("scontrol", "requeue", *(() if failed else ("incomplete",)), _named(job))
 
     def power_up(self, nodes: Sequence[str]) -> None:
         if not nodes or any(not _NODE.match(name) for name in nodes):
