@@ -136,8 +136,12 @@ class Observer:
         """What the last read showed of each job, and who has left: of those `moving`, how. Raises SlurmError."""
         for job_id, row in self.rows.items():
             yield self._seen(job_id, row)
-        yield from self.moving_events([i for i in moving if i not in self._here])
-        yield QueueRead(self._here)
+        requeued = set()
+        for event in self.moving_events([i for i in moving if i not in self._here]):
+            yield event
+            if event.observed.gpuless:
+                requeued.add(event.job_id)
+        yield QueueRead(self._here | requeued)
 
     def snapshot(
         self,
@@ -227,7 +231,7 @@ class Observer:
         """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""
         moving = [i for i in moving if i in self.registry.known]
         if len(moving) <= SINGLE_READS:
-            now = {i: self.writer.job(i) for i in moving}
+            now = {i: self.writer.job(i, ended=True) for i in moving}
         else:
             everything = {r.job_id: r for r in self.reader.jobs()}
             now = {i: everything.get(i) for i in moving}

@@ -140,7 +140,7 @@ class Actuator:
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
         job_id = instruction.job_id
-        row = self.slurm.job(job_id)
+        row = self.slurm.job(job_id, ended=isinstance(instruction, Requeue) and instruction.failed)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
         name, whole = name_of(row), whole_of(row)

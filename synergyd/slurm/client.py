@@ -67,8 +67,8 @@ class SlurmWriter(Protocol):
         are none. Raises SlurmError."""
         ...
 
-    def job(self, job_id: int) -> JobRow | None:
-        """One job now; None when it has left the queue."""
+    def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
+        """One job now; None when it has left the queue. `ended`: as long as Slurm knows it (MinJobAge)."""
         ...
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:

@@ -103,9 +103,9 @@ class CommandLine(Commands):
             self._slurm_release = self._told_release  # it may come back as another release
             raise
 
-    def job(self, job_id: int) -> JobRow | None:
+    def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         try:
-            rows = self._jobs("-j", str(int(job_id)))
+            rows = self._jobs("-j", str(int(job_id)), *(("-t", "all") if ended else ()))
         except SlurmError as error:
             if NO_JOB.search(error.what):
                 return None

@@ -66,9 +66,10 @@ class FakeSlurm:
 
     # -- SlurmWriter -----------------------------------------------------------------------------------------------
 
-    def job(self, job_id: int) -> JobRow | None:
+    def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         self._reach("squeue")
-        return self.jobs.get(job_id)
+        row = self.jobs.get(job_id)
+        return row if row is None or ended or state_of(row) is not JobState.DONE else None
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")
@@ -183,7 +184,7 @@ class FakeSlurm:
 
     def observe(self, job_id: int) -> Observed:
         """As the daemon's loop sees it."""
-        seen = self.job(job_id)
+        seen = self.job(job_id, ended=True)
         if seen is None or state_of(seen) is JobState.DONE:
             return Observed("GONE", seen.restarts if seen else 0, gpuless=seen is not None and gpuless(seen, COUNTED))
         state = state_of(seen)
