@@ -27,8 +27,6 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
 
     Shell completion: eval "$(_SYNERGYD_COMPLETE=bash_source synergyd)"
     """
-    from synergyd.daemon.service import run
-
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
@@ -37,6 +35,9 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
     settings = context.settings
     if dry_run:
         settings = replace(settings, dry_run=True)
+
+    from synergyd.daemon.service import run  # the solver's libraries take seconds: a wrong slurm.conf is told before
+
     raise SystemExit(run(settings, once=once, cluster=context.loaded.cluster))
 
 

@@ -47,7 +47,7 @@ from synergyd.daemon.usage_look import holdings
 from synergyd.records import Action, Decision, Job, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.delayed_starts import DALLY
-from synergyd.scheduler.problem.delays import NO_DELAYS, observed
+from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set, observed
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.parsed.rows import JobRow
@@ -177,7 +177,7 @@ class Daemon:
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
         self._take_reports()
-        for event in self.observer.queue_events():
+        for event in self.observer.queue_events(self.controller.in_transit):
             self._run(event)
         self._run(NodesRead(self.observer.may_take_jobs))
         kept = store.remembered
@@ -329,6 +329,7 @@ class Daemon:
             log.warning("the clock was set by %+.1f s", by_s)
             self.heartbeat.set_clock(by_s)
             self._decision_log.set_clock(by_s)
+            self._delays = clock_set(self._delays, by_s)
             for output in self.controller.handle(ClockSet(by_s), now_s):
                 if self.acts:
                     self.executor.do(output)

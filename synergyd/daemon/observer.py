@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
 from synergyd.slurm.parsed.snapshot import (
     cluster_of,
     crowded,
+    gpuless,
     held_to_asked,
     is_in,
     job_of,
@@ -131,11 +132,16 @@ class Observer:
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
-    def queue_events(self) -> Iterator[JobObserved | QueueRead]:
-        """What the last read showed of each job, and who has left."""
+    def queue_events(self, moving: Iterable[int] = ()) -> Iterator[JobObserved | QueueRead]:
+        """What the last read showed of each job, and who has left: of those `moving`, how. Raises SlurmError."""
         for job_id, row in self.rows.items():
             yield self._seen(job_id, row)
-        yield QueueRead(self._here)
+        requeued = set()
+        for event in self.moving_events([i for i in moving if i not in self._here]):
+            yield event
+            if event.observed.gpuless:
+                requeued.add(event.job_id)
+        yield QueueRead(self._here | requeued)
 
     def snapshot(
         self,
@@ -227,7 +233,7 @@ class Observer:
         """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""
         moving = [i for i in moving if i in self.registry.known]
         if len(moving) <= SINGLE_READS:
-            now = {i: self.writer.job(i) for i in moving}
+            now = {i: self.writer.job(i, ended=True) for i in moving}
         else:
             everything = {r.job_id: r for r in self.reader.jobs()}
             now = {i: everything.get(i) for i in moving}
@@ -295,7 +301,9 @@ class Observer:
 
     def _seen(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_of(row)) is JobState.DONE:
-            return JobObserved(job_id, row.submit_s if row else 0.0, Observed("GONE"))
+            without = row is not None and gpuless(row, self._limits)
+            gone = Observed("GONE", row.restarts if row else 0, gpuless=without)
+            return JobObserved(job_id, row.submit_s if row else 0.0, gone)
         pending = state is JobState.PENDING
         observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s)
         if pending:
@@ -305,7 +313,7 @@ class Observer:
             )
         elif state in (JobState.RUNNING, JobState.SUSPENDED):
             ends_s = None if row.time_limit_s is None else row.end_s
-            observed = replace(observed, ends_s=ends_s, started_s=row.start_s)
+            observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self._limits))
         known = self.registry.known[job_id]
         continues = known.directive.continues if known.directive else 0
         walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)

@@ -143,7 +143,7 @@ class Actuator:
     def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
         """None when done, else (why not, transient)."""
         job_id = instruction.job_id
-        row = self.slurm.job(job_id)
+        row = self.slurm.job(job_id, ended=isinstance(instruction, Requeue) and instruction.failed)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
         name, whole = name_of(row), whole_of(row)
@@ -158,12 +158,14 @@ class Actuator:
                     return f"it is {row.state}, restart {row.restarts}", True
                 self._reserve(job_id, known)
                 self.slurm.signal(name, CHECKPOINT_SIGNAL)
-            case Requeue(restarts=restarts):
+            case Requeue(restarts=restarts, failed=failed):
                 if row.restarts == restarts and state is JobState.SUSPENDED:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
                     self.slurm.requeue(whole)
+                if row.restarts == restarts and failed and row.state == "FAILED":
+                    self.slurm.requeue(whole, failed=True)
             case Restart(restarts=restarts, plan=plan):
                 if row.restarts != restarts or state is not JobState.RUNNING:
                     return f"it is {row.state}, restart {row.restarts}", True

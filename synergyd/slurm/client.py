@@ -67,8 +67,8 @@ class SlurmWriter(Protocol):
         are none. Raises SlurmError."""
         ...
 
-    def job(self, job_id: int) -> JobRow | None:
-        """One job now; None when it has left the queue."""
+    def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
+        """One job now; None when it has left the queue. `ended`: as long as Slurm knows it (MinJobAge)."""
         ...
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
@@ -108,8 +108,8 @@ class SlurmWriter(Protocol):
         """Ends a pending job's hold, whoever set it."""
         ...
 
-    def requeue(self, job: int | str) -> None:
-        """Ends the running job and puts it back into the queue."""
+    def requeue(self, job: int | str, *, failed: bool = False) -> None:
+        """Ends the running job and puts it back into the queue. `failed`: one that has ended, instead."""
         ...
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:

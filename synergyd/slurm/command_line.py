@@ -103,9 +103,9 @@ class CommandLine(Commands):
             self._slurm_release = self._told_release  # it may come back as another release
             raise
 
-    def job(self, job_id: int) -> JobRow | None:
+    def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         try:
-            rows = self._jobs("-j", str(int(job_id)))
+            rows = self._jobs("-j", str(int(job_id)), *(("-t", "all") if ended else ()))
         except SlurmError as error:
             if NO_JOB.search(error.what):
                 return None
@@ -263,9 +263,9 @@ class CommandLine(Commands):
     def release(self, job: int | str) -> None:
         self._write("scontrol", "release", _named(job))
 
-    def requeue(self, job: int | str) -> None:
+    def requeue(self, job: int | str, *, failed: bool = False) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
-        self._write("scontrol", "requeue", "incomplete", _named(job))
+        self._write("scontrol", "requeue", *(() if failed else ("incomplete",)), _named(job))
 
     def power_up(self, nodes: Sequence[str]) -> None:
         if not nodes or any(not _NODE.match(name) for name in nodes):

@@ -83,7 +83,7 @@ class RestClient:
                 )
             try:
                 connection.connect()
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # a name that is no host's
                 problem = one_line(str(error) or type(error).__name__, 200)
                 continue
             connection.sock.settimeout(ANSWER_S)

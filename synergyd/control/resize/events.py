@@ -17,7 +17,8 @@ class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
     `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
     not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
-    `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none."""
+    `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none. `gpuless`: Slurm has started
+    it without the GPUs that it asks for; where it is GONE, it has failed so."""
 
     state: str
     restarts: int = 0
@@ -28,6 +29,7 @@ class Observed:
     limit_s: float | None = None
     ends_s: float | None = None
     started_s: float | None = None
+    gpuless: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,12 @@ class AskCheckpoint:
 
 @dataclass(frozen=True)
 class Requeue:
-    """End incarnation `restarts` and put the job back into the queue; nothing where that incarnation is over."""
+    """End incarnation `restarts` and put the job back into the queue; nothing where that incarnation is over, unless it has FAILED
+    and `failed` ones are meant too."""
 
     job_id: int
     restarts: int
+    failed: bool = False
 
 
 @dataclass(frozen=True)

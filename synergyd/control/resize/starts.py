@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from synergyd.control.resize import machine as resize
 from synergyd.control.resize.events import CarriedOut, Observed, Refused, ResizeEvent
-from synergyd.control.resize.instructions import LiftHold, Park, Release, Update
-from synergyd.control.resize.launch_failure import Started, after_failure
+from synergyd.control.resize.instructions import LiftHold, Park, Release, Requeue, Update
+from synergyd.control.resize.launch_failure import LIFTS, Started, after_failure
 from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
@@ -15,9 +15,13 @@ from synergyd.control.resize.lifecycle import (
     Step,
 )
 from synergyd.control.resize.start_time import after_seeing, after_writing
+from synergyd.control.resize.steps import to
 
 # States in which a job may be found to have failed to start. From RESIZED: only the answer to its release was lost.
 _STARTED = frozenset({ResizeState.QUEUED, ResizeState.RESIZED, ResizeState.RELEASED, ResizeState.RUNNING})
+
+# States in which a job may be found to run without its GPUs; REQUEUING: where it was to be requeued for that, and had failed before.
+_RELEASED = frozenset({ResizeState.RESIZED, ResizeState.RELEASED, ResizeState.REQUEUING})
 
 
 def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: ResizeTimes) -> Step:
@@ -25,6 +29,8 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
     match event:
         case Observed(state="PENDING", launch_failed=True) if life.state in _STARTED:
             step = _launch_failed(life, event, now_s, limits)
+        case Observed(gpuless=True) if life.state in _RELEASED and life.failures.count < LIFTS:
+            step = _without_gpus(life, event, now_s)
         case Refused(instruction=LiftHold(), error=error, transient=transient):
             told = () if transient or life.attempts else (f"its hold can't be lifted, will be tried again: {error}",)
             step = Step(replace(life, attempts=life.attempts + (not transient)), (), told)
@@ -59,6 +65,14 @@ def _launch_failed(life: JobLifecycle, event: Observed, now_s: float, limits: Re
         failures=failures,
     )
     return Step(replace(back, sent_s=now_s), (lift,), (text,)) if failures.lifted else Step(back, (), (text,))
+
+
+def _without_gpus(life: JobLifecycle, event: Observed, now_s: float) -> Step:
+    """Slurm 22.05 does so on nodes that have not registered yet with a slurmctld that took over: its steps fail, and then the job."""
+    failures = replace(life.failures, count=life.failures.count + 1)
+    again = replace(life, restarts=event.restarts, failures=failures, attempts=0)
+    text = f"Slurm started it without its GPUs: requeued ({failures.count} of {LIFTS})"
+    return to(again, ResizeState.REQUEUING, now_s, text, (Requeue(life.job_id, event.restarts, failed=True),))
 
 
 def _started(life: JobLifecycle) -> Started:

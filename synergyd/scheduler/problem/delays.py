@@ -74,6 +74,12 @@ def observed(history: DelayHistory, snapshot: Snapshot) -> DelayHistory:
     return DelayHistory(waiting, running, (*(w for w in history.waits if w.time_s >= after_s), *waits))
 
 
+def clock_set(history: DelayHistory, by_s: float) -> DelayHistory:
+    """The history as it would be, had the clock always been as it is now: set back by a day it would delay jobs by a day."""
+    waiting, running = ({i: time_s + by_s for i, time_s in kept.items()} for kept in (history.waiting, history.running))
+    return DelayHistory(waiting, running, tuple(w._replace(time_s=w.time_s + by_s) for w in history.waits))
+
+
 def tier_of(names: Iterable[str], leaf: Mapping[str, str]) -> Tier:
     """Of GPUs on these nodes; `leaf` by node name. Nodes without a leaf are all in one."""
     nodes = set(names)

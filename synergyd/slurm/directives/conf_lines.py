@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergyd.errors import UsageError, one_line
@@ -14,6 +14,7 @@ MAX_FILES = 100
 MAX_FILE_BYTES = 4 * 2**20
 MAX_LINES = 50_000  # of all files together
 MAX_PROBLEMS = 100  # that are looked for; what follows is not read
+_CLUSTER = re.compile(r'(?:^|[^#]*\s)ClusterName\s*=\s*"?([^\s"#]+)', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,29 +46,38 @@ class ConfLine:
         return f"{self.path}:{self.number}"
 
 
+@dataclass
+class _Reading:
+    """What has been read so far. `cluster`: the ClusterName in small letters, as Slurm puts it for %c in an Include."""
+
+    problems: list[Lint] = field(default_factory=list)
+    files: int = 0
+    lines: int = 0
+    cluster: str = ""
+
+
 def read_lines(path: Path) -> tuple[list[ConfLine], tuple[Lint, ...]]:
     """All lines of slurm.conf `path`, each Include in its place, and what went wrong with Includes.
 
-    As Slurm does it, a relative Include is looked for beside `path`, whichever file names it. Raises UsageError when
-    `path` itself can't be read.
+    As Slurm does it, a relative Include is looked for beside `path`, whichever file names it, and %c in it stands for the
+    ClusterName said before. Raises UsageError when `path` itself can't be read.
     """
-    problems: list[Lint] = []
+    reading = _Reading()
     try:
-        return list(_lines(path, path.parent, (), problems, [0, 0])), tuple(problems)
+        return list(_lines(path, path.parent, (), reading)), tuple(reading.problems)
     except OSError as error:
         right = "set SLURM_CONF, or give --conf, to a slurm.conf that this user can read"
         raise UsageError(str(path), f"can't be read ({error.strerror or error})", right) from None
 
 
-def _lines(
-    path: Path, folder: Path, above: tuple[Path, ...], problems: list[Lint], opened: list[int]
-) -> Iterator[ConfLine]:
-    opened[0] += 1
+def _lines(path: Path, folder: Path, above: tuple[Path, ...], reading: _Reading) -> Iterator[ConfLine]:
+    problems = reading.problems
+    reading.files += 1
     if path.exists() and not path.is_file():
         raise OSError(0, "not a file")
     text = read_bytes(path, MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
-    opened[1] += text.count("\n")
-    if opened[1] > MAX_LINES:
+    reading.lines += text.count("\n")
+    if reading.lines > MAX_LINES:
         raise OSError(0, f"more than {MAX_LINES} lines in all")
     for number, raw in enumerate(text.split("\n"), 1):
         line = ConfLine(path, number, raw)
@@ -76,30 +86,34 @@ def _lines(
             continue
         match = re.match(r"\s*include\s+(.*)$", raw, re.IGNORECASE)
         if not match:
+            if named := _CLUSTER.match(raw):
+                reading.cluster = named[1].lower()
             continue
         name = match[1].split("#")[0].strip().strip('"')
-        target = folder / name
+        target = folder / name.replace("%c", reading.cluster)
         chain = (*above, path)
-        if problem := _include_problem(name, target, chain, opened[0]):
+        if problem := _include_problem(name, target, chain, reading):
             problems.append(Lint(line.where, one_line(f"Include {name}: {problem[0]}"), problem[1]))
             continue
         try:
-            yield from list(_lines(target, folder, chain, problems, opened))
+            yield from list(_lines(target, folder, chain, reading))
         except OSError as error:
             what = one_line(f"Include {name} can't be read ({error.strerror or error})")
             problems.append(Lint(line.where, what, f"relative names lie beside {chain[0]}"))
 
 
-def _include_problem(name: str, target: Path, chain: tuple[Path, ...], opened: int) -> tuple[str, str] | None:
+def _include_problem(name: str, target: Path, chain: tuple[Path, ...], reading: _Reading) -> tuple[str, str] | None:
     """(what, right) of an Include that is not to be followed."""
     if any(c in name for c in "*?[\0") or not name:
         return "not the name of one file", "name each file on a line of its own; wildcards are not known"
+    if "%c" in name and not reading.cluster:
+        return "%c stands for the ClusterName, which no line before says", "write ClusterName above it"
     try:
         loops = target.resolve() in {other.resolve() for other in chain}
     except (OSError, RuntimeError):  # a loop of links
         loops = True
     if loops:
         return "it includes itself", "drop this line"
-    if opened >= MAX_FILES:
+    if reading.files >= MAX_FILES:
         return f"more than {MAX_FILES} files are Included", "put them together"
     return None

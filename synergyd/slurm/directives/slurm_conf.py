@@ -52,8 +52,8 @@ def read_slurm_conf(path: Path, lines: Sequence[ConfLine]) -> SlurmConf:
     carried = ""
     for line in lines:
         text = carried + re.split(r"(?<!\\)#", line.text, maxsplit=1)[0].rstrip()
-        if text.endswith("\\") and len(text) < _MAX_JOINED:
-            carried = text[:-1] + " "
+        if (len(text) - len(text.rstrip("\\"))) % 2 and len(text) < _MAX_JOINED:
+            carried = text[:-1]  # the next line goes on at its very end
             continue
         carried = ""
         pairs = [(key.lower(), value.strip('"')) for key, value in _PAIR.findall(text)]

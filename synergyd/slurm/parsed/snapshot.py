@@ -71,6 +71,14 @@ def launch_failed(row: JobRow) -> bool:
     return held and row.reason.lower().replace(" ", "_") == "launch_failed_requeued_held"
 
 
+def gpuless(row: JobRow, limits: Mapping[str, PartitionRow]) -> bool:
+    """Slurm has started the job without the GPUs that it asks for, and it runs so or has failed so. False where Slurm does not count
+    GPUs (AccountingStorageTRES): there no record shows it. `limits`: partitions by name."""
+    partition, began = limits.get(row.partition), state_of(row) is JobState.RUNNING or row.state == "FAILED"
+    counts = partition is not None and bool(partition.gpus)
+    return counts and began and bool(row.node_names) and not row.tres_gpus and gpus_of(row.tres_per_node)[1] > 0
+
+
 def node_of(row: NodeRow) -> Node:
     """One node, seen for the first of its types of GPUs; `up` only in states that take new jobs."""
     return nodes_of(row)[0]

@@ -282,6 +282,19 @@ def test_no_slurm_conf_is_one_line_from_both_commands(tmp_path: Path) -> None:
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "missing.conf" in done.stderr
 
 
+def test_a_wrong_slurm_conf_is_told_before_the_solver_is_loaded(tmp_path: Path) -> None:
+    started = "import sys\nfrom synergyd.cli.synergyd import main\ntry:\n    main()\nfinally:\n    print('scipy' in sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", started, "--once"],
+        cwd=ROOT,
+        env={**os.environ, "SLURM_CONF": str(tmp_path / "missing.conf")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (told.returncode, told.stdout) == (2, "False\n")
+
+
 def test_conf_of_the_command_line_reaches_every_verb(tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text(f"ClusterName=x\n#SYNERGY StateDir={tmp_path} Epoch=77\n")

@@ -99,3 +99,8 @@ def test_the_hosts_are_those_of_slurm_conf(tmp_path: Path, monkeypatch: pytest.M
         with Context(tmp_path / "slurm.conf").desk() as desk:
             desk.set_paused(7, True)
     assert asked == ["POST /v1/jobs/7/pause"]
+
+
+def test_a_name_that_is_no_hosts_is_one_line() -> None:
+    with pytest.raises(UnavailableError, match=r"a\.\.b:80"):
+        RestClient(("a..b", 80)).ask("GET", "/v1/jobs")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.records import Action
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.parsed.rows import PartitionRow
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 
@@ -132,3 +134,22 @@ def test_with_no_other_node_it_waits_until_slurmd_has_ended_the_old_incarnation(
     waits = site.epoch(5)[1]
     assert waits.action is Action.WAIT and "not n1, where it has just failed" in waits.why, waits.why
     assert site.epoch(70)[1].action is Action.START
+
+
+@pytest.mark.parametrize("look", ["tick", "epoch"])
+def test_a_job_that_failed_since_slurm_gave_it_no_gpus_is_requeued(tmp_path: Path, look: str) -> None:
+    site = Site(tmp_path)
+    site.slurm.partition_rows = (PartitionRow(name="main", gpus=8),)
+    site.slurm.full = True
+    site.slurm.submit(1)
+    site.epoch()
+    while site.life(1).state is not ResizeState.RELEASED:
+        site.tick()
+    site.slurm.set(1, state="FAILED", node_names=("n1",), start_s=site.slurm.now_s)
+    getattr(site, look)()
+    assert site.slurm.jobs[1].state == "PENDING" and "Slurm started it without its GPUs" in site.story(1)
+    site.slurm.set(1, tres_gpus=2)
+    site.slurm.full = False
+    for _ in range(30):
+        site.tick()
+    assert (site.slurm.jobs[1].state, site.life(1).state) == ("RUNNING", ResizeState.RUNNING)

@@ -14,6 +14,7 @@ from synergyd.scheduler.problem.delays import (
     DelayHistory,
     Tier,
     Wait,
+    clock_set,
     may_take,
     observed,
     tier_of,
@@ -83,3 +84,10 @@ def test_a_wait_counts_from_the_first_sight_of_it_to_the_start() -> None:
     late = observed(history, seen(job(1), at_s=95 + WINDOW * LEASE_S))
     assert late.waits == history.waits and late.waiting == {1: NOW + 95 + WINDOW * LEASE_S} and not late.running
     assert observed(late, seen(at_s=96 + WINDOW * LEASE_S)) == NO_DELAYS
+
+
+@pytest.mark.parametrize("by_s", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_neither_prolongs_nor_ends_a_wait(by_s: float) -> None:
+    history = DelayHistory({1: NOW}, {2: NOW - 5.0}, waits(8, Tier.LEAF, 14))
+    later = observed(clock_set(history, by_s), seen(job(1), at_s=by_s + 60.0))
+    assert later == DelayHistory({1: NOW + by_s}, {}, (Wait(NOW + by_s, 8, Tier.LEAF, 14 * LEASE_S),))

@@ -11,11 +11,12 @@ from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.associations import AccountingRules
 from synergyd.slurm.parsed.job_forms import is_rest
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow
-from synergyd.slurm.parsed.snapshot import launch_failed, state_of
+from synergyd.slurm.parsed.snapshot import gpuless, launch_failed, state_of
 from synergyd.wire.hostlist import expand
 
 COMPLETING_S = 4.0  # from a job's end to its leaving, or to PENDING
 CRED_EXPIRE_S = 121.0  # Slurm's own delay after a requeue
+COUNTED = {"main": PartitionRow(name="main", gpus=8)}  # Slurm counts GPUs
 
 
 def row(job_id: int = 1, **changes: object) -> JobRow:
@@ -65,9 +66,10 @@ class FakeSlurm:
 
     # -- SlurmWriter -----------------------------------------------------------------------------------------------
 
-    def job(self, job_id: int) -> JobRow | None:
+    def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         self._reach("squeue")
-        return self.jobs.get(job_id)
+        row = self.jobs.get(job_id)
+        return row if row is None or ended or state_of(row) is not JobState.DONE else None
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")
@@ -132,13 +134,16 @@ class FakeSlurm:
     def update_size(self, job: int | str, uid: int, fields: Mapping[str, str]) -> None:
         self.update(job, fields)
 
-    def requeue(self, named: int | str) -> None:
+    def requeue(self, named: int | str, *, failed: bool = False) -> None:
         job_id = self.named(named)
         self._write("requeue", str(job_id))
         job = self.jobs[job_id]
         if job.state in ("RUNNING", "SUSPENDED"):  # `incomplete`: anything else is left alone
             self.requeued.append((job_id, job.restarts))
             self.end(job_id, again=True)
+        elif failed:  # SubmitTime and EligibleTime as 22.05.8 shows them
+            self.set(job_id, state="PENDING", restarts=job.restarts + 1, submit_s=self.now_s, node_names=())
+            self.set(job_id, eligible_s=self.now_s + CRED_EXPIRE_S)
 
     def release(self, job: int | str) -> None:
         job_id = self.named(job)
@@ -179,9 +184,9 @@ class FakeSlurm:
 
     def observe(self, job_id: int) -> Observed:
         """As the daemon's loop sees it."""
-        seen = self.job(job_id)
+        seen = self.job(job_id, ended=True)
         if seen is None or state_of(seen) is JobState.DONE:
-            return Observed("GONE")
+            return Observed("GONE", seen.restarts if seen else 0, gpuless=seen is not None and gpuless(seen, COUNTED))
         state = state_of(seen)
         pending, ends_s = state is JobState.PENDING, None if state is JobState.PENDING else seen.end_s
         eligible_s, queued_s = (seen.eligible_s, seen.submit_s) if pending else (None, None)
@@ -193,6 +198,7 @@ class FakeSlurm:
             queued_s=queued_s,
             limit_s=seen.time_limit_s,
             ends_s=ends_s,
+            gpuless=gpuless(seen, COUNTED),
         )
 
     def fail_launch(self, job_id: int) -> None:

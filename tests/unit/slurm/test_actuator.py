@@ -113,8 +113,18 @@ def test_requeue_ends_the_incarnation_meant(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "COMPLETED", "TELEPORTING"])
 def test_what_does_not_run_is_not_requeued(tmp_path: Path, state: str) -> None:
     slurm, actuator = make(tmp_path, state=state)
-    assert actuator.carry_out(Requeue(1, 0)) == CarriedOut(Requeue(1, 0))
+    requeue = Requeue(1, 0, failed=True)
+    assert actuator.carry_out(requeue) == CarriedOut(requeue)
     assert slurm.calls == []
+
+
+def test_one_that_has_failed_is_requeued_only_where_that_is_said(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="FAILED", restarts=3)
+    assert isinstance(actuator.carry_out(Requeue(1, 3)), Refused)
+    actuator.carry_out(Requeue(1, 2, failed=True))
+    assert slurm.calls == []
+    actuator.carry_out(Requeue(1, 3, failed=True))
+    assert (slurm.jobs[1].state, slurm.jobs[1].restarts) == ("PENDING", 4)
 
 
 def test_a_suspended_job_is_not_said_to_be_requeued(tmp_path: Path) -> None:

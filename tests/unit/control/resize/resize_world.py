@@ -111,7 +111,8 @@ class World:
                 late = before.state is ResizeState.RESTARTING and (
                     self.now_s >= before.since_s + LIMITS.in_place_s or isinstance(event, Refused)
                 )
-                assert before.state is ResizeState.REQUEUING or late, before
+                without_gpus = isinstance(event, Observed) and event.gpuless
+                assert before.state is ResizeState.REQUEUING or late or without_gpus, before
         if isinstance(instruction, Update):
             assert instruction.target in (self.life.target, self.life.origin)
 

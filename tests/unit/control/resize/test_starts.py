@@ -17,13 +17,18 @@ from tests.unit.control.resize.resize_world import FREE, JOB, LARGE, LIMITS, SMA
 NOW_S = 10_000.0
 
 
-def start_fails(world: World, target: object = LARGE) -> None:
-    """Synergy decides a start, and slurmd refuses it."""
+def release(world: World, target: object = LARGE) -> None:
+    """Synergy decides a start, and Slurm has no room yet."""
     world.slurm.full = True
     if world.life.state is ResizeState.QUEUED:
         world.want(target)  # type: ignore[arg-type]
     while world.life.state is not ResizeState.RELEASED:
         world.round(1)
+
+
+def start_fails(world: World, target: object = LARGE) -> None:
+    """Synergy decides a start, and slurmd refuses it."""
+    release(world, target)
     world.slurm.fail_launch(JOB)
     world.round(1)
 
@@ -118,6 +123,57 @@ def test_late_answers_about_a_hold_move_nothing() -> None:
         for event in (CarriedOut(lift), Refused(lift, "no", True), Refused(lift, "no", False)):
             step = advance(life, event, NOW_S, LIMITS)
             assert not step.instructions and replace(step.life, attempts=0) == life
+
+
+# -- starts without the GPUs, as Slurm 22.05 makes them at a takeover ---------------------------------------------
+
+
+def begins_without_gpus(world: World, state: str) -> None:
+    """The job was released, and slurmctld has started it on nodes that had not registered."""
+    release(world)
+    nodes = world.life.target.nodes if world.life.target else ()
+    world.slurm.set(JOB, state=state, node_names=nodes, start_s=world.now_s)
+    world.round(1)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
+def test_a_job_that_slurm_started_without_its_gpus_is_requeued_and_released_again(world: World, state: str) -> None:
+    begins_without_gpus(world, state)
+    assert f"Slurm started it without its GPUs: requeued (1 of {LIFTS})" in world.story
+    target, world.slurm.full = world.life.target, False
+    world.settle()
+    job = world.slurm.jobs[JOB]
+    assert (job.state, job.restarts, world.life.restarts) == ("RUNNING", 1, 1)
+    assert target is not None and world.life.plan == target.plan
+    assert sum(call[0] == "requeue" for call in world.slurm.calls) == 1
+
+
+def test_one_that_always_starts_so_is_let_go(world: World) -> None:
+    for _ in range(LIFTS):
+        begins_without_gpus(world, "FAILED")
+        assert world.life.state is not ResizeState.GONE
+    begins_without_gpus(world, "FAILED")
+    assert (world.life.state, world.slurm.jobs[JOB].state) == (ResizeState.GONE, "FAILED")
+    assert sum(call[0] == "requeue" for call in world.slurm.calls) == LIFTS
+
+
+def test_a_requeue_for_that_is_tried_again(world: World) -> None:
+    world.slurm.refuse["requeue"] = ("Unable to contact slurm controller", True)
+    begins_without_gpus(world, "FAILED")
+    world.slurm.refuse.clear()
+    world.round(3)
+    assert world.slurm.jobs[JOB].state == "PENDING" and world.life.state is not ResizeState.GONE
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tres_gpus": 4}, {"partition": "uncounted"}, {"state": "CANCELLED"}, {"state": "COMPLETED"}]
+)
+def test_one_that_had_its_gpus_or_was_cancelled_is_not(world: World, changes: dict[str, object]) -> None:
+    release(world)
+    calls = list(world.slurm.calls)
+    world.slurm.set(JOB, **{"state": "FAILED", "node_names": ("n1",), "start_s": world.now_s, **changes})
+    world.round(1)
+    assert world.life.state is ResizeState.GONE and world.slurm.calls == calls
 
 
 # -- whose start time ----------------------------------------------------------------------------------------------

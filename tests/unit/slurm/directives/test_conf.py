@@ -249,6 +249,21 @@ def test_includes_are_read_in_their_place_beside_slurm_conf(folder: Path) -> Non
     assert len(loaded.files) == 4
 
 
+def test_a_files_name_may_hold_that_of_the_cluster(folder: Path) -> None:
+    text = "# ClusterName=no\nSlurmUser=root ClusterName=Big\nInclude %c.conf\n"
+    loaded = load(folder, text, big="#SYNERGY Epoch=7\nSlurmctldHost=h\n")
+    assert (loaded.settings.epoch_s, loaded.controllers, said(loaded)) == (7, ("h",), [])
+    late = said(load(folder, "Include %c.conf\nClusterName=Big\n"))
+    assert late == [
+        "error: slurm.conf:1: Include %c.conf: %c stands for the ClusterName, which no line before says; write ClusterName above it"
+    ]
+
+
+def test_a_line_goes_on_behind_a_backslash_as_in_slurm(folder: Path) -> None:
+    text = "SlurmctldHo\\\nst=a(10.0.0.1)\nSlurmctldHost=b \\ \n# remark \\\nSlurmctldHost=c\nClusterName=x\\\\\nSlurmctldHost=d\n"
+    assert load(folder, text).controllers == ("10.0.0.1", "b", "c", "d")
+
+
 def test_a_circle_of_includes_ends(folder: Path) -> None:
     loaded = load(folder, "Include a.conf\n", a="Include b.conf\n#SYNERGY Epoch=5\n", b="Include a.conf\n")
     assert loaded.settings.epoch_s == 5
