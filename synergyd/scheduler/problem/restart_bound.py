@@ -9,7 +9,8 @@ A Cell with less goodput needs room for two restarts, there and back: a job that
 would stay small on an idle cluster.
 
 A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time saved, by half
-of what is believed to be left: else a job that shrank for others while it had long to go would end by far later for it.
+of what is believed to be left: else a job that shrank for others while it had long to go would end by far later for it. A job that is
+behind the size that it asked for is owed that: by the same half, its restart need only save as much as it costs.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ def beyond_bound(job: JobRequest, index: int) -> str:
 
 
 def _repaid_from(job: JobRequest, present: float) -> float:
-    """The goodput from which on a restart is within its share of the time that it saves."""
+    """The goodput from which on a restart is within its share of the time that it saves; behind the size asked for, saves its cost."""
     left = job.progress.remaining
     if left is None or job.progress.refuted or present <= 0:
         return math.inf
-    then_s = _BELIEVED * left / present - job.restart.cost.mean_s / job.restart.share
+    behind = job.asked is not None and job.cells[job.asked].goodput > present
+    then_s = _BELIEVED * left / present - job.restart.cost.mean_s / (1.0 if behind else job.restart.share)
     return _BELIEVED * left / then_s if then_s > 0 else math.inf
 
 

@@ -19,7 +19,7 @@ SETTINGS = Settings(restart_cost_s=60.0)
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
 UNKNOWN = Progress()
 COST = RestartCost(mean_s=40.0, spread_s=12.0, own=3)
-MAY_GROW = job(1, nodes=("n1",), gpus=2)  # goodput 1.9 on 2 GPUs, 3.6 on 4
+MAY_GROW = job(1, asked=2, nodes=("n1",), gpus=2)  # goodput 1.9 on 2 GPUs, 3.6 on 4
 
 
 def decided(
@@ -79,6 +79,14 @@ def test_a_restart_within_a_tenth_of_the_time_that_it_saves_is_no_waste(left: fl
     assert (found.action is Action.RESIZE) == grows
     assert grows or "is the most that goes into restarts" in found.why
     assert decided(spent, Progress(remaining=left, refuted=True)).action is Action.KEEP
+
+
+@pytest.mark.parametrize(("left", "grows"), [(310.0, False), (335.0, True), (None, False)])
+def test_a_job_behind_what_it_asked_for_grows_where_that_saves_its_cost(left: float | None, grows: bool) -> None:
+    """Half of what is left at 1.9 and at 3.6 sequences/s, the 4 GPUs asked for: 40 s apart for 322 sequences."""
+    spent, behind = JobRestarts(cost=COST, lost_s=1000.0, life_s=2000.0), job(1, asked=4, nodes=("n1",), gpus=2)
+    assert (decided(spent, Progress(remaining=left), runs=behind).action is Action.RESIZE) == grows
+    assert decided(spent, Progress(remaining=left, refuted=True), runs=behind).action is Action.KEEP
 
 
 @pytest.mark.parametrize(("life_s", "shrinks"), [(700.0, False), (721.0, True)])
