@@ -27,8 +27,8 @@ class ResizingSettings:
             "RestartShare",
             number(0, 1, "more than 0 to 1, such as 0.1", above=True),
             "The most of a job's life, from its first start to its end, that goes into restarts which Synergy chooses. One that is "
-            "within this share of the time that it saves is not held back; nor is one that saves more than it costs, where the job is "
-            "slower than at the size it asked for. Restarts after a failure, by a user or by a time limit "
+            "within this share of the time that it saves is not held back; nor is one that saves more than it costs, where it takes a "
+            "slower job back to the speed of the size it asked for. Restarts after a failure, by a user or by a time limit "
             "don't count. Policies other than synergy and exact restart jobs by rules of their own.",
         ),
     )

@@ -10,7 +10,7 @@ would stay small on an idle cluster.
 
 A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time saved, by half
 of what is believed to be left: else a job that shrank for others while it had long to go would end by far later for it. A job that is
-behind the size that it asked for is owed that: by the same half, its restart need only save as much as it costs.
+behind the size that it asked for is owed as much: by the same half, a restart to that goodput or more need only save what it costs.
 """
 
 from __future__ import annotations
@@ -57,13 +57,20 @@ def beyond_bound(job: JobRequest, index: int) -> str:
 
 
 def _repaid_from(job: JobRequest, present: float) -> float:
-    """The goodput from which on a restart is within its share of the time that it saves; behind the size asked for, saves its cost."""
+    """The goodput from which on a restart is within its share of the time that it saves. For a job behind the size that it asked for
+    also: at which it is no longer behind, and the restart saves its cost."""
     left = job.progress.remaining
     if left is None or job.progress.refuted or present <= 0:
         return math.inf
-    behind = job.asked is not None and job.cells[job.asked].goodput > present
-    then_s = _BELIEVED * left / present - job.restart.cost.mean_s / (1.0 if behind else job.restart.share)
-    return _BELIEVED * left / then_s if then_s > 0 else math.inf
+    now_s, cost_s = _BELIEVED * left / present, job.restart.cost.mean_s
+
+    def saves(least_s: float) -> float:
+        return _BELIEVED * left / (now_s - least_s) if now_s > least_s else math.inf
+
+    found = saves(cost_s / job.restart.share)
+    if job.asked is None or (asked := job.cells[job.asked].goodput) <= present:
+        return found
+    return min(found, max(asked, saves(cost_s)))
 
 
 def _needed_s(job: JobRequest, restarts: int) -> float:

@@ -89,6 +89,14 @@ def test_a_job_behind_what_it_asked_for_grows_where_that_saves_its_cost(left: fl
     assert decided(spent, Progress(remaining=left, refuted=True), runs=behind).action is Action.KEEP
 
 
+def test_a_step_that_leaves_it_behind_is_held_to_the_share() -> None:
+    """On 1 of the 4 GPUs asked for: 2 save what a restart costs and so do 4, and neither ten times that."""
+    spent, left = JobRestarts(cost=COST, lost_s=1000.0, life_s=2000.0, share=0.1), Progress(remaining=250.0)
+    request = replace(ask(1, GOOD, asked=4, current=0), restart=spent, progress=left)
+    assert within_bound(request).banned - {0} == {1}  # staying is never banned
+    assert beyond_bound(request, 1) and not beyond_bound(request, 2)
+
+
 @pytest.mark.parametrize(("life_s", "shrinks"), [(700.0, False), (721.0, True)])
 def test_a_shrink_leaves_room_for_the_way_back(life_s: float, shrinks: bool) -> None:
     full, other = job(1, nodes=("n1",), gpus=4), job(2)
