@@ -45,6 +45,7 @@ texts = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(texts, st.sets(st.sampled_from("abcd")))
 def test_as_python_reads_it(text: str, features: set[str]) -> None:
     words = "".join(str(c in features) if c.isalpha() else {"&": " and ", "|": " or "}.get(c, c) for c in text)

@@ -227,6 +227,7 @@ def test_every_folder_has_a_row() -> None:
     assert folders == set(RULES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", RULES)
 def test_a_folder_imports_only_what_its_row_names(folder: str) -> None:
     wrong = [
@@ -239,6 +240,7 @@ def test_a_folder_imports_only_what_its_row_names(folder: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_a_folder_keeps_away_from_what_is_not_its_business(folder: str) -> None:
     wrong = [
@@ -273,6 +275,7 @@ def test_what_is_installed_is_all_there_is() -> None:
     assert packages == there
 
 
+@pytest.mark.slow
 def test_launching_loads_nothing_of_the_servers() -> None:
     """In a process of its own: on a compute node only click is installed beside the training's own packages."""
     light = [m for m, path in FILES.items() if m.startswith(("synergy_launch.", "synergyd.wire."))

@@ -38,6 +38,7 @@ def program(name: str, *words: str, **environment: str) -> subprocess.CompletedP
                           text=True, timeout=120)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_version_and_completion(name: str) -> None:
     told = program(name, "--help")
@@ -54,6 +55,7 @@ def test_help_version_and_completion(name: str) -> None:
     assert wrong.returncode == 2 and "--nonsense" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
+@pytest.mark.slow
 def test_completion_offers_the_verbs() -> None:
     found = program("synergyctl", _SYNERGYCTL_COMPLETE="bash_complete", COMP_WORDS="synergyctl ", COMP_CWORD="1")
     assert {line.partition(",")[2] for line in found.stdout.splitlines()} == set(VERBS)
@@ -188,6 +190,7 @@ def named(url: str) -> str:
     return url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "job"),
     [("70_1", 71), ("70_2", 72), ("80+1", 81), ("80", 81), ("90", 91), ("90+1", 91), ("70", 70), ("071", 71)],
@@ -221,6 +224,7 @@ def test_a_job_nobody_knows_is_one_line(filled: str, verb: str, name: str) -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["status", "explain", "pause", "resume", "render"])
 @pytest.mark.parametrize(
     "job", ["x", "0", "-1", "99999999999999999999", "4294967296", "7_", "7_x", "_1", "7+", "7_1_1", "7_1+1", "²_1"]
@@ -276,6 +280,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "synergyctl: a: b; c\nsynergyctl: a: b\\x1b; c\n"
 
 
+@pytest.mark.slow
 def test_no_slurm_conf_is_one_line_from_both_commands(tmp_path: Path) -> None:
     for name, words in (("synergyctl", ["status"]), ("synergyd", ["--once"]), ("synergyctl", ["config", "check"])):
         done = program(name, *words, SLURM_CONF=str(tmp_path / "missing.conf"), PATH="/nowhere")

@@ -130,6 +130,7 @@ def test_a_torch_in_this_folder_is_not_run(put: Put, tmp_path: Path, monkeypatch
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_folders_that_a_user_may_not_enter(tmp_path: Path) -> None:
     closed = tmp_path / "closed"  # 0700, as all above it

@@ -19,6 +19,7 @@ SMALL = ["--trace", "generate:12,1", "--nodes", "2", "--gpus-per-node", "4"]
 KEYS = {"jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "restarts_per_job", "worst_ftf"}
 
 
+@pytest.mark.slow
 def test_json_holds_every_policy_and_the_bound(tmp_path: Path) -> None:
     path, picture = tmp_path / "out.json", tmp_path / "out.png"
     arguments = [*SMALL, "--policy", "tiresias,fifo", "--json", str(path), "--plot", str(picture)]
@@ -34,11 +35,13 @@ def test_json_holds_every_policy_and_the_bound(tmp_path: Path) -> None:
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_json_on_stdout_is_all_there_is() -> None:
     done = CliRunner().invoke(simulate_verb, [*SMALL, "--policy", "fifo", "--json", "-"])
     assert json.loads(done.stdout)["policies"]["fifo"]["finished"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

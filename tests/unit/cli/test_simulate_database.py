@@ -161,6 +161,7 @@ def test_a_known_model_is_replayed_with_its_degrees() -> None:
     assert only.truth.plans(TWO, 64) == ()
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(url: str, tmp_path: Path) -> None:
     empty = tmp_path / "none.db"
     for arguments, message in (
@@ -213,6 +214,7 @@ def test_a_row_that_can_not_be_read_leaves_its_job_out(url: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_a_daemon_itself_has_stored_can_be_replayed(tmp_path: Path) -> None:
     site = Site(tmp_path / "state")
     for job_id, steps in ((1, 1000), (2, 400)):

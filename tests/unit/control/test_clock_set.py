@@ -58,6 +58,7 @@ def lives(state: ResizeState) -> list[JobLifecycle]:
     return [life for life in made if not validate(life)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_s", [-HOUR_S, HOUR_S])
 @pytest.mark.parametrize("state", ResizeState)
 def test_in_every_state_all_goes_on_as_if_the_clock_had_not_been_set(state: ResizeState, by_s: float) -> None:

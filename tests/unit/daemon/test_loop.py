@@ -208,6 +208,7 @@ def test_a_daemon_killed_in_any_state_is_followed_by_one_that_goes_on(site: Site
     assert (job.state, job.restarts, job.tres_per_node) == ("RUNNING", 1, "gres:gpu:4")
 
 
+@pytest.mark.slow
 def test_a_job_that_another_waits_for_gives_way_and_grows_again(site: Site) -> None:
     """Arrivals and departures over many epochs: never more GPUs than there are, nobody forgotten."""
     site.slurm.gpus = {"n1": 4}

@@ -147,6 +147,7 @@ def test_a_damaged_admin_comment_costs_a_line_and_this_job_alone(site: Site, cap
     assert len(said) == 3 and all(x.isprintable() and x.startswith("job 1: AdminComment: ") for x in said)
 
 
+@pytest.mark.slow
 def test_lives_that_make_no_sense_are_taken_as_new(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.running(1, "n1")
     good = encode(JobLifecycle(1, 0.0))
@@ -224,6 +225,7 @@ def test_the_next_run_of_a_plain_program_starts_from_what_the_last_one_measured_
     assert [m.step_s for m in known.measured] == pytest.approx([0.7], rel=0.02) and other == Profile()
 
 
+@pytest.mark.slow
 def test_a_running_job_is_told_which_batch_range_it_would_gain_from(site: Site) -> None:
     site.slurm.submit(1, script=SCRIPT.replace("global_batch=256 max_gpus=4", "max_gpus=2"))
     site.slurm.runs(1, "n1")

@@ -29,6 +29,7 @@ def written(site: Site) -> int:
     return sum("2" in call[1].split(",") for call in site.slurm.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later_s", [300.0, 3600.0])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_start_time_that_the_user_sets_while_the_job_is_parked_is_kept(

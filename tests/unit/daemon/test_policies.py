@@ -14,6 +14,7 @@ from synergyd.scheduler.problem.delays import DelayHistory
 from tests.unit.daemon.daemon_world import Site
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["srsf", "tiresias", "pollux", "sia", "optimus", "crius"])  # they stop or resize
 def test_jobs_come_and_go_and_none_is_lost(policy: str, tmp_path: Path) -> None:
     """One node of four GPUs; jobs that each ask for two arrive, the first leaves: then the third has its turn."""

@@ -32,12 +32,14 @@ def launched(folder: Path, *words: str, **more: str) -> subprocess.CompletedProc
     return subprocess.run([*own, *words], cwd=folder, env=clean | more, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["synergy-launch.pyz", "./synergy-launch.pyz", "link.pyz"])
 def test_the_script_imports_what_the_archive_holds(folder: Path, name: str) -> None:
     done = launched(folder, name, "--runner", "python", "script.py", "a b")
     assert done.stdout == f"{folder.resolve()}/synergy-launch.pyz/synergy_launch/__init__.py a b\n", done.stderr
 
 
+@pytest.mark.slow
 def test_without_srun_a_step_of_the_wrong_size_is_one_line(folder: Path) -> None:
     """In a container there is no Slurm to start another one."""
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "4", "PATH": str(folder)}

@@ -81,6 +81,7 @@ def test_there_are_some_to_run() -> None:
     assert len(RUNNABLE) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), RUNNABLE)
 def test_what_needs_no_cluster_runs(name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: a dozen starts of Python would cost more than what they run."""

@@ -23,6 +23,7 @@ def made() -> dict[Path, str]:
     return found
 
 
+@pytest.mark.slow
 def test_generated_pages_are_fresh(made: dict[Path, str]) -> None:
     stale = [line for p, text in made.items() for line in changed(p, text)]
     assert stale == [], "run: python docs/generate.py"

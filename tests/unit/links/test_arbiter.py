@@ -198,6 +198,7 @@ def neighbours_slowdown(
     return now_ms / (steps * sum(alone_ms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_ms", [1, 3, 10, 30])
 @pytest.mark.parametrize("name", ["srsf-1", "srsf-2", "ada-srsf"])
 def test_who_asks_again_and_again_does_not_keep_the_link(name: str, every_ms: int) -> None:

@@ -92,6 +92,7 @@ def test_a_script_without_directive_takes_less_than_a_millisecond(lua: str) -> N
         assert least_s(run, SCRIPTS[name], 20) < 0.001, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lua", ["lua51", "lua53", "lua54"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_script_stops_slurmctld(lua: str, name: str) -> None:

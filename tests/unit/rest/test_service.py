@@ -254,6 +254,7 @@ def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> 
     assert shared.ask("eve", "/v1/jobs/1/steering", "PUT", {"max_gpus": 1})[0] == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "method", "body", "code"),
     [

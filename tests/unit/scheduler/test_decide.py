@@ -233,6 +233,7 @@ def test_a_wide_job_is_not_stopped_for_two_small_ones() -> None:
     assert found[1].action is Action.KEEP and {found[i].action for i in (2, 3, 4)} == {Action.WAIT}
 
 
+@pytest.mark.slow
 def test_nobody_is_stopped_for_its_twin_or_loses_a_claim_that_the_other_then_has() -> None:
     """Two equal jobs that can't both run, over many epochs and with a bound on unfairness."""
     for bound in (0.0, 1.2):
@@ -370,6 +371,7 @@ def test_every_epoch_is_sound(epoch: tuple[Snapshot, dict[int, Cells]], stops: b
     assert decide(snap, given_settings, offers, {}) == tuple(found.values())
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(epochs())
 def test_a_decided_epoch_is_left_alone_by_the_next(epoch: tuple[Snapshot, dict[int, Cells]]) -> None:

@@ -65,6 +65,7 @@ class World:
         return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=["exact", "prices"])
 @pytest.mark.parametrize("seed", range(3))
 def test_learning_that_wavers_by_two_per_cent_resizes_hardly_anyone(policy: Policy, seed: int) -> None:

@@ -164,6 +164,7 @@ def test_cells_say_what_they_send_between_nodes() -> None:
 SMALL = ["--trace", "generate:5,1", "--nodes", "4", "--gpus-per-node", "2", "--policy", "first-fit", "--oracle"]
 
 
+@pytest.mark.slow
 def test_the_options() -> None:
     told = {}
     for options in (
@@ -195,6 +196,7 @@ def test_mistakes_are_one_line(options: list[str], message: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_run_with_contention_is_the_same_each_time() -> None:
     draw = random.Random(5)
     truth = [ScalingTruth(("a100",), draw.uniform(200, 900), Placed("a100", (2, 2)), 64, network=0.2) for _ in range(8)]

@@ -49,6 +49,7 @@ def test_a_start_is_part_of_the_bound() -> None:
     assert lower_bound(found, Ideals(found)).alone_s == 130
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @example([(1.0000000000000002, 1, 1.0, 1)])
 @given(

@@ -45,6 +45,7 @@ def test_a_job_that_waited_starts_a_grant_after_the_decision_and_a_resized_one_d
     assert b.finish_s == 3613 + 30 + 100
 
 
+@pytest.mark.slow
 def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None:
     # a has the node's 4 GPUs from 60 (trains from 90). b comes: at 3600 a is asked for its checkpoint, requeued at 3608,
     # starts on 2 GPUs at 3610, trains from 3630. b's GPUs were not free at 3600, so it starts at 3610 too
@@ -68,6 +69,7 @@ class Whole(Linear):
         return super().plans(shape, batch) if shape.gpus == 4 else ()
 
 
+@pytest.mark.slow
 def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_where_it_was() -> None:
     # a trains from 90 to 3600, is asked for its checkpoint and gone at 3608; b starts at 3610 and ends at 3690; a has its GPUs
     # again at 3720 and trains from 3740
@@ -116,6 +118,7 @@ def test_a_learnt_profile_comes_from_reports_alone() -> None:
     assert director.controller.profiles == {}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run() -> None:
     given = scenario(*[job(7.0 * i, 1 + i % 4, 3000.0) for i in range(6)], nodes=2, costs=COSTS)
     assert simulate(given, "synergy").jobs == simulate(given, "synergy").jobs

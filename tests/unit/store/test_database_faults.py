@@ -111,6 +111,7 @@ FILE_FAULTS: list[Callable[[Path], None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("create", [True, False], ids=["own file", "named file"])
 @pytest.mark.parametrize("fault", FILE_FAULTS)
 def test_no_fault_of_a_file_ends_the_daemon(

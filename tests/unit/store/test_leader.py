@@ -33,6 +33,7 @@ def url(tmp_path: Path) -> str:
     return made
 
 
+@pytest.mark.slow
 def test_kill_9_frees_the_lock(url: str) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -100,6 +100,7 @@ def test_more_noise_wants_larger_batches() -> None:
     assert chosen(1.0) < chosen(1000.0) <= chosen(100_000.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "limits", "gib"),
     [

@@ -185,6 +185,7 @@ def test_the_curves_of_a_plot() -> None:
     assert split(Plan(dp=8, zero_stage=3)) == "tp 1 pp 1 ZeRO-3"
 
 
+@pytest.mark.slow
 def test_the_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = run(*GOOD, "--top", "1", "--plot", str(tmp_path / "p.png"))

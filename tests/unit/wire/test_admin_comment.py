@@ -56,6 +56,7 @@ def test_the_text_as_documented() -> None:
     assert decode("synergy:1 | time=-60,1") == decode("synergy:1 | time=60") == AdminCommentStamp()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(stamps)
 def test_round_trip(stamp: AdminCommentStamp) -> None:

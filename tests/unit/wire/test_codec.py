@@ -21,6 +21,7 @@ st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"], 
 st.register_type_strategy(float, st.floats(allow_nan=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", RECORDS)
 def test_round_trip(cls: type[Any]) -> None:
     @given(st.from_type(cls))

@@ -73,6 +73,7 @@ reports = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(reports)
 def test_round_trip(sent: Report) -> None:
@@ -80,6 +81,7 @@ def test_round_trip(sent: Report) -> None:
     assert from_json(payload) == sent and len(payload) <= MAX_BYTES
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(

@@ -46,6 +46,7 @@ def noisy(site: Site, plan: Plan = PRESENT, rebatching: bool = True, step_s: flo
     site.epoch(60)
 
 
+@pytest.mark.slow
 def test_a_job_that_would_gain_is_told_and_not_restarted(site: Site) -> None:
     running(site)
     noisy(site)

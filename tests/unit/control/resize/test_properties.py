@@ -108,6 +108,7 @@ _events: st.SearchStrategy[ResizeEvent] = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_lives, _events, _times)
 def test_any_event_in_any_valid_life_has_a_sound_answer(life: JobLifecycle, event: ResizeEvent, now_s: float) -> None:
@@ -201,6 +202,7 @@ _usual = st.sampled_from(
 _histories = st.lists(_usual | st.sampled_from([*OPERATIONS, *SWITCHES]), min_size=5, max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_histories, st.sampled_from(sorted(STUBBORN)))
 def test_whatever_happens_no_job_is_lost_held_for_ever_or_ended_unasked(history: list[str], stubborn: str) -> None:

@@ -138,6 +138,7 @@ _steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(_steps, st.sampled_from([600.0, HOUR, 5 * HOUR]), st.integers(0, 2))
 def test_over_any_history_of_resizes_no_more_is_given_than_was_asked_for(

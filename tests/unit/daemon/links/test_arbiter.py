@@ -40,6 +40,7 @@ from tests.unit.daemon.links.link_arbiter_world import (
 # -- protocol ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.builds(
@@ -67,6 +68,7 @@ def test_round_trip(hello: Hello, number: int, size: float, seconds: float) -> N
     assert link_protocol.welcome_of(link_protocol.welcome_line("MUNGE:x:")) == "MUNGE:x:"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60) | st.from_regex(rb"(ask|done|go) [0-9a-f. \-]{0,40}", fullmatch=True))
 def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:

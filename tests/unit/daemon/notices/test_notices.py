@@ -245,6 +245,7 @@ def test_whom_a_mail_goes_to(notify: tuple[str, ...], user: str, kind: str, addr
     assert not address or ADDRESS.fullmatch(address)
 
 
+@pytest.mark.slow
 def test_more_than_can_wait_is_given_up_oldest_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synergyd.store.notices.MOST_WAITING", 3)
     store.put_notices([replace(NOTICE, key=f"k{i}", at_s=float(i)) for i in range(5)])

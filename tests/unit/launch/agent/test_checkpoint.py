@@ -240,6 +240,7 @@ def test_one_rank_that_fails_fails_the_save_on_both(tmp_path: Path, failing: int
     assert verify(step_folder(tmp_path, 1))[0] is None
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     """kill -9 while saves follow one another, at twelve different moments."""
     last, began = 1, time.monotonic()

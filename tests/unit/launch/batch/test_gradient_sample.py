@@ -79,6 +79,7 @@ def test_the_noise_scale_of_a_large_gradient_is_right_from_a_sample_of_it() -> N
     assert (small - g2) * 64 / g2 == pytest.approx(trace / square, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_large_gradient_is_looked_at_at_every_eighth_step_and_a_small_one_at_each() -> None:
     from synergy_launch.pytorch.gradient_norms import GradientNorms
 

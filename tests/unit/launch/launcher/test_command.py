@@ -53,6 +53,7 @@ def test_mistakes_are_one_line_and_exit_code_two(outside: None, words: list[str]
     assert says in shown and "Traceback" not in shown
 
 
+@pytest.mark.slow
 def test_a_task_too_many_leaves_and_the_leader_starts_a_step(
     outside: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failure",
     [
@@ -125,6 +126,7 @@ def test_a_job_that_is_cancelled_has_not_failed(job: Job) -> None:
     assert job.runs.read_text().split() == ["planned"] and job.history == RunHistory(9)
 
 
+@pytest.mark.slow
 def test_no_more_than_two_returns_a_job(job: Job) -> None:
     run_history.write(job.checkpoints, RunHistory(9, returns=2))
     assert job.run("sys.exit(7)")[:2] == (7, ["planned"])
@@ -132,6 +134,7 @@ def test_no_more_than_two_returns_a_job(job: Job) -> None:
     assert job.run("sys.exit(7)")[1] == ["planned", "planned", "own"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_failed_is_not_run_again_by_the_next_incarnation(job: Job) -> None:
     job.run("if planned: sys.exit(7)")
     assert job.run("", SLURM_RESTART_COUNT="1")[:2] == (0, ["planned", "own", "own"])

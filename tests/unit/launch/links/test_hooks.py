@@ -54,6 +54,7 @@ def train(model: Any) -> torch.Tensor:
 ONES = torch.ones(16)
 
 
+@pytest.mark.slow
 def test_a_gated_model_is_copied_and_pickled_as_any_other(gate: Recorder) -> None:
     model = ddp()
     made: Any = gate_ddp(model, TWO_NODES)

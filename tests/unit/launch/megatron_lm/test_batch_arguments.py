@@ -59,6 +59,7 @@ def test_sgd_is_linear_and_keeps_its_decay() -> None:
     assert not values(made, "--adam-beta1")
 
 
+@pytest.mark.slow
 @given(
     total=st.integers(1, 3000),
     base=st.integers(1, 64),

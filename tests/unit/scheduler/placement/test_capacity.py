@@ -198,6 +198,7 @@ def capacity(name: str, rnd: random.Random) -> NodeCapacity:
     return NodeCapacity(name, "a100", rnd.randint(0, 4), partitions, room=room, total=total, threads=rnd.choice([1, 2]))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.lists(NEEDS, min_size=1, max_size=8))
 def test_no_placement_takes_more_than_there_is_nor_what_is_forbidden(seed: int, needs: list[NodeNeeds]) -> None:

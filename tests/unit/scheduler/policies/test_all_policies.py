@@ -53,6 +53,7 @@ def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
     assert policy.preempts or not stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), partitions=st.sampled_from([("",), ("p", "q"), ("p", "q", "p,q", "")]))
@@ -66,6 +67,7 @@ def test_every_allocation_is_sound_and_the_same_twice(name: str, seed: int, part
     assert made(name).allocate(problem) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @pytest.mark.parametrize("may_stop", [False, True])
 @settings(max_examples=15, deadline=None)

@@ -118,6 +118,7 @@ def check(problem: Problem, found: Allocation) -> None:
     assert found.upper_bound >= found.objective
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(problems())
 def test_as_good_as_exhaustive_search(problem: Problem) -> None:
@@ -128,6 +129,7 @@ def test_as_good_as_exhaustive_search(problem: Problem) -> None:
     assert found.upper_bound == pytest.approx(found.objective, abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(problems(full=False))
 def test_as_good_on_nodes_that_have_lost_gpus(problem: Problem) -> None:
@@ -137,6 +139,7 @@ def test_as_good_on_nodes_that_have_lost_gpus(problem: Problem) -> None:
     assert not place(problem.nodes, requests_of(problem, found)).failed
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems(partitions=("p", "q")))
 def test_as_good_with_partitions_that_share_nodes(problem: Problem) -> None:
@@ -148,6 +151,7 @@ def test_as_good_with_partitions_that_share_nodes(problem: Problem) -> None:
     check(answer.problem, answer.allocation)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems(full=False))
 def test_greedy_is_feasible_moves_nobody_and_fifo_gives_the_size_asked_for(problem: Problem) -> None:

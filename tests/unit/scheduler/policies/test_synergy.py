@@ -34,6 +34,7 @@ def test_sound_and_bounded_on_sick_nodes(problem: Problem) -> None:
     assert first.upper_bound >= best - 1e-5
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(problems(partitions=("p", "q")))
 def test_sound_and_bounded_with_partitions_that_share_nodes(problem: Problem) -> None:

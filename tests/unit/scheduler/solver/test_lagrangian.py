@@ -103,6 +103,7 @@ def test_the_bound_holds_warm_and_cold(full: Instance, seed: int) -> None:
     assert proven.optimal and proven.objective == pytest.approx(best, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(instances(jobs=40), st.integers(0, 2**32))
 def test_the_dual_bounds_at_any_prices_and_leaves_out_nothing_that_matters(full: Instance, seed: int) -> None:
@@ -208,6 +209,7 @@ def test_nothing_to_choose(arrays: tuple[list[float], ...]) -> None:
     assert (found.choice >= 0).sum() == 0 and found.objective == 0 and found.optimal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_of_the_benchmark_reaches_its_gap(family: str) -> None:
     for jobs, gpus in ((5, 16), (100, 64), (1500, 1600)):

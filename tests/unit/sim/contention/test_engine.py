@@ -149,6 +149,7 @@ def test_a_fork_goes_on_as_the_original_would() -> None:
     assert copy.finish == engine.finish
 
 
+@pytest.mark.slow
 def test_look_ahead_forecast_is_what_then_happens() -> None:
     """Without arrivals to come, a forecast is exact, and the chosen discipline is the best of the candidates."""
     jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=50, scale=4)]

@@ -287,6 +287,7 @@ def test_slurm_conf_itself(folder: Path, kind: str) -> None:
         load_settings(path if kind == "absent" else folder)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(

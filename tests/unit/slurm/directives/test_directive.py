@@ -97,6 +97,7 @@ def test_python_reads_the_cases(case: dict[str, Any]) -> None:
         assert parse_stamp(case["stamp"] + " | tp=999 \x00 anything") == directive
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LUAS, reason="neither lua5.3 nor lupa is installed")
 @pytest.mark.parametrize("lua", LUAS)
 def test_lua_reads_the_cases(lua: str) -> None:
@@ -190,6 +191,7 @@ PAIRS = st.builds(
 SCRIPTS = st.lists(st.one_of(PIECES, PAIRS), max_size=12).map(lambda parts: "#SYNERGY " + "".join(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LUAS, reason="neither lua5.3 nor lupa is installed")
 @pytest.mark.parametrize("lua", [name for name in LUAS if name != "lua5.3 program"])
 @settings(max_examples=200, deadline=None, suppress_health_check=QUIET)
@@ -206,6 +208,7 @@ AROUND = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LUAS, reason="neither lua5.3 nor lupa is installed")
 @pytest.mark.parametrize("lua", [name for name in LUAS if name != "lua5.3 program"])
 @settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
@@ -274,6 +277,7 @@ def test_stamp_reads_back(directive: Directive, rest: str) -> None:
     assert parse_stamp(stamp + " | " + rest) == directive
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=60) | SCRIPTS.map(lambda script: "synergy:1 " + script))
 def test_any_admin_comment_gives_a_directive_or_one_line(text: str) -> None:

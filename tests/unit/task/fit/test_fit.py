@@ -142,6 +142,7 @@ def test_a_type_of_the_same_chip_is_predicted_from_it(predictor: Predictor) -> N
     assert error(predictor, rows_of("ours", "a100-40")) < 0.05
 
 
+@pytest.mark.slow
 def test_figures_carry_what_the_profile_knows() -> None:
     """Surer where rows were measured, no surer than the figures elsewhere, and what a Cell says grows from that."""
     predictor = fitted(rows_of("ours", "a100"))

@@ -28,6 +28,7 @@ def step_s(model: ModelSpec, plan: Plan, gpu_type: str = "h100") -> float:
     return float(step_time(model, figures(gpu_type), from_plans([plan], 8)).total[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(known_types()),
