@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from synergyd import __version__
-from synergyd.cli.shared.context import Context, guarded
+from synergyd.cli.shared.context import Context, guarded, need_server_part
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,6 +31,7 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)  # tells of its own set-up at every start
+    need_server_part()
     context = Context(conf, database)
     settings = context.settings
     if dry_run:

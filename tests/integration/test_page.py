@@ -272,7 +272,7 @@ def test_a_jobs_page_tells_why_and_steers_it(here: Site, page: Browser) -> None:
     page.until_text("Set: max_gpus=3", ".said")
     page.run("document.querySelector('.steer button[type]').click()")
     page.until_text("Paused", ".said")
-    assert status(here.cluster)[job]["paused"]
+    here.cluster.wait_for(lambda: status(here.cluster)[job]["paused"], 60, "the pause in status")
     page.until("return document.querySelector('.steer button[type]').textContent === 'Resume resizing'")
     page.run("document.querySelector('.steer button[type]').click()")
     page.until_text("Resumed", ".said")

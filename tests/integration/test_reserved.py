@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed"),
     pytest.mark.timeout(900),
 ]
-WAIT_S = 200.0
+WAIT_S = 450.0  # a resize that Slurm's own start came before is tried again after 300 s
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ def plan_mesh(device_type: str = "cuda") -> DeviceMesh:
 
     Ends with one line and code 2 where the plan has other degrees, or is for another number of processes.
     """
+    dist.barrier()  # a rank that ends while another still connects would leave that one with a traceback
     with exit_on_error(int(os.environ.get("RANK", "0"))):
         world = dist.get_world_size()
         plan = AgentSettings.from_environment().plan or Plan(dp=world, global_batch=world)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,13 @@ if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database
 # what the extra `server` of setup.cfg brings; compute nodes do without
 SERVER_LIBRARIES = frozenset({"numpy", "scipy", "highspy", "sqlalchemy", "alembic", "rich", "prometheus_client"})
 REST_LIBRARIES = frozenset({"starlette", "uvicorn", "jwt"})
+
+
+def need_server_part() -> None:
+    """Raises ModuleNotFoundError, which `guarded` tells in one line, where one of SERVER_LIBRARIES is not installed; imports none."""
+    for name in sorted(SERVER_LIBRARIES):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(name, name=name)
 
 
 class Context:
