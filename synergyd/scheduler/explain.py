@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 from synergyd.records import Action, Alternative, Cell, Shape
@@ -11,7 +11,7 @@ from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own, limit_words
 from synergyd.scheduler.problem.guarantee import below_guarantee
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem, capacity_of
 from synergyd.scheduler.problem.restart_bound import beyond_bound
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
 from synergyd.words import plan_words, shape_words, size_words
@@ -45,9 +45,7 @@ class ExplanationContext:
         for i, cell, _ in allocation.taken(problem):
             request = problem.jobs[i]
             self.left.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
-        self.capacity = Counter[str]()
-        for node in self._nodes:
-            self.capacity[node.gpu_type] += node.free
+        self.capacity = capacity_of(self._nodes)
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[NodeFilter, str], int] = {}

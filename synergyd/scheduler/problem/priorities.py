@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
@@ -13,7 +12,7 @@ from synergyd.records import Job
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.equal_shares import job_parts
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress, capacity_of
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.scheduler.problem.waiting_bound import with_due
 from synergyd.settings import Settings
@@ -155,9 +154,7 @@ class _Shares:
     """Goodput on equal shares (sequences/s), computed once for like jobs, which have the same Cells."""
 
     def __init__(self, jobs: Sequence[JobRequest], nodes: Iterable[NodeCapacity]) -> None:
-        self._capacity: Counter[str] = Counter()
-        for node in nodes:
-            self._capacity[node.gpu_type] += node.free
+        self._capacity = capacity_of(nodes)
         self.gpus, self.jobs = sum(self._capacity.values()), len(jobs)
         self._parts = job_parts(jobs, self._capacity)
         self._known: dict[tuple[int, float], float] = {}

@@ -7,7 +7,7 @@ policies/registry.py; nothing else changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol
 
@@ -306,10 +306,15 @@ class Problem:
 
     def capacity(self) -> dict[str, int]:
         """GPUs to hand out, by type."""
-        total: dict[str, int] = {}
-        for node in self.nodes:
-            total[node.gpu_type] = total.get(node.gpu_type, 0) + node.free
-        return total
+        return capacity_of(self.nodes)
+
+
+def capacity_of(nodes: Iterable[NodeCapacity]) -> dict[str, int]:
+    """GPUs that `nodes` hand out, by type."""
+    total: dict[str, int] = {}
+    for node in nodes:
+        total[node.gpu_type] = total.get(node.gpu_type, 0) + node.free
+    return total
 
 
 @dataclass(frozen=True)
