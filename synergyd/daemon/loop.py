@@ -46,8 +46,9 @@ from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_look import holdings
 from synergyd.records import Action, Decision, Job, JobState, Snapshot
 from synergyd.scheduler.decide import decide
-from synergyd.scheduler.delayed_starts import DALLY
-from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set, observed
+from synergyd.scheduler.delayed_starts import watched
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.parsed.rows import JobRow
@@ -229,8 +230,8 @@ class Daemon:
     def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> tuple[Decision, ...]:
         controller = self.controller
         deciding = controller.deciding(snapshot)
-        if DALLY in (self.settings.policy, self.settings.placement):
-            self._delays = observed(self._delays, deciding)
+        policy = policy_named(self.settings.policy)
+        self._delays = watched(self._delays, deciding, policy, self.settings.placement)
         decisions = decide(
             deciding,
             self.settings,
@@ -238,6 +239,7 @@ class Daemon:
             {i: f.why_none for i, f in forecasts.items() if f.why_none},
             controller.plans(),
             controller.ages_s(now_s),
+            policy,
             progress=controller.progress(snapshot.jobs),
             typical_s=controller.durations.typical_s,
             slurm_limits=self.observer.slurm_limits,

@@ -204,9 +204,8 @@ def _linked(
     if settings.placement == DALLY and not policy.rule:
         held = with_delays(answer.problem, answer.allocation, answer.placement, topology, others)
         answer, delayed = replace(answer, allocation=held[0], placement=held[1]), held[2]
-    if not settings.link_aware:
-        return answer, {}, delayed
-    return answer, sharings([*others, *_traffic(answer, topology)], topology), delayed
+    shared = sharings([*others, *_traffic(answer, topology)], topology) if settings.link_aware else {}
+    return answer, shared, delayed
 
 
 def _restarts(known: JobRestarts, settings: Settings, gives_back: bool) -> JobRestarts:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from synergyd.links.model import Topology
 from synergyd.links.sharing import traffic_of
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.records import Action, Decision
+from synergyd.records import Action, Decision, Snapshot
 from synergyd.scheduler.placement.nearest import nearest_tier
 from synergyd.scheduler.placement.place import Placement, place, requests_of
-from synergyd.scheduler.problem.delays import Tier, tier_of, timer_s
-from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
+from synergyd.scheduler.policies.dally import DallyPolicy
+from synergyd.scheduler.problem.delays import DelayHistory, Tier, observed, tier_of, timer_s
+from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.solver.greedy import fill
 
@@ -49,6 +50,11 @@ class DelayedStarts:
 
 
 NOT_DELAYED = DelayedStarts()
+
+
+def watched(history: DelayHistory, snapshot: Snapshot, policy: Policy, placement: str) -> DelayHistory:
+    """The history with what this snapshot shows, where somebody goes by it: the policy dally, or `placement`, the setting."""
+    return observed(history, snapshot) if placement == DALLY or isinstance(policy, DallyPolicy) else history
 
 
 def with_delays(

@@ -39,7 +39,8 @@ from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Job, JobState, Measurement, Plan, Profile, Snapshot
 from synergyd.scheduler.decide import decide
-from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory, observed
+from synergyd.scheduler.delayed_starts import watched
+from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
 from synergyd.scheduler.problem.records import Policy, Progress
 from synergyd.settings import Settings
 from synergyd.sim.belief import submitted
@@ -130,7 +131,7 @@ class SynergyDirector:
         self.belief.expect((world.jobs[i], job, believed[i]) for i, job in jobs.items())
         cells = {i: self._cells(world.jobs[i], job, believed[i], snapshot.cluster) for i, job in jobs.items()}
         deciding = self.controller.deciding(snapshot)
-        self._delays = observed(self._delays, deciding)
+        self._delays = watched(self._delays, deciding, self.policy, self.settings.placement)
         decisions = decide(
             deciding,
             self.settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.make_placeable import make_placeable
@@ -40,8 +40,8 @@ class DallyPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         late: set[int] = set()
         for _ in range(_ROUNDS):
-            offered = _offered(problem, late)
-            apart = _too_far_apart(problem, offered)
+            offered, nodes = _offered(problem, late)
+            apart = _too_far_apart(problem, offered, nodes)
             if not apart:
                 break
             late |= apart
@@ -61,8 +61,9 @@ def network_score(job: JobRequest) -> float:
     return job.progress.done * computes / cell.goodput / ran_s
 
 
-def _offered(problem: Problem, late: Container[int]) -> Allocation:
-    """The jobs in order, each with the nearest GPUs that it may take. Those of `late` don't start."""
+def _offered(problem: Problem, late: Container[int]) -> tuple[Allocation, Mapping[int, tuple[str, ...]]]:
+    """The jobs in order, each with the nearest GPUs that it may take, and the nodes where `place` lays them, by job id. Those of `late`
+    don't start."""
     free_gpus, leaf = FreeGpus(problem.nodes), {node.name: node.leaf for node in problem.nodes}
     handed_out = {node.name: node.free for node in problem.nodes}
     homes = Counter(name for job in problem.jobs for name in job.nodes)
@@ -93,13 +94,15 @@ def _offered(problem: Problem, late: Container[int]) -> Allocation:
                 break
     offered = allocation(problem, choice, frozenset(moved))
     placed = place(problem.nodes, requests_of(problem, offered), problem.spanned)
-    return make_placeable(problem, choice, moved) if placed.failed else offered
+    if placed.failed:
+        offered = make_placeable(problem, choice, moved)
+        placed = place(problem.nodes, requests_of(problem, offered), problem.spanned)
+    return offered, placed.nodes
 
 
-def _too_far_apart(problem: Problem, offered: Allocation) -> set[int]:
+def _too_far_apart(problem: Problem, offered: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> set[int]:
     """Jobs that `place` would start further apart than their timers allow: it lays the jobs in an order of its own."""
     leaf = {node.name: node.leaf for node in problem.nodes}
-    nodes = place(problem.nodes, requests_of(problem, offered), problem.spanned).nodes
     return {
         i
         for i, _, stays in offered.taken(problem)
