@@ -183,9 +183,14 @@ def simulate_verb(
         click.echo(f"synergyctl simulate: {replayed.left_out_line()}", err=True)
     if json_file != Path("-"):
         show(scenario, measured, bound, console())
-        if replayed is not None and replayed.recorded_jcts_s:
-            count, average = len(replayed.recorded_jcts_s), fmean(replayed.recorded_jcts_s)
-            click.echo(f"as recorded: {count} of these jobs have left the queue, average JCT {average:,.2f} s")
+        show_recorded(replayed)
+
+
+def show_recorded(replayed: Replay | None) -> None:
+    """What the jobs of a daemon's past have taken there."""
+    if replayed is not None and replayed.recorded_jcts_s:
+        count, average = len(replayed.recorded_jcts_s), fmean(replayed.recorded_jcts_s)
+        click.echo(f"as recorded: {count} of these jobs have left the queue, average JCT {average:,.2f} s")
 
 
 def source_of(database: str, queue: bool) -> Source | None:
