@@ -15,6 +15,7 @@ from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire import job_key, munge
 from synergyd.wire.codec import Checks, decode, encode
+from synergyd.wire.exchange import EXACT, exchange
 from synergyd.wire.job_key import SignedReport
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
@@ -34,7 +35,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
     "job_id": (1, 2**32), "stalled_s": (0, 1e9), "idle_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
     "trained_s": (0, 1e9), "first_step_s": (0, 1e6), "checkpoint_s": (0, 1e6), "checkpoint_bytes": (0, 1e18),
-    "base_batch": (1, 2**24),
+    "base_batch": (1, 2**24), "comm_efficiency": (1e-6, 1),
 }  # fmt: skip
 _WHOLE = frozenset(
     {
@@ -113,7 +114,17 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "slow_nodes": names,
         "slow_times": times if known else [],
         "silent": data.get("silent") is True,
+        "comm": _exchange_text(data.get("comm")),
     }
+
+
+def _exchange_text(said: object) -> str:
+    """As `str(Exchange)` writes it; "" for exact, and for what is none."""
+    try:
+        found = exchange(said, "comm") if isinstance(said, str) else EXACT
+    except UsageError:
+        return ""
+    return "" if found == EXACT else str(found)
 
 
 def _is_ratio(value: object) -> bool:

@@ -73,7 +73,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.control", f"{BASE} synergyd.links {MODELS} {ALLOCATION} synergyd.control.resize synergyd.control.known"),
     # what runs inside jobs: of synergyd only what needs the standard library alone
     ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.loss_trend"),
-    ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch"),
+    ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch"),
     (
         "synergy_launch.megatron_lm",
         "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire "

@@ -14,6 +14,7 @@ same step boundary. It talks to the launcher through the environment, signals an
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: a save that would take longer is not begun (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
 | SYNERGY_BACKGROUND_SAVES | 0: training waits for every checkpoint until it is written (1) |
+| SYNERGY_COMM | how replicas exchange gradients (synergyd.wire.exchange); absent: exact |
 | SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; `told`: a daemon chooses |
 | SYNERGY_LINK_ARBITER | host:port to ask before an all-reduce between nodes (synergy_launch.links.hooks); absent: none is asked |
 | SYNERGY_LINK_ARBITER_UID | the daemon's uid: only it, root and the job's own user are accepted as the arbiter |
@@ -47,6 +48,7 @@ from synergy_launch.agent.straggler import Stragglers
 from synergy_launch.batch.tuner import BatchTuner
 from synergyd.errors import SynergyError, one_line
 from synergyd.records import ModelSpec, Plan
+from synergyd.wire.exchange import EXACT, Exchange
 
 _BATCH_BITS = 31
 _LAST_WRITES_S = 2.0  # of the grace: for the status file and a clean end
@@ -69,6 +71,8 @@ class StepFigures(TypedDict, total=False):
     tokens: int | None
     #: in samples
     noise_scale: float | None
+    #: what an example brings, of what it does with exact communication
+    comm_efficiency: float | None
     #: seconds of this rank's own work in the step, up to its first collective
     own_s: float | None
     #: examples trained, of `total`: from these the scheduler knows when the job ends, and whether it meets its deadline
@@ -144,13 +148,15 @@ class Agent:
         tokens: int | None = None,
         base_batch: int | None = None,
         peers: int | None = None,
+        comm: Exchange = EXACT,
     ) -> None:
         """Training goes on after `step` finished steps.
 
         `checkpoint_interval` in steps; 0: on request and at the end only; None: the interval that loses least
         (synergy_launch.agent.checkpoint_interval). `base_batch` (M0) means that the script asks `take_batch` after each
         step: its batch may change while it runs. `peers` numbers the ranks that do the same work as this one (such as its
-        pipeline stage): all ranks then give each step's `own_s`, and slow nodes are found.
+        pipeline stage): all ranks then give each step's `own_s`, and slow nodes are found. `comm`: how its replicas exchange
+        gradients.
         """
         plan = self.plan
         self.status.update(
@@ -160,6 +166,7 @@ class Agent:
             resharding=resharding,
             rebatching=base_batch is not None,
             base_batch=base_batch,
+            comm="" if comm == EXACT else str(comm),
             model=asdict(model) if model else None,
             checkpoint_step=step if step and self.checkpointer.store else None,
         )
@@ -203,6 +210,7 @@ class Agent:
             loss=loss,
             tokens=figures.get("tokens"),
             noise_scale=noise_scale,
+            comm_efficiency=figures.get("comm_efficiency"),
             done=figures.get("done"),
             total=figures.get("total"),
             state="training",

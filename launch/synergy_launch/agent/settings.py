@@ -13,9 +13,11 @@ from typing import Any
 from synergy_launch.batch.tuner import batch_range
 from synergyd.errors import UsageError
 from synergyd.records import Plan
+from synergyd.wire.exchange import EXACT, Exchange, exchange
 
 DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
 OWN_BATCH = "SYNERGY_OWN_BATCH"
+COMM = "SYNERGY_COMM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class AgentSettings:
     batch_range: tuple[int, int] | None = None
     daemon_chooses_batch: bool = False
     background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
+    exchange: Exchange = EXACT  # what the user allowed and the plan chose
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -69,6 +72,7 @@ class AgentSettings:
             batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != DAEMON_CHOOSES else None,
             daemon_chooses_batch=limits == DAEMON_CHOOSES,
             background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
+            exchange=exchange(env[COMM], COMM) if env.get(COMM) else EXACT,
         )
 
 

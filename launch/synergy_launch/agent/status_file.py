@@ -49,6 +49,8 @@ class StatusFile:
             "resharding": False,
             "rebatching": False,
             "base_batch": None,
+            "comm": "",
+            "comm_efficiency": None,
             "slow_nodes": [],
             "slow_times": [],
             "model": None,

@@ -117,7 +117,7 @@ def test_report() -> None:
         7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, MODEL, "note", Accepts(True, False, True, "fp8"),
         ("n1",), None, 320.0, 6400.0, True, EarlyFailure(kind="memory", code=1, number=1, plan=PLAN, goes_on=True),
         640.5, 9.0, 4.5, 10**6,
-        (1.25,), 600.0, False, InPlace(number=3, order=1, crashes=1, code=7, step=1150), 64,
+        (1.25,), 600.0, False, InPlace(number=3, order=1, crashes=1, code=7, step=1150), 64, "local:8", 0.9,
     )  # fmt: skip
     text = (
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
@@ -126,15 +126,32 @@ def test_report() -> None:
         '"precision":"fp8","uneven":false,"overlap":false,"single_stage":false},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
         '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},"trained_s":640.5,'
         '"first_step_s":9.0,"checkpoint_s":4.5,"checkpoint_bytes":1000000,"slow_times":[1.25],"idle_s":600.0,"silent":false,'
-        '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64}'
+        '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64,"comm":"local:8","comm_efficiency":0.9}'
     )  # fmt: skip
     assert report.to_json(sent).decode() == text
     assert report.from_json(text.encode()) == sent
     assert codec.decode(Report, json.loads(text)) == sent  # as the store keeps it
     before = json.loads(text)  # of an agent that does not tell what restarts take
-    for name in ("trained_s", "first_step_s", "checkpoint_s", "checkpoint_bytes", "base_batch"):
+    for name in (
+        "trained_s",
+        "first_step_s",
+        "checkpoint_s",
+        "checkpoint_bytes",
+        "base_batch",
+        "comm",
+        "comm_efficiency",
+    ):
         del before[name]
-    older = replace(sent, trained_s=None, first_step_s=None, checkpoint_s=None, checkpoint_bytes=None, base_batch=None)
+    older = replace(
+        sent,
+        trained_s=None,
+        first_step_s=None,
+        checkpoint_s=None,
+        checkpoint_bytes=None,
+        base_batch=None,
+        comm="",
+        comm_efficiency=None,
+    )
     assert report.from_json(json.dumps(before).encode()) == older
 
 

@@ -70,6 +70,8 @@ reports = st.builds(
         st.booleans(),
     ),
     note=st.text(alphabet="abc ü'\"$()", max_size=60),
+    comm=st.sampled_from(["", "local:8", "local:64:outer", "delayed", "compressed:bf16", "compressed:powersgd-4"]),
+    comm_efficiency=st.none() | st.floats(1e-6, 1),
 )
 
 
@@ -200,6 +202,15 @@ def test_text_is_cut_and_made_harmless() -> None:
     assert asdict(load(accepts=names).accepts) == asdict(NOTHING_MORE) | names, (
         "each degree that a script takes is heard"
     )
+
+
+def test_the_exchange_is_one_that_is_known() -> None:
+    assert load(comm="local:08").comm == "local:8", "as it is filed"
+    for said in ("exact", "local", "x" * 5000, 7, ["local:8"], None):
+        assert load(comm=said).comm == ""
+    for efficiency in (0, 1.01, math.nan):
+        with pytest.raises(UsageError, match="comm_efficiency"):
+            load(comm="local:8", comm_efficiency=efficiency)
 
 
 def test_unknown_fields_are_ignored() -> None:

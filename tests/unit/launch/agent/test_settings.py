@@ -10,6 +10,7 @@ from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_deg
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan
+from synergyd.wire.exchange import EXACT, Exchange
 
 
 def test_settings_from_the_environment(tmp_path: Path) -> None:
@@ -21,12 +22,15 @@ def test_settings_from_the_environment(tmp_path: Path) -> None:
             "SYNERGY_HOLD_S": "1.5",
             "WORLD_SIZE": "4",
             "RANK": "1",
+            "SYNERGY_COMM": "local:8:outer",
         }
     )
     assert settings.plan == Plan(tp=2, dp=2, global_batch=8)
     assert (settings.restarts, settings.hold_s, settings.rank, settings.world) == (3, 1.5, 1, 4)
     assert settings.step_log == tmp_path.parent / "steps.jsonl"
-    assert AgentSettings.from_environment({}).plan is None
+    assert settings.exchange == Exchange("local", period=8, outer=True)
+    bare = AgentSettings.from_environment({})
+    assert bare.plan is None and bare.exchange == EXACT
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,7 @@ def test_settings_from_the_environment(tmp_path: Path) -> None:
         ({"SYNERGY_HOLD_S": "soon"}, "is not a number"),
         ({"SYNERGY_RESTARTS": "-1"}, "is not a number of 0 or more"),
         ({"SYNERGY_HOLD_S": "nan"}, "is not a number"),
+        ({"SYNERGY_COMM": "local"}, "no way to exchange gradients"),
         ({"SYNERGY_PLAN_JSON": "{"}, "not JSON"),
         ({"SYNERGY_PLAN_JSON": "[1]"}, "not an object"),
         ({"SYNERGY_PLAN_JSON": '{"gpus": 2}'}, "unknown field gpus"),
